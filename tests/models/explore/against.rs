@@ -1,5 +1,5 @@
-//! The model of the server beside the real scripts: the same random requests, at the same times, and
-//! the same replies, keys and messages.
+//! Compares the model of the server with the real scripts. Both get the same random requests at the
+//! same times, and must give the same replies, keys and messages.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::simulated::wire::{self, own_channel};
 /// The server's clock at the beginning, in ms.
 const START: i64 = 1_763_692_800_000;
 const KEPT: i64 = 60_000;
-/// After so many steps both begin anew.
+/// The number of steps after which both begin anew.
 const ROUND: u64 = 300;
 const CLIENTS: usize = 4;
 
@@ -34,7 +34,7 @@ struct Pair<'a> {
     model: Server,
     random: Random,
     counts: Counts,
-    /// Who listens, as the real server was told.
+    /// The listeners that the real server knows of.
     heard: Option<(u32, i64)>,
 }
 
@@ -111,7 +111,7 @@ impl Pair<'_> {
         let call = call(&self.site, &client, &wired);
         let (real, state) = self.run(&call);
         let expected = value(reply);
-        // A renewal says besides whether the lease is long.
+        // The reply to a renewal also says whether the lease is long.
         let real = match real {
             Value::Array(held) if what == "renew" && held == [Value::Int(2)] => {
                 Value::Array(vec![Value::Int(1)])
@@ -128,7 +128,7 @@ impl Pair<'_> {
             .map_err(|it| format!("{request:?} by {name} for {lease}: {it}; before {before}"))
     }
 
-    /// Time passes, and clients come to listen and leave.
+    /// Lets time pass, and clients begin and stop to listen.
     fn prepare(&mut self) {
         let past = if self.random.percent(2) { -1_500 } else { 0 };
         let passed = self.random.one_of(&[
@@ -159,7 +159,7 @@ impl Pair<'_> {
         self.store.set_subscribers(&self.site.public, self.model.others as usize);
     }
 
-    /// Mostly one that has the lock or a place.
+    /// An owner, mostly one that has the lock or a place.
     fn owner(&mut self) -> Owner {
         let known: Vec<_> = self.model.holders.iter().chain(&self.model.queue).copied().collect();
         let known: Vec<_> = known.into_iter().filter(|owner| *owner != JAVA).collect();
@@ -261,7 +261,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Its channel and text.
+    /// The channel and the text of a message.
     fn text(&self, message: Message) -> (String, String) {
         let to = |owner: Owner| own_channel(&uuid(true, usize::from(owner.client.0)));
         let lock = &self.site.lock;
@@ -291,7 +291,7 @@ impl Pair<'_> {
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     mode: String,
-    /// With the time left of their timeouts.
+    /// The holders, each with the time left of its timeout.
     holders: Vec<(String, i64)>,
     left: i64,
     queue_left: i64,
@@ -307,7 +307,7 @@ fn seen(state: &State) -> Seen {
     Seen { mode, holders, left, queue_left, window_left: *window_left }
 }
 
-/// As the script answers.
+/// The reply as the script gives it.
 fn value(reply: Reply) -> Value {
     let numbers = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Int).collect());
     match reply {

@@ -7,7 +7,7 @@ use stateright::{Checker, Model, Property};
 use super::search::told;
 use super::world::{Setting, Step, World};
 
-/// The rules are checked with each step, which says what is broken.
+/// The rules are checked with each step, and the step says which one is broken.
 const RULES: &str = "the rules";
 
 impl Model for Setting {
@@ -34,10 +34,10 @@ impl Model for Setting {
 /// What an exploration has seen.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// Those that count as different.
+    /// The number of states that count as different.
     pub(crate) states: usize,
     pub(crate) depth: usize,
-    /// There are no others.
+    /// Whether the exploration saw all states.
     pub(crate) is_whole: bool,
     /// The broken rule, and the steps that lead there.
     pub(crate) broken: Option<String>,
@@ -52,7 +52,8 @@ impl fmt::Display for Seen {
 }
 
 impl Setting {
-    /// Explores breadth first, until so many states were reached, each as often as steps lead to it.
+    /// Explores breadth first until `most` states were reached. A state counts as often as steps
+    /// lead to it.
     pub(crate) fn explore(&self, most: usize) -> Seen {
         let checker = self.clone().checker().target_state_count(most).spawn_bfs().join();
         let broken = checker.discovery(RULES).map(|path| told(self, &path.into_actions()));

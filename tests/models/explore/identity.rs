@@ -1,10 +1,11 @@
 //! Which states are one: those that differ in their clocks, or in the names of processes that are
 //! alike.
 //!
-//! The library's machine keeps its numbers to itself. But each has a range of its own, and a hasher
-//! sees them all: it counts the processes' times from now, the server's times from the server's now,
-//! and takes of tokens and of the server's old times only their order. Times of the processes that
-//! are older than [`OLD`] count as one: no lease and no pause is so long.
+//! The numbers in the library's machine are private. But each kind of number has a range of its
+//! own, and a hasher sees them all. The hasher counts the processes' times from now, and the
+//! server's times from the server's now. Of tokens and of the server's old times it takes only the
+//! order. Times of the processes that are older than [`OLD`] count as one, since no lease and no
+//! pause is that long.
 
 use std::hash::{Hash, Hasher};
 
@@ -56,7 +57,7 @@ impl Named<'_> {
         self.state = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29);
     }
 
-    /// In any order.
+    /// Adds all items, so that their order makes no difference.
     fn add_all<T: Hash>(&mut self, all: &[T]) {
         let each = all.iter().map(|one| {
             let mut own = Named { state: 0, ..*self };
@@ -82,7 +83,7 @@ impl Hasher for Named<'_> {
 
     /// Only a client's number has this type.
     fn write_u16(&mut self, number: u16) {
-        // What is left of a dead one is 8 above it.
+        // The number of a dead client is 8 above its own.
         let name = self.names.get(usize::from(number % 8));
         self.add(name.map_or(number, |name| name + number / 8 * 8).into());
     }
@@ -126,7 +127,7 @@ impl Hasher for Named<'_> {
 }
 
 impl World {
-    /// All but the processes.
+    /// Adds everything but the processes.
     fn add_shared(&self, to: &mut Named<'_>) {
         let server = &self.server;
         (server.mode, server.mode.map(|_| server.ends), server.window).hash(to);

@@ -1,11 +1,11 @@
-//! The library's own machine of a waiting process (`src/ask/entry.rs`) beside a model of the
-//! server, explored: breadth first, every order of every step. That model is held against the real
-//! scripts by random requests.
+//! Explores the library's own machine of a waiting process (`src/ask/entry.rs`) beside a model of
+//! the server: breadth first, in every order of every step. Random requests compare the model with
+//! the real scripts.
 //!
-//! A usual run explores the smallest settings, and one at full size (`REDLATCH_FULL=1`) one with a
-//! fault, too. With `REDLATCH_LONG=1` (`.ci/long explore`) it explores large ones to the end, or to
-//! ten million states; SOAK.md has the figures.
-//! `REDLATCH_SETTING` takes those of them whose names contain it.
+//! A usual run explores the smallest settings. A run at full size (`REDLATCH_FULL=1`) also explores
+//! a setting with a fault. With `REDLATCH_LONG=1` (`.ci/long explore`) a run explores large
+//! settings to the end, or to ten million states; SOAK.md has the figures. `REDLATCH_SETTING`
+//! selects the large settings whose names contain it.
 
 mod against;
 mod checker;
@@ -24,13 +24,14 @@ use crate::simulated::specification::{is_full, is_long};
 use server::{Bug, Kind};
 use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 
-/// Random requests that show each planted difference early.
+/// The seed of random requests that show each planted difference early.
 const QUICK: u64 = 4;
-/// So many states of a large setting, and of one with a bug, each as often as steps lead to it.
+/// The most states to explore of a large setting, and of one with a bug. A state counts as often as
+/// steps lead to it.
 const MANY: usize = 40_000_000;
 const FEW: usize = 3_000_000;
 
-/// In every state the rules hold, and from every state somebody gets in.
+/// The rules hold in every state, and from every state some process gets in.
 #[test]
 fn every_order_of_every_step_keeps_the_rules() {
     let settings = if is_full() { SMALL } else { &SMALL[1..] };

@@ -1,5 +1,5 @@
-//! One process: the library's entry (`src/ask/entry.rs`), and as little as possible around it. That
-//! is the thread that waits, its connections, and the hold that it gets.
+//! One process: the library's entry (`src/ask/entry.rs`), and as little as possible around it,
+//! namely the thread that waits, its connections, and the hold that it gets.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::simulated::library::entry::{
 use crate::simulated::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
-/// A hold by message is raised after this.
+/// The time after which a hold by message is raised.
 const RAISED_AFTER: u64 = 50 * MS;
 const RENEWED_AGAIN: u64 = 400 * MS;
-/// A waiter asks at least so often.
+/// The longest time between two questions of a waiter.
 const POLL: u64 = 1_200 * MS;
 
 /// A bug of the client.
@@ -33,9 +33,9 @@ pub(crate) enum Flaw {
     LeavesPlace,
     /// A copy that comes late is not undone.
     NothingLater,
-    /// A hold that has ended is not told.
+    /// The holder does not learn that its hold has ended.
     TellsNoLoss,
-    /// Nobody asks but after a message.
+    /// A process asks only after a message.
     NeverPolls,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Channel {
     Off,
     /// On its way.
     Opening,
-    /// The connection has broken, and comes back some time.
+    /// The connection has broken, and will come back.
     Broken,
     On,
 }
@@ -82,7 +82,7 @@ pub(crate) enum Channel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Line<T> {
     pub(crate) there: VecDeque<T>,
-    /// The first one may take any time.
+    /// Whether the first item may take any time.
     pub(crate) is_slow: bool,
 }
 
@@ -91,7 +91,7 @@ impl<T> Line<T> {
         Self { there: VecDeque::new(), is_slow: false }
     }
 
-    /// Whether something comes before time passes.
+    /// Whether an item comes before time passes.
     pub(crate) fn is_due(&self) -> bool {
         !self.there.is_empty() && !self.is_slow
     }
@@ -135,13 +135,13 @@ pub(crate) struct Process {
     pub(crate) requests: Line<Sent>,
     pub(crate) replies: Line<(Sent, Reply)>,
     pub(crate) messages: Line<Heard>,
-    /// The owners to give up again, since a copy of a request may come.
+    /// The owners to give up again, since a copy of their request may come.
     pub(crate) undone: Vec<Owner>,
-    /// It gives them up now.
+    /// Whether the process gives them up now.
     pub(crate) undoes: bool,
-    /// The server's clock was set forward while it waited or held.
+    /// Whether the server's clock was set forward while the process waited or held.
     pub(crate) is_disturbed: bool,
-    /// It may have missed how it was granted the lock, and asks for it.
+    /// Whether the process may have missed a message that granted it the lock, and so asks.
     pub(crate) is_deaf: bool,
 }
 
@@ -197,7 +197,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.is_asking)
     }
 
-    /// The owner that it waits or holds with.
+    /// The owner as which the process waits or holds.
     pub(crate) fn present(&self) -> Option<Owner> {
         match &self.state {
             State::Waiting(wait) => Some(self.owner(wait.number)),
@@ -206,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Whether it believes that the lock is its own.
+    /// Whether the process believes that it has the lock.
     pub(crate) fn claims(&self, now: u64) -> bool {
         matches!(&self.state, State::Holding(hold) if now < hold.until)
     }
@@ -242,7 +242,7 @@ impl Process {
         !wait.is_asking && wait.inbox.is_empty() && is_due
     }
 
-    /// A message, a timer or a reply makes it ask within the time of a poll.
+    /// Whether a message, a timer or a reply makes the process ask within the time of a poll.
     pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
@@ -252,7 +252,7 @@ impl Process {
             || at <= now + POLL && (at == 0 || flaw != Some(Flaw::NeverPolls))
     }
 
-    /// Reads what it was told.
+    /// Reads the messages that the process has received.
     pub(crate) fn reads(&mut self, now: u64, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
@@ -282,7 +282,7 @@ impl Process {
         }
     }
 
-    /// Its thread wants the lock no more.
+    /// The thread gives up its wait.
     pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.is_asking {
@@ -309,7 +309,8 @@ impl Process {
         }
     }
 
-    /// Gives up again what a copy may have taken, until none may come.
+    /// Gives up again whatever a copy of a request may have taken, until no copy can come any
+    /// longer.
     pub(crate) fn undo(&mut self, now: u64, late: &[Sent]) {
         self.undoes = false;
         let mut undone = std::mem::take(&mut self.undone);
@@ -325,7 +326,7 @@ impl Process {
 
     // ---- what comes -----------------------------------------------------------------------
 
-    /// Its subscriber hears this.
+    /// The process's subscriber receives this.
     pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
         let present = self.present();
         let received = match heard {
@@ -353,7 +354,7 @@ impl Process {
         }
     }
 
-    /// It gets the reply to a request.
+    /// The process gets the reply to a request.
     pub(crate) fn answered(&mut self, now: u64, sent: Sent, reply: Reply, terms: Terms) -> Outcome {
         match (&mut self.state, reply) {
             (State::Holding(hold), Reply::Renewed(held)) if hold.number == sent.owner.number => {
@@ -400,8 +401,8 @@ impl Process {
         }
     }
 
-    /// The connection broke under a request: it may be run never, twice or late. The connection
-    /// sends a copy; if that breaks, too, the waiter asks anew.
+    /// The connection broke under a request, so the request may be run never, twice or late. The
+    /// connection sends a copy. If it breaks under the copy, too, the waiter asks anew.
     pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
         match (&mut self.state, sent.request) {
             (_, Request::Release { .. } | Request::GiveUp { .. }) => {
@@ -472,8 +473,8 @@ impl Process {
             && flaw != Some(Flaw::TellsNoLoss)
     }
 
-    /// Past its deadline, or by a word of the server's: the holder is told, and the server's part
-    /// given back.
+    /// The hold is past its deadline, or the server says that it is lost: the holder learns it, and
+    /// the server's part is given back.
     pub(crate) fn lose(&mut self, now: u64, terms: Terms) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };

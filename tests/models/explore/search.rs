@@ -1,5 +1,5 @@
-//! Every state keeps the rules, and from each somebody gets in: a search through the graph of all
-//! states, and one backward.
+//! Searches the graph of all states, forward and backward: every state keeps the rules, and from
+//! each some process gets in.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,15 +11,15 @@ struct Graph {
     parents: Vec<(usize, Step)>,
     /// The steps that are no faults, from the later state to the earlier one.
     back: Vec<(usize, usize)>,
-    /// The states in which nobody waits, or from which a waiter gets in with the next step.
+    /// The states in which no process waits, or from which a waiter gets in with the next step.
     good: Vec<usize>,
-    /// One that breaks a rule: the graph ends there.
+    /// A state that breaks a rule. The graph ends there.
     broken: Option<usize>,
 }
 
 impl Setting {
-    /// The number of states. The error is the steps to one that breaks a rule, or from which nobody
-    /// gets in any more, though no fault comes.
+    /// The number of states. The error is the steps to a state that breaks a rule, or from which no
+    /// process can ever get in, though no fault comes.
     pub(crate) fn walk(&self) -> Result<usize, String> {
         let Graph { parents, mut back, good, broken } = self.graph();
         if let Some(at) = broken {

@@ -2,7 +2,8 @@
 //! `lua/read_write/` for one lock, without their shortcuts, refusals and costs. `against.rs` holds it
 //! against the real scripts.
 //!
-//! Times are milliseconds by the server's clock. A key is there until its end, that one included.
+//! Times are milliseconds by the server's clock. A key exists up to and including the time of its
+//! end.
 
 use crate::scripts::lock::Again;
 
@@ -13,12 +14,13 @@ const HEARD: i64 = 2_000;
 const PROMPT: i64 = 400;
 const TOKENS: u64 = 1_024;
 
-/// A client's number, of its own type: clients that are alike may be renamed (`identity.rs`).
+/// A client's number. It has its own type, since clients that are alike may be renamed
+/// (`identity.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Client(pub(crate) u16);
 
 impl Client {
-    /// A client of Redisson's.
+    /// A Redisson client.
     pub(crate) const JAVA: Self = Self(15);
 
     fn is_ours(self) -> bool {
@@ -33,7 +35,7 @@ pub(crate) struct Owner {
     pub(crate) writes: bool,
 }
 
-/// When a chain began, as a release says it, and its count. Zero: not known.
+/// The beginning of a chain, as a release says it, and its count. Zero: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -69,7 +71,7 @@ pub(crate) enum Reply {
     Renewed(bool),
 }
 
-/// To one of ours, or in public.
+/// A message to one of our clients, or in public.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Message {
     Grant { owner: Owner, now: i64, places: i64, chain: Chain, token: Option<u64> },
@@ -124,7 +126,7 @@ pub(crate) struct Server {
     pub(crate) kind: Kind,
     pub(crate) bug: Option<Bug>,
     pub(crate) now: i64,
-    /// How it is held. A plain lock is written.
+    /// The mode in which the lock is held. A plain lock is held to write.
     pub(crate) mode: Option<Mode>,
     pub(crate) holders: Vec<Owner>,
     pub(crate) ends: i64,
@@ -134,13 +136,14 @@ pub(crate) struct Server {
     pub(crate) queue_ends: i64,
     /// How long the queue outlives the last request.
     pub(crate) kept: i64,
-    /// Owners that asked again: since when they wait, and until when they count as heard.
+    /// The owners that asked again, each with the time since which it waits, and the time until
+    /// which it counts as heard.
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,
     /// The clients that listen to their own channel, one bit each.
     pub(crate) listens: u32,
-    /// How many of Redisson's listen in public.
+    /// The number of Redisson clients that listen in public.
     pub(crate) others: i64,
     pub(crate) told: Vec<Message>,
 }
@@ -315,7 +318,7 @@ impl Server {
         Reply::Granted { already, places: self.queue.len() as i64, token }
     }
 
-    /// Whether it could join the holders, if there were no waiters.
+    /// Whether the owner could join the holders if there were no waiters.
     fn may_enter(&self, owner: Owner) -> bool {
         match self.mode {
             _ if self.has(Bug::TakenThoughHeld) => true,
@@ -358,7 +361,7 @@ impl Server {
             self.mode = Some(Mode::Write);
         }
         self.ends = self.ends.max(ends);
-        // An owner that stands in the queue may try, and is granted what it has.
+        // An owner that stands in the queue may try, and is granted the lock if it already has it.
         if !self.is_held_by(owner) {
             self.holders.push(owner);
         }
@@ -370,7 +373,7 @@ impl Server {
         self.asked.iter().find(|(other, ..)| *other == owner).map(|(_, came, _)| *came)
     }
 
-    /// Its place, which may be new.
+    /// The owner's place, which may be new.
     fn stand(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
         if let Some(came) = came {
             self.asked.retain(|(other, ..)| *other != owner);
@@ -432,8 +435,9 @@ impl Server {
         }
     }
 
-    /// Grants a lock to the first in line that listens, and to all readers behind it. Whether
-    /// `asker` was granted it, which reads the reply; or, without one, whether any owner was.
+    /// Grants a lock to the first in line that listens, and to all readers behind it. Returns
+    /// whether the lock was granted to `asker`, which reads the reply; without an asker, whether it
+    /// was granted to any owner.
     fn grant(&mut self, chain: Chain, asker: Option<(Owner, i64)>) -> bool {
         let (mut granted, mut asked) = (false, false);
         while let Some(head) = self.queue.first().copied() {
@@ -522,7 +526,7 @@ impl Server {
             return self.leave(owner, Chain { since, count }, by_writer);
         }
         self.free();
-        // The shortcut hands on without a look at the age.
+        // The shortcut hands on the lock without a look at the age.
         let now = self.now;
         let is_young = since == 0 || since > 0 && (now - since).abs() < AGE;
         if shortcut && is_young && self.kind == Kind::Lock {

@@ -1,4 +1,4 @@
-//! What is explored, and the known bugs that this must find.
+//! The settings to explore, and the known bugs that the exploration must find.
 
 use super::process::Flaw;
 use super::server::{Bug, Kind};
@@ -20,10 +20,10 @@ const LOCK: Setting = Setting {
 };
 const THREE: Setting = Setting { processes: &[true; 3], ..LOCK };
 const FENCED: Setting = Setting { kind: Kind::Fenced, ..LOCK };
-/// A reader, another, and a writer.
+/// Two readers and a writer.
 const SHARED: Setting = Setting { kind: Kind::ReadWrite, processes: &[false, false, true], ..LOCK };
 
-/// A usual run explores these to the end.
+/// The settings that a usual run explores to the end.
 pub(crate) const SMALL: &[(&str, Setting)] = &[
     ("lock: 2 processes, 1 acquisition each, 1 fault", LOCK),
     (
@@ -33,7 +33,7 @@ pub(crate) const SMALL: &[(&str, Setting)] = &[
     ("lock: 3 processes, 1 acquisition each, no fault", Setting { faults: 0, ..THREE }),
 ];
 
-/// With `REDLATCH_LONG`, these, too: to the end, or to a bound.
+/// The settings that a run with `REDLATCH_LONG` explores, too, to the end or to a bound.
 pub(crate) const LARGE: &[(&str, Setting)] = &[
     (
         "read-write lock: 2 readers and a writer, 1 acquisition each, no fault",
@@ -67,7 +67,7 @@ pub(crate) const LARGE: &[(&str, Setting)] = &[
     ),
 ];
 
-/// A known bug, and where it shows.
+/// A known bug, and the setting in which it shows.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
     pub(crate) setting: Setting,
@@ -86,7 +86,7 @@ const GIVES_UP: Setting = Setting { gives_up: true, ..LOCK };
 const KILL: Setting = Setting { allowed: &[Fault::Kill], ..THREE };
 const CLOCK: Setting = Setting { allowed: &[Fault::ClockForward], ..LOCK };
 const SLOW: Setting = Setting { faults: 2, allowed: &[Fault::SlowReply, Fault::Stop], ..LOCK };
-/// A reader stands still, its own time ends, and another keeps the lock.
+/// A reader stands still, its own time ends, and another reader keeps the lock.
 const HOLE: Setting = Setting { allowed: &[Fault::Stop], ..SHARED };
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -117,7 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs of the server that one request shows, so that the comparison with the real one must
+/// The bugs of the server that one request shows, so that the comparison with the real server must
 /// find them.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),

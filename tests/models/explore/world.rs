@@ -1,37 +1,38 @@
-//! The server, the processes and what is on its way between them: every step that may come next, and
-//! the rules that each state keeps.
+//! The server, the processes and the messages on their way between them; every step that may come
+//! next; and the rules that each state keeps.
 //!
-//! What needs no fault happens before time passes: messages arrive and threads run, in any order.
-//! Then comes a step of time. A fault makes something late, lost or doubled, stops or kills a process,
-//! or sets the server's clock. A copy of a request that comes late does so before its owner was given
-//! up for the last time, which the library makes sure of by waiting long enough.
+//! Whatever needs no fault happens before time passes: messages arrive and threads run, in any
+//! order. Then comes a step of time. A fault makes a message late, lost or doubled, stops or kills
+//! a process, or sets the server's clock. A late copy of a request comes before its owner is given
+//! up for the last time. The library makes sure of that by waiting long enough.
 
 use std::time::Duration;
 
 use super::process::{Channel, Flaw, Heard, MS, Outcome, Process, Sent, State, Terms};
 use super::server::{Bug, Chain, Client, Kind, Message, Mode, Owner, Reply, Request, Server};
 
-/// Beginnings so far apart that a number tells what it counts (see `identity.rs`).
+/// The beginnings of the ranges of numbers. They are so far apart that a number shows what it
+/// counts (see `identity.rs`).
 pub(crate) const OWN: u64 = 1 << 44;
 pub(crate) const SERVER: u64 = 1 << 48;
 pub(crate) const TOKENS: u64 = 1 << 56;
 
-/// How far the server's clock is set, in ms.
+/// The number of ms by which the server's clock is set.
 const JUMP: i64 = 3_003;
 /// A chain that is old enough for a window.
 const OLD: Chain = Chain { since: -20, count: 9 };
 
-/// What is explored.
+/// The participants, the faults and the times of an exploration.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) kind: Kind,
-    /// Each process's, and whether it writes.
+    /// The processes. `true`: the process writes.
     pub(crate) processes: &'static [bool],
     pub(crate) acquisitions: u8,
-    /// Whether they listen from the beginning, since they have waited before.
+    /// Whether the processes listen from the beginning, as if they had waited before.
     pub(crate) listen: bool,
     pub(crate) faults: u8,
-    /// Which faults.
+    /// The faults that may happen.
     pub(crate) allowed: &'static [Fault],
     /// A step of time, in ms: a little more than a part of 2 s, so that a lease that is over at the
     /// server ends in the step.
@@ -59,7 +60,7 @@ pub(crate) enum Fault {
     /// The subscriber's connection breaks.
     Cut,
     Stop,
-    /// It comes back as another client.
+    /// The process dies, and comes back as another client.
     Kill,
     ClockForward,
     ClockBack,
@@ -83,11 +84,13 @@ pub(crate) const ALL: &[Fault] = &[
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Step {
-    /// A thread of this process wants the lock; or does not, any more; or is done.
+    /// A thread of this process wants the lock.
     Lock(usize),
+    /// The thread gives up its wait.
     GivesUp(usize),
+    /// The thread is done.
     Unlock(usize),
-    /// The same, of a hold that ours have had for long.
+    /// The same for a hold that our clients have had for long.
     UnlockOld(usize),
     Reads(usize),
     Asks(usize),
@@ -98,7 +101,7 @@ pub(crate) enum Step {
     Serves(usize),
     GetsReply(usize),
     Hears(usize),
-    /// Its subscription is confirmed.
+    /// The process's subscription is confirmed.
     Confirmed(usize),
     /// A late copy is run.
     Late(usize),
@@ -116,7 +119,7 @@ impl Step {
     }
 }
 
-/// One of Redisson's clients.
+/// The steps of a Redisson client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Java {
     Idle,
@@ -204,7 +207,7 @@ impl Setting {
         }
     }
 
-    /// The steps of a process that runs. Whether some come before time passes.
+    /// Adds the steps of a process that runs. Returns whether some of them come before time passes.
     fn own_steps(
         &self,
         world: &World,
@@ -264,7 +267,7 @@ impl Setting {
         }
     }
 
-    /// The state after this step; and whether a process has entered with it.
+    /// The state after this step, and whether a process has entered with the step.
     pub(crate) fn after(&self, world: &World, step: Step) -> (World, bool) {
         let mut world = world.clone();
         let entered = world.take(step, self);
@@ -325,7 +328,7 @@ impl World {
             Step::Late(at) => {
                 let sent = self.late.remove(at);
                 self.serve(sent, setting);
-                // Nobody reads the reply. The owner's next question tells.
+                // No thread reads the reply. The owner learns by its next question.
                 let mut all = self.processes.iter_mut();
                 if let Some(process) = all.find(|it| it.present() == Some(sent.owner)) {
                     process.is_deaf = true;
@@ -398,10 +401,10 @@ impl World {
         reply
     }
 
-    /// The server's messages go to those that listen.
+    /// Sends the server's messages to the clients that listen.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
-            // What no process here looks at would only make more states.
+            // Parts of a message that no process here looks at would only make more states.
             if let Message::Grant { places, chain, .. } = &mut message {
                 (*places, *chain) = (0, Chain::default());
             }
@@ -469,8 +472,8 @@ impl World {
         }
     }
 
-    /// It comes back as another client. The server has what is left of the old one, under the name
-    /// of a client that nobody is.
+    /// The process comes back as another client. The server has what is left of the old client,
+    /// under the name of a client that no process is.
     fn kill(&mut self, at: usize) {
         let old = &self.processes[at];
         let (client, numbers) = (old.client, old.numbers);
@@ -493,7 +496,8 @@ impl World {
 
     // ---- the rules ------------------------------------------------------------------------
 
-    /// What a script must not leave. `before`: the queue before it.
+    /// The rule that the script has broken by the state that it left. `before`: the queue before
+    /// the script.
     fn script_broken(
         &self,
         before: &[Owner],
@@ -553,12 +557,12 @@ impl World {
         None
     }
 
-    /// The process of this owner; `None`: it is dead, or one of Redisson's.
+    /// The process of this owner. `None`: the process is dead, or a Redisson client.
     fn process_of(&self, owner: Owner) -> Option<&Process> {
         self.processes.iter().find(|process| process.client == owner.client)
     }
 
-    /// Something of this owner is on its way, or will be.
+    /// Whether a message or request of this owner is on its way, or will be.
     fn is_left(&self, process: &Process, owner: Owner) -> bool {
         process.undone.contains(&owner)
             || process.requests.there.iter().chain(&self.late).any(|sent| sent.owner == owner)

@@ -2,26 +2,29 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// After this long a waiter of ours that shows no life counts as dead.
+/// The time after which a waiter of ours that shows no life counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
-/// How often a process of ours says that its waiters live: once while a hand-over lasts.
+/// The time between two signs of life of a process of ours for its waiters. It fits once into a
+/// hand-over.
 pub(crate) const PERIOD: i64 = 1_000;
-/// How late it may be with it.
+/// The time by which a sign of life may be late.
 pub(crate) const JITTER: i64 = 200;
 /// The time that Redisson's untimed waiters add to the score of the one before them.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
-/// How far Redisson's clocks may be off: less than `FAIR_WAIT - PERIOD - JITTER`.
+/// The most by which a Redisson client's clock is off. It is less than `FAIR_WAIT - PERIOD -
+/// JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
-/// As the scripts have it: a waiter that sent nothing for so long, while others were answered, is
-/// silent.
+/// The time after which a waiter that sent nothing, while others were answered, counts as silent;
+/// as in the scripts.
 pub(crate) const SILENT: i64 = 2_000;
 /// The lease of a client with a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
-/// How long ours pass a hold on without a word from the server.
+/// The time for which our threads pass a hold on without a word from the server.
 pub(crate) const TURN: i64 = 200;
-/// As the scripts have it: how long a lock is granted for by message.
+/// The lease of a grant by message, as in the scripts.
 pub(crate) const PROVISIONAL: i64 = 2_000;
-/// A hold that has lasted so long is raised to its lease, and tried again after this.
+/// The age at which a hold is raised to its lease, and the time after which a failed raise is tried
+/// again.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
 /// The time by which a deadline by message is shortened.
@@ -31,20 +34,20 @@ pub(crate) const DRIFT: i64 = 2;
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) is_ours: bool,
-    /// Redisson's, of version 3.16.8.
+    /// Whether the client is Redisson 3.16.8.
     pub(crate) is_old: bool,
     uuid: String,
     /// The client's clock shows the server's time plus this.
     pub(crate) clock_offset: i64,
     pub(crate) state: Run,
-    /// Since when it has been going without a stop, and has said so.
+    /// The time since which the client has been going without a stop, and has said so.
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
-    /// When it last said that its waiters live.
+    /// The time of the client's last sign of life for its waiters.
     pub(crate) last_sign: i64,
     pub(crate) deaf: bool,
-    /// Ours: it listens to its own channel.
+    /// Of our clients: whether the client listens to its own channel.
     pub(crate) listens: bool,
 }
 
@@ -77,7 +80,7 @@ impl Client {
         &self.uuid
     }
 
-    /// Whether there is a listener to its channel, as the server sees it.
+    /// Whether the server sees a listener on the client's channel.
     pub(crate) fn is_heard(&self) -> bool {
         self.listens && !self.deaf
     }
@@ -95,47 +98,51 @@ pub(crate) struct Waiter {
     pub(crate) owner: String,
     pub(crate) client: usize,
     pub(crate) phase: Phase,
-    /// A thread of a Redisson client that was interrupted: it leaves its entries behind.
+    /// Whether this is a thread of a Redisson client that was interrupted, and so leaves its
+    /// entries behind.
     pub(crate) interrupted: bool,
     /// The time that a Redisson waiter adds and subtracts.
     pub(crate) wait: i64,
     pub(crate) deadline: Option<i64>,
     pub(crate) lease: i64,
     pub(crate) watched: bool,
-    /// How long it works with the lock.
+    /// The time for which the waiter works with the lock.
     pub(crate) work: i64,
-    /// When ours first heard that it is in the queue.
+    /// Of our waiters: the time at which the waiter first heard that it is in the queue.
     pub(crate) registered: Option<i64>,
-    /// Ours: it tries once and does not wait.
+    /// Of our waiters: whether it tries once and does not wait.
     pub(crate) tries: bool,
-    /// Ours: the waiters that came with it, in one request; and whether it came with another.
+    /// Of our waiters: the waiters that came with it in one request.
     pub(crate) company: Vec<usize>,
+    /// Whether the waiter came with another one.
     pub(crate) is_company: bool,
-    /// Ours: its first request is under way, and until the reply it does nothing else.
+    /// Of our waiters: whether its first request is under way. Until the reply the waiter does
+    /// nothing else.
     pub(crate) is_asking: bool,
-    /// How often it has asked.
+    /// The number of the waiter's questions.
     pub(crate) asked: u64,
-    /// Redisson's, without any bound.
+    /// Of Redisson's waiters: whether it sleeps without any bound.
     pub(crate) sleeps: bool,
-    /// Ours: was answered that one of Redisson's may tell it, and listens on its own channel.
+    /// Of our waiters: whether it was answered that a Redisson client may wake it, so that it
+    /// listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
-    /// Ours: the server's time of its last refusal. Earlier grants are over.
+    /// Of our waiters: the server's time of its last refusal. Earlier grants are over.
     pub(crate) refused: i64,
-    /// Ours: it asks again without being told, in a moment.
+    /// Of our waiters: whether it asks again in a moment, even without a message.
     pub(crate) asks_soon: bool,
 
-    // The rules' notes on it.
+    // The rules' notes on the waiter.
     /// The order in which Redis saw the waiters first.
     pub(crate) rank: Option<u64>,
-    /// The waiter was granted the lock, or has left.
+    /// Whether the waiter was granted the lock, or has left.
     pub(crate) served: bool,
-    /// The waiter was dropped for a good reason and is not back.
+    /// Whether the waiter was dropped for a good reason and is not back.
     pub(crate) dropped: bool,
     pub(crate) came_back: bool,
-    /// The entry was lost with the keys.
+    /// Whether the entry was lost with the keys.
     pub(crate) place_lost: bool,
-    /// Redisson's: from here its own wait counts.
+    /// Of Redisson's waiters: the time from which its own wait counts.
     pub(crate) base: i64,
 }
 
@@ -143,7 +150,7 @@ pub(crate) struct Waiter {
 pub(crate) enum Phase {
     Coming,
     Waiting,
-    /// In the hold of this number.
+    /// The waiter has the hold of this number.
     Holding(usize),
     Gone,
 }
@@ -154,13 +161,13 @@ impl Waiter {
     }
 }
 
-/// A hold under one owner in Redis; it may be passed on in the process.
+/// A hold under one owner in Redis. Threads of the process may pass it on.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) owner: String,
     pub(crate) begun: i64,
     pub(crate) ends: i64,
-    /// Granted by message, and not raised to its lease.
+    /// Whether the hold was granted by message and is not raised to its lease.
     pub(crate) is_provisional: bool,
     pub(crate) followers: VecDeque<usize>,
     pub(crate) passed: Vec<String>,
@@ -173,7 +180,7 @@ pub(crate) struct World {
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) by_owner: HashMap<String, usize>,
     pub(crate) holds: Vec<Hold>,
-    /// When Redisson's waiters have left the queue.
+    /// The times at which Redisson's waiters have left the queue.
     pub(crate) redissons_left: Vec<i64>,
 }
 

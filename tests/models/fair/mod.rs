@@ -1,12 +1,13 @@
 //! The fair lock's scripts against a model, on a real server with a simulated clock.
 //!
-//! Clients of both kinds, ours with our scripts and Redisson's with those of Redisson 4.7 and
-//! 3.16.8, arrive, give up, die, stop, are cut off, lose messages and replies, take one lock, are
-//! handed it, give it back or let it lapse, at random and for simulated hours. After every script
-//! the keys are held against the rules (`rules.rs`): at most one holder, first come first served,
-//! no client enters by a message that is over, a free lock is the first one's, no live waiter of
-//! ours dropped that listens, no Redisson waiter dropped before its time, a stopped one of ours
-//! costs two seconds, and nothing is left behind.
+//! The clients are of both kinds: ours with our scripts, and Redisson's with those of Redisson 4.7
+//! and 3.16.8. For simulated hours and at random, they arrive, give up, die, stop, are cut off,
+//! lose messages and replies, take one lock, are handed it, give it back or let it lapse. After
+//! every script the keys are checked against the rules (`rules.rs`): There is at most one holder.
+//! The first to come is the first to be served. No client enters by a message that is over. A free
+//! lock belongs to the first in line. No live waiter of ours that listens is dropped. No Redisson
+//! waiter is dropped before its time. A stopped waiter of ours costs two seconds. Nothing is left
+//! behind.
 
 mod clients;
 mod plan;

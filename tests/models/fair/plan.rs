@@ -1,4 +1,4 @@
-//! The arrivals and the faults: the random part that is known beforehand.
+//! The arrivals and the faults, which are random but known beforehand.
 
 use super::clients::{CLOCK_OFFSET, Client, Phase, REDISSON_WAIT, WATCHDOG, Waiter};
 use super::simulation::{Event, Simulation};

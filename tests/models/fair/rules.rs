@@ -10,15 +10,15 @@ use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 use crate::simulated::store::is_ours;
 
-/// How long a Redisson waiter behind ours may lose of its own time: from the last sign of life of
-/// one of ours until it is known to be dead, and until a waiter looks.
+/// The most time that a Redisson waiter behind one of our waiters may lose: from the last sign of
+/// life of ours until it is known to be dead and another waiter looks.
 const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
-/// How long it may take until a waiter looks.
+/// The longest time until a waiter looks.
 const LOOK: i64 = PERIOD + JITTER + 100;
-/// How long a live head may take: a lost message, then two lost replies.
+/// The longest time that a live head may take: after a lost message, then two lost replies.
 const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
 
-/// One script, or one event without any, and the keys after it.
+/// One script, or one event without a script, and the keys after it.
 pub(crate) struct Step<'a> {
     pub(crate) now: i64,
     pub(crate) actor: Option<usize>,
@@ -34,7 +34,7 @@ impl Step<'_> {
     }
 }
 
-/// Checks one step, and keeps in the waiters the measures for later steps.
+/// Checks one step, and notes in the waiters what later steps are checked against.
 pub(crate) fn check_step(
     step: &Step<'_>,
     world: &mut World,
@@ -50,7 +50,7 @@ pub(crate) fn check_step(
         let mut ours_ahead = false;
         for owner in &step.after.queue {
             let waiter = &mut world.waiters[world.by_owner[owner]];
-            // A waiter that comes back to the head finds Redisson's waiters there with the time
+            // When a waiter comes back to the head, the Redisson waiters there keep the time that
             // they have.
             ours_ahead |= is_ours(owner) && !waiter.came_back && waiter.phase != Phase::Gone;
             if ours_ahead {
@@ -116,10 +116,10 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that has just said that it lives learns by the reply.
+    // A waiter that has just given a sign of life learns by the reply.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
-        // The head has come along with a younger one, and does not listen.
+        // The head has come along with a younger waiter, and does not listen.
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
@@ -171,7 +171,7 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// An owner that is not in the queue any more has been served, has left, or was dropped with good
+/// An owner that has gone from the queue has been served, has left, or was dropped with good
 /// reason.
 fn check_leavers(
     step: &Step<'_>,
@@ -210,7 +210,8 @@ fn check_leavers(
     Ok(())
 }
 
-/// A waiter is only dropped if it is dead, or shows no life, or, Redisson's, has had its time.
+/// A waiter is only dropped if it is dead or shows no life. A Redisson waiter may also be dropped
+/// once it has had its time.
 fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     let waiter = &world.waiters[w];
     let was_passed_the_lock = waiter.served;
@@ -242,7 +243,7 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// An owner that is new in the queue has asked, and is there for the first time or had lost its
+/// An owner that is new in the queue has asked. It either comes for the first time or had lost its
 /// place.
 fn check_comers(
     step: &Step<'_>,
@@ -254,7 +255,7 @@ fn check_comers(
         && let Some(w) = step.actor
         && step.after.holders.contains(&world.waiters[w].owner)
     {
-        // Before the waiters that came with it.
+        // The waiter's rank comes before those of the waiters that came with it.
         rank_anew(&mut world.waiters[w], serial);
     }
     for owner in &step.after.queue {
@@ -267,7 +268,7 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // One of ours that never heard that it is queued cannot say so when it asks again.
+        // A waiter of ours that never heard that it is queued cannot say so when it asks again.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may lapse before the request is sent again.
@@ -307,7 +308,8 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Ours add time only for Redisson's ahead of them, or ahead a moment ago.
+        // Our waiters add time only for Redisson's waiters that are ahead of them, or were a moment
+        // ago.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -317,11 +319,12 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // More time, because a waiter ahead is gone without subtracting, may be taken away.
+    // If the waiter has more time because one ahead is gone without subtracting, that time may be
+    // taken away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
-/// The lock was free, and goes to the asking owner, which is first.
+/// The lock was free, and goes to the owner that asks, which is the first.
 fn check_grant(
     step: &Step<'_>,
     world: &mut World,
@@ -357,7 +360,7 @@ fn check_grant(
     let waiter = &mut world.waiters[w];
     rank_anew(waiter, serial);
     waiter.came_back |= waiter.dropped;
-    // A gone owner's entry is given back at once.
+    // The entry of an owner that is gone is given back at once.
     if waiter.phase != Phase::Gone {
         check_order(w, false, world)?;
     }
@@ -366,7 +369,7 @@ fn check_grant(
 }
 
 /// No owner is granted the lock that was silent for long while another process stood in the queue
-/// and spoke, and only ours stood there.
+/// and spoke. This holds if only our waiters stood there.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -394,7 +397,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
     Ok(())
 }
 
-/// One that is new, or that has been served and does not know.
+/// Ranks a waiter that is new, or that has been served and does not know.
 fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
         *serial += 1;
@@ -403,23 +406,25 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     }
 }
 
-/// No waiter that came earlier and is still entitled to its entry waits. A thread that passes a
-/// hold on does not know of waiters that have come back to the head since it was taken.
+/// No waiter waits that came earlier and is still entitled to its entry. A thread that passes a
+/// hold on does not know of waiters that have come back to the head since the hold was taken.
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {
         let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
-        // The returned waiters of one client stand in the order of their numbers, which is another
-        // one if a first request was lost.
+        // The returned waiters of one client stand in the order of their numbers. That differs from
+        // the order of arrival if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
-        // Behind an older one of its client, whose own first request was lost and came last.
+        // The waiter stands behind an older one of its client, whose own first request was lost and
+        // came last.
         let is_older = |other: &Waiter| {
             other.client == waiter.client
                 && other.number() < waiter.number()
                 && other.rank > waiter.rank
         };
         let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
-        // The granted one's first request was sent again, and put its company behind it once more.
+        // The first request of the granted waiter was sent again, and put its company behind it
+        // once more.
         let is_company = granted.company.iter().any(|w| world.waiters[*w].owner == waiter.owner);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting
@@ -457,7 +462,7 @@ impl Blocked {
     }
 }
 
-/// A lock does not stay free while a waiter of ours that is well stands in the queue.
+/// A lock does not stay free while a healthy waiter of ours stands in the queue.
 pub(crate) fn check_blocked(
     blocked: Option<&Blocked>,
     now: i64,
@@ -482,11 +487,11 @@ pub(crate) fn check_blocked(
     let head = world.waiter(&blocked.head);
     let client = &world.clients[head.client];
     let bound = if client.is_ours && head.phase != Phase::Waiting && client.well_since.is_some() {
-        // A gone owner's entry: its client takes it out when it is told, and one message may be
-        // lost.
+        // If the owner is gone, its client removes the entry when a message comes, and one message
+        // may be lost.
         2 * LOOK
     } else if world.is_dead(head) || client.well_since.is_none() {
-        // Until its score has passed, or until a waiter sees that it has.
+        // The time until the head's score has passed, and until a waiter sees that.
         let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
         if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }
     } else {

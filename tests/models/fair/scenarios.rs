@@ -1,5 +1,5 @@
 //! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
-//! server refuses a command or other data lies under their keys.
+//! server refuses a command or their keys have other data.
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
@@ -49,7 +49,7 @@ impl Direct {
         self.acquire(owner, was_queued).unwrap()[0] != Value::Int(0)
     }
 
-    /// With others of its client.
+    /// Acquires together with other owners of the same client.
     fn acquire_with(&mut self, owner: &str, company: &[&str]) -> RedisResult<Vec<Value>> {
         self.run_ours(Script::Acquire, &[&["30000", owner, "0"], company].concat())
     }
@@ -62,7 +62,7 @@ impl Direct {
         self.run_ours(Script::Release, &[&[owner], passed].concat())
     }
 
-    /// A lock that is held becomes free, or is found free.
+    /// Makes a held lock free, or finds it free.
     fn free(&mut self, form: usize) {
         match form {
             0 => assert_eq!(self.release(&ours(1), &[]).unwrap(), Some(1)),
@@ -85,7 +85,7 @@ impl Direct {
         self.run_ours(Script::GiveUp, &[owner, "0"])
     }
 
-    /// Leaves the owner's entry, and not a hold.
+    /// Gives up the owner's entry, but no hold.
     fn leave(&mut self, owner: &str) -> RedisResult<i64> {
         self.run_ours(Script::GiveUp, &[owner, "1"])
     }
@@ -94,7 +94,8 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
-    /// Returns when the next sign of life is worthwhile, and the owners that should ask.
+    /// Returns the time at which the next sign of life is worthwhile, and the owners that should
+    /// ask.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
         self.keep_alive_if("0", owners)
     }
@@ -119,7 +120,7 @@ impl Direct {
         self.command(&["LRANGE", QUEUE, "0", "-1"])
     }
 
-    /// How many commands the server runs meanwhile, those inside scripts included.
+    /// The number of commands that the server runs meanwhile, those inside scripts included.
     fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);
@@ -135,17 +136,17 @@ impl Direct {
     }
 }
 
-/// In so many ways.
+/// The number of ways in which a lock becomes free.
 const FREEING: usize = 8;
 
-/// Subscribed to the channel of an owner's client, as a client is.
+/// A connection that is subscribed to the channel of an owner's client, as that client's is.
 fn listener(server: &Server, owner: &str) -> Connection {
     let mut connection = server.connection();
     redis::cmd("SUBSCRIBE").arg(channel_of(owner)).exec(&mut connection).unwrap();
     connection
 }
 
-/// Alone, in a queue, and where the threads of a process pass the lock on.
+/// The cost is counted alone, in a queue, and where the threads of a process pass the lock on.
 #[test]
 fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     let server = server();
@@ -156,7 +157,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     });
     assert_eq!(alone, 10);
 
-    // Another process waits already, and another is the holder.
+    // One process waits already, and another has the lock.
     assert!(direct.takes(&ours(1), false));
     let listener = listener(&server, &ours(2));
     assert!(!direct.takes(&ours(2), false));
@@ -199,7 +200,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     drop(listener);
 }
 
-/// The owner granted the lock by message, by the server's keys and by the message.
+/// The keys and the message name the owner to which the lock is granted.
 #[test]
 fn the_lock_is_handed_to_the_first_that_listens() {
     let server = server();
@@ -289,8 +290,8 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come together stand one behind the other, or have the lock and the entries behind
-/// it; those that are there already stay.
+/// Waiters that come together stand one behind the other. If the first of them has the lock, the
+/// others have the entries behind it. Waiters that are there already stay.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();
@@ -319,8 +320,8 @@ fn a_request_of_many_that_is_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Without memory a lock can be given back, its waiters live on, and the first of them gets it; a
-/// new one is told clearly.
+/// Without memory a lock can be given back, its waiters live on, and the first of them gets it. A
+/// new one gets a clear error.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -342,7 +343,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.release(&ours(1), &[]).unwrap(), Some(1));
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.give_up(&ours(4)).unwrap(), 1);
-    // One that hears nothing comes back.
+    // A waiter that hears nothing comes back.
     let _: i64 = direct.command(&["DEL", QUEUE, TIMEOUTS]);
     assert!(!direct.takes(&ours(5), true));
     assert_eq!(direct.queue(), [ours(5)]);
@@ -353,7 +354,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Something else under one of the keys is an error, and changes nothing under the others.
+/// Other data under one of the keys is an error, and nothing changes under the other keys.
 #[test]
 fn something_else_under_a_key_is_an_error() {
     let server = server();
@@ -384,7 +385,7 @@ fn something_else_under_a_key_is_an_error() {
             if foreign != LOCK {
                 wrong(direct.keep_alive(&[&ours(2)]).unwrap_err());
             } else {
-                // The data written over it is not this owner's.
+                // The data that replaced the lock is not this owner's.
                 assert_eq!(direct.release(&ours(1), &[]).unwrap(), None);
             }
             untouched(&mut direct);
@@ -392,7 +393,7 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// Also one with other data under the keys of the queue.
+/// That is so even if the keys of the queue have other data.
 #[test]
 fn a_release_is_done_or_refused_whole() {
     let server = server();
@@ -415,7 +416,7 @@ fn a_release_is_done_or_refused_whole() {
         redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).ok()?;
         Some(Direct::over(connection))
     };
-    // No message can be sent: where a waiter would have to be told, the lock stays.
+    // No message can be sent. If a waiter would have to get one, the lock stays held.
     let mut mute = acl(&["-publish"]).unwrap();
     assert!(mute.takes(&ours(1), false));
     assert!(!mute.takes(&ours(2), false));
@@ -450,7 +451,7 @@ fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
     }
 }
 
-/// All that the scripts use.
+/// All commands that the scripts use.
 const COMMANDS: [&str; 24] = [
     "publish",
     "pubsub",
@@ -562,8 +563,8 @@ fn situation(direct: &mut Direct, number: usize) {
 
 const SITUATIONS: usize = 9;
 
-/// With any command refused: a lock has an end, each owner in the list has a score, and the asking
-/// owner has the state that the reply names, or its earlier state.
+/// Whichever command is refused, a lock has an end, and each owner in the list has a score. The
+/// owner that asks has the state that the reply names, or its earlier state.
 #[test]
 fn a_refused_command_leaves_nothing_half_done() {
     let server = server();
@@ -616,7 +617,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that says it waited may have its entry again: it gives that up.
+                        // An owner that says it waited may have its entry again, and then gives it
+                        // up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -627,7 +629,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let stay = |id: &&String| !after.list.contains(id) && **id != owner;
                 for gone in before.list.iter().filter(stay) {
                     let granted = after.holders.contains(gone);
-                    // Dead, or as good as that, or it was passed the hold.
+                    // The waiter is dead or as good as dead, or the hold was passed to it.
                     let may = *gone == ours(8) || deaf && *gone != JAVA || action >= FIRST_RELEASE;
                     assert!(may || granted, "{gone} is gone: {what}");
                 }
@@ -645,7 +647,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
 
 const ACTIONS: usize = 14;
 const COME_TOGETHER: usize = 10;
-/// From here on the actions of owners to which a hold was passed.
+/// The first of the actions of owners to which a hold was passed.
 const FIRST_RELEASE: usize = 11;
 
 /// Runs a script. Returns its owner, and the reply: 1 if the owner has the lock, 0 if it waits.
@@ -670,7 +672,7 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
     (owner, outcome)
 }
 
-/// Redisson lets a head without a score stand for ever. It is as good as dead.
+/// Redisson lets a head without a score stand for ever. Such a head is as good as dead.
 #[test]
 fn a_head_without_a_score_blocks_no_client() {
     let server = server();
@@ -695,7 +697,7 @@ fn a_head_without_a_score_blocks_no_client() {
     }
 }
 
-/// If keys are lost, the waiters find that out and come back, in their order if the lock is held.
+/// If keys are lost, the waiters notice and come back, in their order if the lock is held.
 #[test]
 fn lost_keys_strand_no_waiter() {
     let server = server();
@@ -741,8 +743,8 @@ fn lost_keys_strand_no_waiter() {
     assert_eq!(direct.left(), 0);
 }
 
-/// A silent waiter is passed if the process that calls it silent was heard itself, and the server
-/// before.
+/// A silent waiter is passed over if the process that calls it silent was itself heard, and had
+/// heard the server before.
 #[test]
 fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     let server = server();
@@ -755,7 +757,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
         }
         let [seconds, _]: [String; 2] = direct.command(&["TIME"]);
         let now = seconds.parse::<i64>().unwrap() * 1_000;
-        // Three seconds ago the first said that it lives.
+        // The first waiter gave its last sign of life three seconds ago.
         let score = |silent: i64| (now + 10_000 - silent).to_string();
         let _: i64 = direct.command(&["ZADD", TIMEOUTS, &score(3_000), &ours(2)]);
         if !heard {
@@ -770,7 +772,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     }
 }
 
-/// A lease too long for Redis is an error, and the longest that is none is kept.
+/// A lease too long for Redis is an error. The longest lease that is no error is kept.
 #[test]
 fn leases_without_sense_leave_no_lock() {
     let server = server();

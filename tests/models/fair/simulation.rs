@@ -19,23 +19,23 @@ use crate::simulated::summary::Summary;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
-/// Until a process that waits has asked.
+/// The longest time until a process that waits has asked.
 const ASKED_WITHIN: i64 = PERIOD + JITTER + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     Arrive(usize),
     Ask(usize),
-    /// Only if it has not asked since.
+    /// The waiter asks, unless it has asked since.
     AskAfter(usize, u64),
     GiveUp(usize),
-    /// A message of ours has come for it.
+    /// A message of our clients has come for the waiter.
     Told(usize, Message),
-    /// The waiter is subscribed to the channel on which Redisson tells it.
+    /// The waiter is subscribed to the channel on which Redisson wakes it.
     Listens(usize),
-    /// A request of one that has given up arrives.
+    /// A request arrives from a waiter that has given up.
     Late(usize),
-    /// The waiter gives up once more: a request may come late.
+    /// The waiter gives up once more, since a request may come late.
     Undo(usize),
     /// The waiter's work with the lock is done.
     Done(usize),
@@ -69,15 +69,15 @@ pub(crate) struct Simulation<'a> {
     pub(crate) random: Random,
     pub(crate) now: i64,
     pub(crate) world: World,
-    /// As of the last step.
+    /// The state after the last step.
     pub(crate) state: State,
     pub(crate) summary: Summary,
     serial: u64,
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
     blocked: Option<Blocked>,
-    /// When a client last ended a hold that was not its own.
+    /// The time at which a client last ended a hold that was not its own.
     pub(crate) forced: i64,
-    /// Since when the lock is free because its lease has ended.
+    /// The time since which the lock is free because its lease has ended.
     unclaimed: Option<i64>,
     pub(crate) broken: Option<Rule>,
     keeps_trace: bool,
@@ -147,13 +147,13 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((time, self.serial, event)));
     }
 
-    /// After a time on the network.
+    /// Schedules an event after a time on the network.
     pub(crate) fn soon(&mut self, event: Event) {
         let at = self.now + self.random.between(1, 15);
         self.at(at, event);
     }
 
-    /// Until `time`, with the leases that end meanwhile.
+    /// Lets time pass until `time`, and ends the leases that end meanwhile.
     fn pass_time(&mut self, time: i64) -> Result<(), Broken> {
         let time = time.max(self.now);
         while let Some(ends) = self.state.lease_ends.filter(|ends| *ends <= time) {
@@ -172,8 +172,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A lease that has ended costs hardly more than itself while a process of ours that is well
-    /// waits.
+    /// While a healthy process of ours waits, a lease that nobody ends costs hardly more than its
+    /// own time.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {
@@ -296,7 +296,7 @@ impl<'a> Simulation<'a> {
             | Event::Die(c)
             | Event::Deaf(c, _)
             | Event::HearAgain(c) => Some(c),
-            // The network has it, even if its client is gone.
+            // The request is on the network, even if its client is gone.
             Event::Late(_) | Event::ForceUnlock | Event::DeleteKeys => None,
         }
     }
@@ -317,7 +317,7 @@ impl<'a> Simulation<'a> {
         last
     }
 
-    /// The arguments of all scripts of ours, and this one's own.
+    /// The arguments that all our scripts have, and then this script's own.
     pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
         let common = [&format!("{FAIR_WAIT},{REDISSON_WAIT}"), CHANNEL, DATABASE];
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
@@ -343,7 +343,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Where ours tell it.
+    /// Makes the waiter's client listen to the channel on which our clients send it messages.
     pub(crate) fn listen(&mut self, w: usize) {
         let client = self.world.waiters[w].client;
         self.world.clients[client].listens = true;

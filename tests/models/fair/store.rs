@@ -13,10 +13,10 @@ const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
 pub(crate) const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 pub(crate) const PLACE: Place<'_> = Place { database: 0, keys: KEYS };
 pub(crate) const DATABASE: &str = "0";
-/// The beginning of the waiters' own channels, on which Redisson tells them.
+/// The beginning of the waiters' own channels, on which Redisson wakes them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
-/// Those that a script gets.
+/// The keys that a script gets.
 pub(crate) fn keys(script: Script) -> &'static [&'static str] {
     match script {
         Script::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
@@ -43,14 +43,14 @@ const TEXTS: Texts = &[
     (Script::ForceUnlock, ours!("lock/owner.lua", "fair/force_unlock.lua")),
     (Script::KeepAlive, ours!("fair/keep_alive.lua")),
     (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
-    // As 3.16.8 has it.
+    // The script of Redisson 3.16.8.
     (Script::RedissonAcquire3, include_str!("redisson/acquire_3.lua")),
     (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
     (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
 ];
 
 pub(crate) fn scripts() -> Scripts {
-    // Few wait here, and they are to be many.
+    // Few wait here, but they must count as many.
     let (few, none) = ("local FEW, END = 32, 16", "local FEW, END = 0, 3");
     Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
@@ -61,7 +61,7 @@ pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     pub(crate) queue: Vec<String>,
     pub(crate) scores: HashMap<String, i64>,
-    /// Those whose scores say that their clients will listen soon.
+    /// The owners whose scores say that their clients will listen soon.
     pub(crate) just_come: HashSet<String>,
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
@@ -74,14 +74,15 @@ pub(crate) struct Told {
     pub(crate) what: Message,
 }
 
-/// The message to it.
+/// A message to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Message {
-    /// The waiter should ask: on its own channel, on which Redisson tells it.
+    /// The waiter should ask. The message comes on the waiter's own channel, on which Redisson
+    /// wakes it.
     Alone,
-    /// The waiter should ask: on the channel of its client.
+    /// The waiter should ask. The message comes on the channel of its client.
     Ask,
-    /// The waiter has the lock, on the channel of its client.
+    /// The waiter has the lock. The message comes on the channel of its client.
     Grant(Grant),
 }
 
@@ -129,7 +130,8 @@ pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|number| *number != "-")
 }
 
-/// Where a waiter is told by ours: one of ours at its client, one of Redisson's by itself.
+/// The channel on which our scripts reach a waiter: for ours that of its client, for Redisson's
+/// that of the waiter itself.
 pub(crate) fn channel_of(owner: &str) -> String {
     match owner.split_once(':') {
         Some((client, _)) if is_ours(owner) => format!("{CLIENT_CHANNEL}{client}}}"),
@@ -163,7 +165,7 @@ impl State {
         self.queue.iter().position(|id| id == owner)
     }
 
-    /// In one line, for the trace.
+    /// The state in one line, for the trace.
     pub(crate) fn short(&self, now: i64) -> String {
         let line: Vec<_> = self
             .queue

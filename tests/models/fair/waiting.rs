@@ -1,4 +1,4 @@
-//! The clients' actions: ours as the library's, Redisson's as Redisson's.
+//! The clients' actions. Our clients act as the library does, and Redisson's as Redisson does.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::simulated::client::Rule;
 use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 
-/// How long a request whose reply is lost stays without an answer.
+/// The shortest and the longest time until a client notices that a reply is lost.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
 /// A Redisson client may ask without any pause; the model need not.
 const REDISSON_PAUSE: i64 = 200;
@@ -39,7 +39,8 @@ impl Simulation<'_> {
             self.ask_redisson(w)?;
             return self.listen_and_ask_again(w);
         }
-        // Before it asks for the first time: the reply may be long in coming.
+        // The client listens before the waiter asks for the first time, since the reply may be long
+        // in coming.
         let client = self.world.waiters[w].client;
         if !self.world.clients[client].keeps_alive {
             self.world.clients[client].keeps_alive = true;
@@ -67,7 +68,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The waiter is there, and has not asked yet.
+    /// The waiter comes, and has not asked yet.
     fn come(&mut self, w: usize) {
         self.name(w);
         self.world.waiters[w].phase = Phase::Waiting;
@@ -80,7 +81,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Others of the same client come with it, earlier than planned.
+    /// Other waiters of the same client come with this one, earlier than planned.
     fn bring_others(&mut self, w: usize) {
         for other in 0..self.world.waiters.len() {
             let waiter = &self.world.waiters[other];
@@ -121,7 +122,7 @@ impl Simulation<'_> {
         if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
     }
 
-    /// `provisional`: granted by message, until then.
+    /// `provisional`: the end of a hold that was granted by message.
     fn hold(&mut self, w: usize, followers: VecDeque<usize>, provisional: Option<i64>) {
         let waiter = &self.world.waiters[w];
         self.world.holds.push(Hold {
@@ -232,7 +233,8 @@ impl Simulation<'_> {
 
     // ---- ours -----------------------------------------------------------------------------
 
-    /// A queued owner asks alone, and brings all of its client along if it has lost its entry.
+    /// A queued owner asks alone. If it has lost its entry, it brings all waiters of its client
+    /// along.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;
@@ -243,8 +245,8 @@ impl Simulation<'_> {
             if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
                 return Ok(reply);
             }
-            // The owners that came back with it do not know yet that one of Redisson's may tell
-            // them.
+            // The owners that came back with this one do not know yet that a Redisson client may
+            // wake them.
             for other in self.world.waiting_of(self.world.waiters[w].client) {
                 if other != w && self.world.waiters[other].registered.is_some() {
                     self.world.waiters[other].asks_soon = true;
@@ -278,7 +280,7 @@ impl Simulation<'_> {
         let reply = self.request(w)?;
         let waiter = &self.world.waiters[w];
         if waiter.registered.is_some() && self.random.percent(8) {
-            // The reply is lost. It asks again after a while, unless it has to leave.
+            // The reply is lost. The waiter asks again after a while, unless it has to leave.
             if waiter.deadline.is_some() && self.random.percent(50) {
                 self.soon(Event::GiveUp(w));
             }
@@ -337,7 +339,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The server's answer at its time `server`: it stands in the queue.
+    /// The server has answered at its time `server` that the waiter stands in the queue.
     fn queued(&mut self, w: usize, server: i64, by_redisson: bool) -> Result<(), Broken> {
         let now = self.now;
         let waiter = &mut self.world.waiters[w];
@@ -369,7 +371,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))
     }
 
-    /// A message that names it has come to its client.
+    /// A message that names the waiter has come to its client.
     pub(crate) fn told(&mut self, w: usize, message: Message) -> Result<(), Broken> {
         if self.world.waiters[w].is_asking {
             self.soon(Event::Told(w, message));
@@ -378,7 +380,7 @@ impl Simulation<'_> {
         match (self.world.waiters[w].phase, message) {
             (Phase::Waiting, Message::Grant(grant)) => self.granted(w, &grant),
             (Phase::Waiting, _) => self.ask(w),
-            // The reply was faster.
+            // The reply came before the message.
             (Phase::Holding(hold), Message::Grant(_))
                 if self.world.holds[hold].owner == self.world.waiters[w].owner =>
             {
@@ -442,7 +444,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Without a word to the server: `next` stands directly behind.
+    /// Passes the hold to `next`, which stands directly behind, without a word to the server.
     fn pass(&mut self, next: usize, hold: usize) -> Result<(), Broken> {
         self.summary.add("passed on", 1);
         let owner = self.world.waiters[next].owner.clone();
@@ -520,7 +522,7 @@ impl Simulation<'_> {
         for owner in owners.iter().map(text).filter(|owner| !owner.is_empty()) {
             let w = self.world.by_owner[&owner];
             if let Phase::Holding(hold) = self.world.waiters[w].phase {
-                // The waiter was passed a hold that Redis does not know any more.
+                // The hold that was passed to the waiter is gone from Redis.
                 self.world.holds[hold].ends = now;
                 self.soon(Event::Lost(w));
             }
@@ -551,8 +553,8 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // Without time left it waits for a message alone. That happens to those that come when the
-        // last in the queue has had its time.
+        // A Redisson waiter without time left waits for a message alone. That happens to waiters
+        // that come when the last in the queue has had its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
             Value::Nil => self.hold(w, VecDeque::new(), None),
@@ -578,7 +580,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::RedissonUnlock, &args).map(|_| ())
     }
 
-    /// The waiter leaves its entries where they are.
+    /// Interrupts the waiter, which leaves its entries where they are.
     pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
         if self.world.waiters[w].phase == Phase::Waiting {
             self.note(|| format!("waiter {w} is interrupted"));

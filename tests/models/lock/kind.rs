@@ -1,4 +1,4 @@
-//! A lock that one holds at a time.
+//! A lock that one owner holds at a time.
 
 use crate::simulated::client::LEASE;
 use crate::simulated::kind::{Kind, Prefixes};

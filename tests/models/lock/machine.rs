@@ -1,4 +1,4 @@
-//! The client's rules one by one, without a server: its actions and their times. (Those of the
+//! The client's rules one by one, without a server: its actions and their times. (The rules of the
 //! machine alone are in `src/ask/entry/tests.rs`.)
 
 use super::kind::PlainLock;
@@ -8,7 +8,7 @@ use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whos
 
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: i64 = 1_763_692_800_000;
-/// How much of a lease by message does not count.
+/// The part of a lease by message that does not count.
 const DRIFT: Time = 3 * MS;
 const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
@@ -20,7 +20,7 @@ impl Tried {
         Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
-    /// A process that waits by the server's reply: place 0 behind a holder of ours.
+    /// A process that waits since the server's reply, at place 0 behind a holder of ours.
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);
@@ -32,13 +32,13 @@ impl Tried {
         self.0.on(now, input)
     }
 
-    /// How often it asks.
+    /// The number of questions that the process sends.
     fn asks(&mut self, now: Time, input: Input) -> usize {
         let is_ask = |output: &Output| matches!(output, Output::Send(Request::Acquire { .. }));
         self.on(now, input).iter().filter(|output| is_ask(output)).count()
     }
 
-    /// To a question that it has on its way, or asks at that time.
+    /// Gives a reply to the question that is on its way, or that the process asks at that time.
     fn reply(&mut self, sent: Time, reply: Reply) -> Vec<Output> {
         if !self.0.is_asking() {
             assert_eq!(self.asks(sent, Input::Subscribed), 1);
@@ -53,7 +53,7 @@ impl Tried {
         self.reply(sent, Reply::Refused(refused))
     }
 
-    /// Until when it has the lock after a grant of that time.
+    /// The end of the hold after a grant of that time.
     fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
         let outputs = self.on(now, Input::Message(grant(1, at)));
         let until = outputs.iter().find_map(|output| match output {
@@ -72,7 +72,7 @@ fn grant(number: u64, at: Time) -> Message {
 
 fn sends(outputs: &[Output], request: &Request) -> bool {
     let is_same = |sent: &Request| match (sent, request) {
-        // With any other arguments.
+        // The other arguments make no difference.
         (Request::Acquire { number, .. }, Request::Acquire { number: other, .. }) => {
             number == other
         }
@@ -92,10 +92,11 @@ fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
 fn a_deadline_by_message_counts_from_the_last_exchange() {
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - DRIFT));
-    // A clock that was set forward meanwhile makes it no later than from its receipt.
+    // If the clock was set forward meanwhile, the deadline is no later than one from the message's
+    // receipt.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - DRIFT));
-    // Before any reply it counts from the first request.
+    // Before any reply the deadline counts from the first request.
     let mut tried = Tried::new();
     tried.on(100 * MS, Input::Lock);
     tried.granted(700 * MS, 600 * MS).unwrap_err();
@@ -137,10 +138,10 @@ fn a_grant_without_a_waiter_is_given_back() {
     let mut tried = Tried::waiting(100 * MS);
     let back = Request::GiveUp { number: 7, chain: CHAIN };
     assert!(sends(&tried.on(MS, Input::Message(grant(7, 0))), &back));
-    // One that it holds already is the second copy of the message.
+    // A grant of a lock that the process has already is the second copy of the message.
     tried.granted(700 * MS, 600 * MS).unwrap();
     assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
-    // A thread that leaves does not wait for its reply, which may be a grant.
+    // A thread that leaves does not wait for the reply, which may be a grant.
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     let outputs = tried.on(MS, Input::GiveUp);
@@ -183,7 +184,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
         let outputs = tried.on(SECOND, Input::Timer(Timer::Suspect(1)));
         outputs.iter().any(|output| matches!(output, Output::Resubscribe))
     };
-    // The process was granted the lock, or dropped from the queue, and has heard nothing of it.
+    // The process was granted the lock or dropped from the queue, and the message was lost.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));
@@ -195,7 +196,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
     assert!(!renews(&mut tried));
-    // A free lock was its to take.
+    // The process could have taken a free lock.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: false, token: None });
     assert!(!renews(&mut tried));
@@ -210,11 +211,11 @@ fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1, 3)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
-    // Once in a provisional lease, wherever it stands.
+    // The process asks once in a provisional lease, wherever it stands.
     let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
     let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
     assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));
-    // The nap that has ended since is not this one.
+    // The timer belongs to a nap that has ended since.
     assert_eq!(tried.asks(first, Input::Timer(Timer::Ask(1, 1))), 0);
     assert_eq!(tried.asks(next, Input::Timer(Timer::Ask(1, 2))), 1);
 }
@@ -227,7 +228,7 @@ fn a_hold_by_message_is_raised_once_it_lasts() {
     let raise = Request::Renew { number: 1, lease: LEASE };
     let outputs = tried.on(650 * MS, Input::Timer(Timer::Raise(1)));
     assert!(sends(&outputs, &raise));
-    // Until it is answered, and three times before the provisional lease ends.
+    // The raise is repeated until it is answered, three times before the provisional lease ends.
     assert_eq!(at(&outputs, Timer::Raise(1)), Some(1_050 * MS));
     let reply = Reply::Renewed(true);
     let outputs = tried.on(700 * MS, Input::Reply { sent: 650 * MS, request: raise, reply });

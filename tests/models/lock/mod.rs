@@ -1,11 +1,12 @@
 //! The scripts of a lock that processes hand to each other, on a real server with a simulated
 //! clock, and the library's own state machine of a waiting process (`src/ask/entry.rs`).
 //!
-//! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
-//! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;
-//! requests and replies are lost, repeated and late; keys are deleted, memory ends, clocks jump.
-//! After every script the keys are held against the rules (`simulated/rules.rs`): no two are
-//! inside, no waiter is passed over, none waits for a free lock, nothing is left behind.
+//! For simulated minutes and at random, processes of ours and Redisson's clients take one lock, or
+//! two that might be mistaken for each other. They give up, are killed, stopped and cut off.
+//! Requests and replies are lost, repeated and late. Keys are deleted, memory runs out, clocks
+//! jump. After every script the keys are checked against the rules (`simulated/rules.rs`): no two
+//! owners are inside, no waiter is passed over, none waits for a free lock, and nothing is left
+//! behind.
 
 mod kind;
 mod machine;
@@ -70,7 +71,7 @@ fn random_histories_keep_the_rules() {
     LOCK.check_histories();
 }
 
-/// Ours go round, and Redisson's clients get a share.
+/// Our clients take turns, and Redisson's clients get a share.
 #[test]
 fn everybody_gets_a_share() {
     let server = server();

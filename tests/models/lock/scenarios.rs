@@ -1,5 +1,5 @@
 //! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
-//! server refuses a command or other data lies under their keys.
+//! server refuses a command or their keys have other data.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -46,7 +46,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     });
     assert!(direct.takes(1));
     let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), 0));
-    // By its number the client takes the lock for held.
+    // By this number the client expects a held lock.
     let knowing = Request::Acquire { number: 2, lease: LEASE, again: None };
     let queued_knowing = direct.commands_of(|direct| {
         assert!(matches!(direct.run(3, &knowing), Reply::Refused(_)));
@@ -57,7 +57,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert!(alone <= 8 && queued <= 7 && queued_knowing <= 6 && handed <= 9);
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
-    // The scripts do not tell of a chain that young: it begins with the new holder.
+    // The scripts do not report a chain that young. It begins with the new holder.
     assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 1));
     let left: i64 = direct.command(&["PTTL", "orders"]);
     assert!((1..=2_000).contains(&left));
@@ -88,7 +88,7 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// A thousand places, and the first that lives is next within one script call.
+/// Of a thousand places, the first live one is next within one script call.
 #[test]
 fn a_waiter_that_gives_up_leaves_the_queue() {
     let server = server();
@@ -119,8 +119,8 @@ fn the_dead_are_passed_in_one_call() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Redisson's release wakes the first two only: a process behind dead ones sees to it that the
-/// first living one knows that it is the first.
+/// Redisson's release wakes the first two only. A process behind dead ones makes sure that the
+/// first live one knows that it is the first.
 #[test]
 fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson() {
     let server = server();
@@ -146,7 +146,7 @@ fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson
     assert!(matches!(what, What::Open { left: 0 }), "{what:?}");
 }
 
-/// Without memory a lock is handed on, and only a free one without waiters is refused.
+/// Without memory a lock is handed on. Only a free lock without waiters is refused.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -159,7 +159,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.place(4), 2);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(2));
-    // The lease ends, and no process has been told.
+    // The lease ends, and no process gets a message.
     let () = direct.command(&["DEL", "orders"]);
     assert_eq!(direct.place(4), 0);
     assert_eq!(direct.holder(), Some(3));
@@ -170,8 +170,8 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// A key without a time to live, with several fields, or of another type, is no lock: an error for
-/// every asker, and the key stays as it is.
+/// A key without a time to live, with several fields, or of another type, is no lock. Every owner
+/// that asks gets an error, and the key stays as it is.
 #[test]
 fn something_else_under_the_name_is_an_error() {
     let server = server();
@@ -198,7 +198,7 @@ fn something_else_under_the_name_is_an_error() {
     }
 }
 
-/// An error for each client that asks, waits or releases, and nothing is done.
+/// Each client that asks, waits or releases gets an error, and nothing is done.
 #[test]
 fn something_else_under_the_queue_is_an_error() {
     let server = server();
@@ -234,7 +234,7 @@ fn something_else_under_the_window_costs_nothing() {
     assert_eq!(direct.command::<String>(&["GET", &window]), "mine");
 }
 
-/// A right that is missing: all is done or nothing, no lock stays without an end, and a user that
+/// Without some right, a script does all or nothing, and no lock stays without an end. A user that
 /// may delete the lock may give it back.
 #[test]
 fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
@@ -252,13 +252,13 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             let left: i64 = master.command(&["PTTL", &queue]);
             assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
         };
-        // Taken, or an error and no lock.
+        // The lock is taken, or there is an error and no lock.
         let () = master.command(&["FLUSHALL"]);
         let reply = user.acquire(1);
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // Refused with an entry, or an error and no entry.
+        // The owner is refused with an entry, or there is an error and no entry.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);
@@ -275,7 +275,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             }
             other => panic!("without {denied}: {other:?}"),
         }
-        // Free, handed on, or an error and still held.
+        // The lock is free or handed on, or there is an error and it is still held.
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
             let _listener = Listener::new(&server, orders(), 2);
@@ -295,7 +295,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
                 Ok(_) => assert_ne!(holder, Some(1), "{denied}"),
                 Err(error) => assert_eq!(holder, Some(1), "without {denied}: {error}"),
             }
-            // The waiter still gets it.
+            // The waiter still gets the lock.
             if waits && holder.is_none() {
                 assert!(master.takes(2), "without {denied}");
             }
@@ -303,7 +303,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     }
 }
 
-/// A client that may tell nobody keeps the lock, whether or not somebody waits.
+/// A client that may send no messages keeps the lock, whether or not another one waits.
 fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, orders(), &["-publish"]);
@@ -356,7 +356,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     )
 }
 
-/// Nobody waits there.
+/// No process waits there.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -369,7 +369,7 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The same with a waiter in public: one of ours, and then one of Redisson's, too.
+    // The same with a waiter in public: one of ours, and then also a Redisson waiter.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -424,7 +424,7 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
         release(-5_000),
         release(1),
     ];
-    // But for HRANDFIELD, which a free lock can do without, and for HEXISTS and DEL: HDEL alone
+    // All but HRANDFIELD, which a free lock can do without, and HEXISTS and DEL, since HDEL alone
     // gives back a lock.
     let denied = "exists hset pexpire time hdel publish lpop lpos lrem rpush pttl llen pubsub set";
     shortcuts::check(server, &site, &states, &requests, denied);
@@ -436,8 +436,8 @@ fn clock(direct: &mut Direct) -> i64 {
     seconds * 1_000 + micros / 1_000
 }
 
-/// A question that is not the first one, of a client that has waited for so long (ms). `late`: how
-/// long the question was on its way; `None`: it may not call others silent.
+/// Asks again, for a client that has waited for `waited` ms. `late`: the time for which the
+/// question was on its way. `None`: the question may not call others silent.
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
     let ago = |ago| (now - ago) as u64;
@@ -445,7 +445,7 @@ fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>)
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 
-/// The first one has the lock, and three listeners stand in line. Then it has lapsed.
+/// A lock that has lapsed, with three listeners in line. The first client had it.
 fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     let mut direct = direct(server, scripts);
     let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
@@ -463,7 +463,7 @@ fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
 }
 
 fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    // Only the last one has asked again.
+    // Only the last client has asked again.
     let (mut direct, _listeners) = lapsed(server, scripts);
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
@@ -497,7 +497,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
     ask_again(&mut direct, 5, 500, None);
-    // The second one first: each stands behind those that came before it.
+    // The second client comes first. Each stands behind those that came before it.
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
         let reply = ask_again(&mut direct, client, waited, None);
         let place = match reply {
@@ -506,7 +506,8 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
-    // One that came later stands in front of one that came earlier: it goes behind both.
+    // A client that came later stands in front of one that came earlier. The new client goes behind
+    // both.
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);

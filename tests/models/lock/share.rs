@@ -1,4 +1,5 @@
-//! The shares of the clients if nothing goes wrong: ours among each other, and beside Redisson.
+//! The shares of the clients if nothing goes wrong: of our clients among each other, and beside
+//! Redisson's.
 
 use super::kind::PlainLock;
 use crate::simulated::client::{MS, Rule, SECOND, Time};
@@ -13,7 +14,8 @@ struct Mix {
     java: usize,
     hold: Time,
     length: Time,
-    /// Redisson's grants, each client's against each of ours; 100 = as many.
+    /// The lowest and the highest share of a Redisson client, in percent of the grants of a client
+    /// of ours.
     share: (u64, u64),
 }
 

@@ -1,4 +1,4 @@
-//! A lock that many hold to read, or one to write.
+//! A lock that many owners hold to read, or one to write.
 
 use crate::simulated::client::LEASE;
 use crate::simulated::kind::{Kind, Prefixes};
@@ -53,7 +53,7 @@ impl Kind for ReadWriteLock {
         &["read", "write"]
     }
 
-    /// The even ones write.
+    /// The even numbers write.
     fn next_number(&self, last: u64, random: &mut Random) -> u64 {
         last + random.between(1, 2) as u64
     }
@@ -96,7 +96,7 @@ impl Kind for ReadWriteLock {
             if *timeout == -1 {
                 return Err(format!("a timeout without an end: {holder}"));
             }
-            // A renewal of Redisson's may have made it so before.
+            // A renewal of Redisson's may have made the timeout that long before.
             if *timeout > state.left && !script.is_of_redisson() && !outlasts(before, holder) {
                 return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
             }

@@ -1,9 +1,10 @@
 //! The scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! As in `lock/`, in the same world: processes of ours want to read or to write, Redisson's clients
-//! do, too, with all faults that can occur. After every script the keys are held against the rules
-//! (`simulated/rules.rs`): one writes or some read, no reader passes a writer in front, readers in
-//! front are let in together, no waiter waits without a reason, nothing is left behind.
+//! The world is that of `lock/`: processes of ours and Redisson's clients want to read or to write,
+//! with all faults that can occur. After every script the keys are checked against the rules
+//! (`simulated/rules.rs`): one owner writes or some read, no reader passes a writer in front,
+//! readers in front are let in together, no waiter waits without a reason, and nothing is left
+//! behind.
 
 mod kind;
 mod scenarios;
@@ -72,8 +73,9 @@ fn random_histories_keep_the_rules() {
     READ_WRITE.check_histories();
 }
 
-/// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading. In
-/// some histories a holder stays for so long that it keeps the lock for one that stands still.
+/// Up to two Redisson clients, and sometimes a client of ours that goes down from writing to
+/// reading. In some histories a holder stays for so long that it keeps the lock for another one
+/// that stands still.
 fn plan(seed: u64) -> Plan {
     let plan = Plan::random(seed);
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
@@ -81,7 +83,7 @@ fn plan(seed: u64) -> Plan {
     if seed % 7 == 4 { plan.slow() } else { plan }
 }
 
-/// Three readers count as very many, of which a leaving one looks at one only.
+/// Three readers count as very many, so that a leaving reader looks at only one other.
 #[test]
 fn random_histories_keep_the_rules_among_very_many_readers() {
     let server = server();
@@ -94,12 +96,12 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
     }
 }
 
-/// Readers and writers of ours take turns, and none waits for long, also beside Redisson.
+/// Our readers and writers take turns, and none waits for long, also beside Redisson.
 #[test]
 fn no_client_starves() {
     let server = server();
     let mut store = Store::new(&server, &Scripts::of(TEXTS));
-    // The last ones run the most scripts.
+    // The last mixes run the most scripts.
     let mixes = [(8, 0, 5 * MS), (6, 2, 5 * MS), (4, 1, MS), (4, 0, 50)];
     for (ours, java, hold) in mixes.into_iter().take(if is_full() { 4 } else { 2 }) {
         let plan = Plan::peaceful(ours, java, hold, SECOND);

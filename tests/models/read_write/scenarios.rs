@@ -82,7 +82,7 @@ fn listeners(direct: &mut Direct, client: usize) -> i64 {
     heard.1
 }
 
-/// A client that may tell nobody keeps the lock, whether or not somebody waits.
+/// A client that may send no messages keeps the lock, whether or not another one waits.
 fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, prices(), &["-publish"]);
@@ -118,7 +118,8 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The second copy of a request is told that the first one took it; that of a release does nothing.
+/// The second copy of a request is answered that the first one took the lock. The second copy of a
+/// release does nothing.
 fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
@@ -134,8 +135,8 @@ fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Only Redisson's clients are left, which know nothing of our queue. A dead writer is first in it:
-/// readers enter at once.
+/// Only Redisson's clients are left, which know nothing of our queue. A dead writer is first in the
+/// queue, but readers enter at once.
 fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -167,14 +168,14 @@ fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken
     let request = Request::Acquire { number: READS, lease: LEASE / 10, again: None };
     let granted = Reply::Granted { already: false, token: None };
     ensure(direct.run(3, &request) == granted, "a reader waits for a dead writer")?;
-    // A copy of the request that comes late.
+    // A late copy of the request.
     direct.run(3, &request);
     let left: i64 = direct.command(&["PTTL", "prices"]);
     ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
 }
 
-/// Another reader has kept the lock meanwhile. Every question with the answer that its owner reads
-/// makes the timeout anew: then the next one that leaves knows of that reader.
+/// Another reader has kept the lock meanwhile. Every request that is answered that its owner reads
+/// makes the timeout anew, so the next reader that leaves knows of that owner.
 fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
@@ -202,10 +203,10 @@ fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// So many read: the scripts treat many of them at once.
+/// The number of readers, so many that the scripts treat several of them at once.
 const CROWD: usize = 250;
 
-/// Readers of so many processes have the lock, the first of them for `longest` ms.
+/// Readers of [`CROWD`] processes take the lock, the first of them for `longest` ms.
 fn crowd(direct: &mut Direct, longest: i64) {
     let () = direct.command(&["HSET", "prices", "mode", "read"]);
     let () = direct.command(&["PEXPIRE", "prices", &longest.to_string()]);
@@ -222,14 +223,15 @@ fn lasts(direct: &mut Direct) -> i64 {
     direct.command(&["PTTL", "prices"])
 }
 
-/// A release to very many lets each of them in once and tells it so, up to the next writer.
+/// A release lets very many readers in, up to the next writer. Each of them enters once and gets
+/// one message.
 fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(CROWD + 1, &acquire(WRITES));
     let mut listeners: Vec<_> =
         (1..=CROWD).map(|client| hear(server, &mut direct, client)).collect();
     let _writer = hear(server, &mut direct, CROWD + 3);
-    // A monitor hears every channel: messages to the dead are heard, too.
+    // A monitor hears every channel, so the server counts a listener even for the dead.
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
     let readers: Vec<_> = (1..=CROWD).map(|client| owner(client, READS)).collect();
@@ -255,8 +257,9 @@ fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A leaving reader looks at a few of very many only, and cuts no lease; when few are left, the
-/// lock lasts as long as the longest of them. One alone that has it for much longer is noticed.
+/// A leaving reader looks at only a few of very many, and cuts no lease. When few are left, the
+/// lock lasts as long as the longest of them. A single reader that has the lock for much longer is
+/// noticed.
 fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     crowd(&mut direct, 10 * LEASE);
@@ -278,8 +281,8 @@ fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
-/// One of many readers in front asks: those ahead of it and behind it are told, and it reads the
-/// reply.
+/// One of many readers in front asks. The readers ahead of it and behind it get messages, and it
+/// gets the reply.
 fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(WRITES));
@@ -294,7 +297,7 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
-    // A reader that was not told hears this, and so does the one that asked.
+    // A reader that got no message gets this answer, and so does the one that asked.
     for client in 2..8 {
         let _heard: i64 =
             direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
@@ -307,8 +310,9 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     Ok(())
 }
 
-/// All of very many die, and the lock's time to live is that of one that left before: a writer that
-/// asks gets it. While one of them lives it does not, and the lock lasts as long as that one.
+/// All of very many readers die, and the lock's time to live is that of one that left before. A
+/// writer that asks gets the lock. While one of the readers lives, the writer does not get it, and
+/// the lock lasts as long as that reader.
 fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
@@ -319,7 +323,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for timeout in &timeouts[1..] {
             let () = direct.command(&["DEL", timeout]);
         }
-        // (The one that lives may be among the few that are looked at.)
+        // (The live reader may be among the few that are looked at.)
         for _ in 0..20 {
             direct.run(CROWD + 1, &ask);
         }
@@ -339,7 +343,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Killed processes leave nothing behind for as long as others come and go.
+/// While others come and go, killed processes leave nothing behind.
 fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for dead in [10, CROWD - 2] {
         let mut direct = direct(server, scripts);
@@ -354,7 +358,7 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             }
         }
         direct.run(CROWD - 1, &release(READS));
-        // (A few at random are looked at, and the one that lives may be among them.)
+        // (The script looks at a few at random, and the live reader may be among them.)
         for _ in 0..100 {
             if there(&mut direct).0.len() > 1 {
                 direct.run(CROWD + 1, &acquire(READS));
@@ -376,7 +380,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Nobody waits there.
+/// No process waits there.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -447,7 +451,7 @@ fn a_shortcut_does_the_same_as_the_rest_would() {
             release(1),
         ]
     });
-    // But for PTTL, HLEN and HGETALL, which a lock that is free can do without.
+    // All but PTTL, HLEN and HGETALL, which a free lock can do without.
     let denied = "set exists hset pexpire time del publish hexists lpop lpos rpush llen pubsub";
     shortcuts::check(&server, &site, &states, &requests.concat(), denied);
 }

@@ -1,6 +1,6 @@
-//! One process and one lock, without I/O: the library's own machine (`src/ask/entry.rs`) decides
-//! how the process waits, and this file has what stands around it in the library. That is the
-//! thread that leads, its requests and messages, its hold, and what it gives back.
+//! One process and one lock, without I/O. The library's own machine (`src/ask/entry.rs`) decides
+//! how the process waits. This file stands for the rest of the library: the thread that leads, its
+//! requests and messages, its hold, and what it gives back.
 //!
 //! ```text
 //!            Lock                     granted by reply or message
@@ -11,10 +11,10 @@
 //!    └─────────────────────────────── its deadline, or a word that it is lost: give_up
 //! ```
 //!
-//! As in the library, a thread that has sent a request does nothing else until the reply, or the
-//! end of its wait: what it is told meanwhile stays in its inbox.
+//! As in the library, a thread that has sent a request does nothing else until the reply or the end
+//! of its wait. Messages that come meanwhile stay in its inbox.
 //!
-//! Times are microseconds on the process's own clock, which never jumps; those of the wire are
+//! Times are microseconds on the process's own clock, which never jumps. Times on the wire are
 //! milliseconds.
 
 use std::time::Duration;
@@ -37,12 +37,14 @@ pub(crate) const SECOND: Time = 1_000 * MS;
 /// The whole lease, in ms.
 pub(crate) const LEASE: i64 = 30_000;
 
-/// A hold that lasts so long is raised to the whole lease.
+/// The age at which a hold is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// A grant that was found by asking should have come as a message so long ago.
+/// How long a process that found its grant by asking waits for the grant's message. Then it
+/// subscribes anew.
 const SUSPECT: Time = 300 * MS;
-/// A copy of a request may reach the server so late: until then it is undone again and again.
+/// The times after a request in doubt at which the process undoes it again, since a copy may reach
+/// the server that late.
 const LATE: [Time; 6] = [
     SECOND / 2,
     2 * SECOND,
@@ -52,19 +54,19 @@ const LATE: [Time; 6] = [
     9 * SECOND + SECOND / 2,
 ];
 
-/// A rule that a test may switch off, to see its purpose. (The others save time, and no history is
-/// long enough to tell.)
+/// A rule that a test may switch off, to see its purpose. (The other rules save time, and no
+/// history is long enough to show that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange, not from its receipt.
     Anchor,
     /// After a request in doubt the end is repeated for as long as a copy may come.
     Late,
-    /// The first two listen to the public channel while Redisson has the lock.
+    /// The first two in the queue listen to the public channel while Redisson has the lock.
     Listen,
     /// A chain goes on over a lock that no other process wanted for a moment.
     Continue,
-    /// Of a fair lock: a grant that is read late is none.
+    /// Of a fair lock: a grant that is read too late does not count.
     Deadline,
     /// Of a fair lock: a process that waits asks once while a hand-over lasts.
     Poll,
@@ -79,19 +81,19 @@ impl Rule {
 pub(crate) enum Input {
     /// A thread wants the lock.
     Lock,
-    /// A thread wants it if it is free.
+    /// A thread wants the lock if it is free.
     TryLock,
-    /// The waiting thread wants it no more.
+    /// The waiting thread gives up.
     GiveUp,
     /// The holder is done.
     Unlock,
-    /// A reply, and when that copy of the request was sent.
+    /// A reply, and the time at which that copy of the request was sent.
     Reply {
         sent: Time,
         request: Request,
         reply: Reply,
     },
-    /// The connection broke under a request: it may be carried out never, twice or late.
+    /// The connection broke under a request, which may be carried out never, twice or late.
     InDoubt(Request),
     Message(Message),
     /// A release, on the public channel.
@@ -105,7 +107,7 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// Look whether it is time to ask. The second is the number of this nap.
+    /// The time to ask may have come. The second number is that of the nap.
     Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
@@ -116,21 +118,21 @@ pub(crate) enum Timer {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// To the server, in this order.
+    /// Send this to the server, in this order.
     Send(Request),
     At(Time, Timer),
-    /// To the public channel, and to the companion channel beside it.
+    /// Subscribe to the public channel, and to the companion channel beside it.
     Listen,
     Unlisten,
-    /// The own channel, on a new connection.
+    /// Subscribe to the own channel on a new connection.
     Resubscribe,
-    /// The caller has the lock under this number until then, unless that is extended; and with
-    /// which fencing token.
+    /// The caller has the lock under this number, until this time unless that is extended, with
+    /// this fencing token.
     Entered(u64, Time, Option<i64>),
     Extended(Time),
-    /// The caller has it no more.
+    /// The caller has lost the lock.
     Lost,
-    /// A thread that tried was not granted it, or the server refused the script.
+    /// A thread that tried was not granted the lock, or the server refused the script.
     Refused,
 }
 
@@ -147,17 +149,17 @@ struct Wait {
     number: u64,
     entry: EntryMachine<Details>,
     inbox: Inbox<Details>,
-    /// It stands in the queue, and may ask again.
+    /// Whether the thread stands in the queue and may ask again.
     waits: bool,
     /// On its way.
     request: Option<Request>,
-    /// It was sent twice.
+    /// Whether the request was sent twice.
     is_copy: bool,
     nap: u64,
     listens: bool,
 }
 
-/// What a grant says besides.
+/// The rest of what a grant says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Details {
     chain: Chain,
@@ -170,7 +172,8 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// Messages may name the owner: they are its own, and not given back.
+    /// Whether messages may name the owner. Such messages belong to the owner, and are not given
+    /// back.
     is_registered: bool,
     chain: Chain,
 }
@@ -209,7 +212,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.waits)
     }
 
-    /// A request is on its way, and its thread does nothing else.
+    /// Whether a request is on its way, so that its thread does nothing else.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
     }
@@ -247,7 +250,7 @@ impl Process {
         self.go_on(now);
     }
 
-    /// As the driver that waits: reads what was told, asks if it is time, and sleeps otherwise.
+    /// Acts as the driver that waits: reads its messages, asks if it is time, and otherwise sleeps.
     fn go_on(&mut self, now: Time) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
@@ -280,7 +283,7 @@ impl Process {
         self.send(request);
     }
 
-    /// The thread finds that in its inbox.
+    /// Puts a message in the thread's inbox.
     fn tell(&mut self, now: Time, received: Received<Details>) {
         if let State::Waiting(wait) = &mut self.state {
             wait.inbox.receive(received);
@@ -322,7 +325,7 @@ impl Process {
             self.outputs.push(Output::Listen);
         }
         if suspects {
-            // The message was sent, and has not come. If it does not come now, the subscription is
+            // The message was sent, but has not come. If it does not come now, the subscription is
             // dead without an error.
             self.suspect = Some(number);
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
@@ -335,7 +338,7 @@ impl Process {
     }
 
     /// The first copy of a request may be carried out never or late. The connection sends another
-    /// one; if that is lost as well, the waiter asks anew.
+    /// copy. If that is lost as well, the waiter asks anew.
     fn doubt(&mut self, now: Time, request: Request) {
         match request {
             Request::Acquire { number, .. } | Request::Try { number, .. } => {
@@ -384,7 +387,8 @@ impl Process {
         self.state = State::Idle;
     }
 
-    /// Gives back what the server has of this owner, an entry or the lock, now or later.
+    /// Gives back what the server has of this owner, an entry or the lock, now and in case a copy
+    /// comes later.
     fn give_back(&mut self, now: Time, number: u64, chain: Chain, undo: Undo) {
         if undo == Undo::Nothing {
             return;
@@ -474,7 +478,8 @@ impl Process {
         }
     }
 
-    /// Past its deadline, or by a word of the server's. The server's part of it is given back.
+    /// Loses the hold, past its deadline or because the server says so. The server's part of the
+    /// hold is given back.
     fn lose(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };
@@ -505,7 +510,8 @@ impl Process {
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
-                // Nobody waits for any other: its thread has left, and given up what it may have.
+                // No thread waits for any other reply. Its thread has left, and has given up
+                // whatever it may have.
                 if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
                     self.answered(now, reply);
                 }
@@ -568,12 +574,12 @@ fn whole() -> Duration {
     Duration::from_millis(LEASE as u64)
 }
 
-/// As the library counts.
+/// The time as the library counts it.
 fn nanos(time: Time) -> u64 {
     time as u64 * 1_000
 }
 
-/// As a request has it.
+/// The chain in the form of a request.
 fn said(chain: Chain, now: Time) -> wire::Chain {
     match chain.since(|| nanos(now)) {
         None => wire::Chain::default(),

@@ -13,7 +13,7 @@ use super::wire::{Chain, Message, Reply, Request, own_channel};
 
 pub(crate) const CHAIN: Chain = Chain { since: 0, count: 1 };
 
-/// One connection of a user's, for scripts of any client.
+/// A user's connection, for scripts of any client.
 pub(crate) struct Direct {
     pub(crate) connection: Connection,
     pub(crate) scripts: Scripts,
@@ -29,7 +29,7 @@ impl Direct {
         Self { connection, scripts: Scripts::of(site.kind.texts()), site }
     }
 
-    /// As a user with all rights but these.
+    /// Connects as a user with all rights but these.
     pub(crate) fn without(server: &Server, site: Site, rules: &[&str]) -> Self {
         let all = ["ACL", "SETUSER", "me", "reset", "on", ">word", "~*", "&*", "+@all"];
         let mut connection = server.connection();
@@ -68,7 +68,7 @@ impl Direct {
         matches!(self.acquire(client), Reply::Granted { .. })
     }
 
-    /// The entry it has now.
+    /// The place that the client has now.
     pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
             Reply::Refused(refused) => refused.place,
@@ -105,15 +105,15 @@ impl Direct {
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
     }
 
-    /// A master that was demoted must answer each of these that it takes no writes. (It never finds
-    /// the new one, so it keeps what it has.)
+    /// A master that was demoted must answer each of these requests that it takes no writes. (It
+    /// never finds the new master, so it keeps its data.)
     pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
         let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let replies: Vec<_> =
             requests.iter().map(|request| (request, self.raw(client, request))).collect();
         let () = self.command(&["REPLICAOF", "NO", "ONE"]);
         for (request, reply) in replies {
-            // Before Redis 7.0 an error within a script has its code in the text.
+            // Before Redis 7.0, the text of an error within a script has the code.
             let is_read_only = |error: &RedisError| {
                 error.code() == Some("READONLY") || error.to_string().contains("READONLY")
             };
@@ -124,7 +124,7 @@ impl Direct {
         Ok(())
     }
 
-    /// How many commands the server runs meanwhile, those inside scripts included.
+    /// The number of commands that the server runs meanwhile, those inside scripts included.
     pub(crate) fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);

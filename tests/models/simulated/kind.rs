@@ -18,16 +18,16 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// An owner's number: new for each acquisition.
     fn next_number(&self, last: u64, random: &mut Random) -> u64;
 
-    /// As it stands in the hash and in the queue.
+    /// The owner as the hash and the queue have it.
     fn owner(&self, uuid: &str, number: u64) -> String;
 
-    /// The texts of all scripts; of the short-cuts, too.
+    /// The texts of all scripts, shortcuts included.
     fn texts(&self) -> Texts;
 
-    /// An owner as `renew` is told of it.
+    /// The owner as an argument of `renew`.
     fn renewed(&self, owner: &str) -> String;
 
-    /// The argument of a forced unlock of ours beside the channel.
+    /// The argument of our forced unlock beside the channel.
     fn forced(&self, state: &State) -> Option<String>;
 
     /// Checks which owners hold the lock at once, and how.
@@ -36,7 +36,8 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// Whether these two cannot be inside together.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool;
 
-    /// Whether one of Redisson's wants to write now, and how often it takes the lock.
+    /// Whether a Redisson client wants to write now, and the number of times that it takes the
+    /// lock.
     fn java_wants(&self, random: &mut Random) -> (bool, u32);
 
     /// The request of one of Redisson's clients.

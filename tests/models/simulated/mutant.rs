@@ -1,5 +1,5 @@
 //! Rules that are broken one at a time, to show that the model would notice. The file `mutants` of
-//! each kind of lock has them, each with a part of a script and what it is replaced by:
+//! each kind of lock lists them, each with a part of a script and its replacement:
 //!
 //! ```text
 //! what the broken script does
@@ -8,10 +8,11 @@
 //! + redis.pcall('del', lock)
 //! ```
 //!
-//! The second line has the script, or `client` and a [`Rule`], and what finds it out: a history, `by
-//! share`, or `by` the name of a scene. The history is tried first; if scripts or model have changed
-//! since, another one will find it, and the test says which. A usual run leaves out the shares, and
-//! each `long seed`, whose history runs many scripts before.
+//! The second line has the script, or `client` and a [`Rule`]. Then it has what finds the mutant: a
+//! history, `by share`, or `by` the name of a scene. The history is tried first. If scripts or
+//! model have changed since, another history will find the mutant, and the test says which. A usual
+//! run leaves out the shares, and each `long seed`, whose history runs many scripts before it finds
+//! the mutant.
 
 use super::client::Rule;
 use super::scripts::{Script, Scripts};
@@ -19,7 +20,7 @@ use super::specification::{Scene, Specification};
 
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
-    /// With the broken one.
+    /// The scripts, with the broken one among them.
     pub(crate) scripts: Scripts,
     pub(crate) script: Option<Script>,
     pub(crate) rule: Option<Rule>,

@@ -1,10 +1,10 @@
-//! The participants, their actions and the faults: the part that is known beforehand.
+//! The participants, their actions and the faults, as far as they are known beforehand.
 
 use super::client::{MS, SECOND, Time};
 use super::random::Random;
 use super::simulation::Fault;
 
-/// Times, each as often as it stands here.
+/// Times, each with the weight with which it is drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Vec<(u32, Option<Time>)>);
 
@@ -36,24 +36,24 @@ pub(crate) struct Plan {
     pub(crate) sites: Vec<(i64, &'static str)>,
     pub(crate) ours: usize,
     pub(crate) java: usize,
-    /// The locks have fencing tokens.
+    /// Whether the locks have fencing tokens.
     pub(crate) is_fenced: bool,
-    /// A monitor listens to every channel.
+    /// Whether a monitor listens to every channel.
     pub(crate) is_monitored: bool,
     pub(crate) length: Time,
     pub(crate) think: Times,
     pub(crate) hold: Times,
     pub(crate) java_hold: Times,
     pub(crate) limit: Times,
-    /// How many of a hundred calls only try.
+    /// The percentage of calls that only try.
     pub(crate) tries: i64,
-    /// How many of a thousand requests break their connection.
+    /// The number of requests out of a thousand that break their connection.
     pub(crate) breaks: i64,
     pub(crate) faults: Vec<Fault>,
 }
 
 impl Plan {
-    /// Everything goes wrong.
+    /// A plan in which everything goes wrong.
     pub(crate) fn random(seed: u64) -> Self {
         use Fault::{
             ClockBack, ClockForward, Cut, Evict, Flush, Force, Full, HalfOpen, JavaForce, Kill,
@@ -107,8 +107,8 @@ impl Plan {
         }
     }
 
-    /// Many wait, holders stay for longer than a lease by message lasts, and every now and then a
-    /// waiter stands still.
+    /// Makes many wait and holders stay for longer than a lease by message lasts. Every now and
+    /// then a waiter stands still.
     pub(crate) fn slow(self) -> Self {
         Self {
             sites: vec![(0, "orders")],
@@ -123,7 +123,7 @@ impl Plan {
         }
     }
 
-    /// Nothing goes wrong: for the clients' shares.
+    /// A plan in which nothing goes wrong, for the clients' shares.
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {
             sites: vec![(0, "orders")],

@@ -1,5 +1,5 @@
-//! A Redisson client's actions on a lock: watched from live ones. And those of one of ours that
-//! goes down from writing to reading.
+//! A Redisson client's actions on a lock, as observed on live clients; and those of a client of
+//! ours that goes down from writing to reading.
 
 use redis::Value;
 
@@ -10,7 +10,7 @@ use super::simulation::{Event, Simulation, Who};
 use super::store::uuid;
 use super::wire::Chain;
 
-/// From the message to the request it makes.
+/// The shortest and the longest time from the message to the request that it leads to.
 const WAKES: (Time, Time) = (MS, 2_200);
 
 #[derive(Debug)]
@@ -21,8 +21,9 @@ pub(crate) struct Java {
     serial: u64,
     state: State,
     pub(crate) writes: bool,
-    /// How often it takes the lock, and how often it has it.
+    /// The number of times that the client takes the lock.
     levels: u32,
+    /// The number of times that the client has the lock.
     held: u32,
     asked: u64,
     is_asking: bool,
@@ -30,7 +31,7 @@ pub(crate) struct Java {
     connection: Option<usize>,
     began: Time,
     claim: usize,
-    /// Of one of ours that reads on.
+    /// Of a client of ours that reads on.
     reading: Option<usize>,
     pub(crate) grants: u64,
     pub(crate) longest: Time,
@@ -42,7 +43,7 @@ pub(crate) enum Version {
     Three,
     /// 4.7.
     Four,
-    /// One of ours, which tries to write, and then reads on.
+    /// A client of ours, which tries to write, and then reads on.
     Ours,
 }
 
@@ -58,7 +59,7 @@ enum State {
 pub(crate) enum JavaEvent {
     Begin,
     Message,
-    /// Asks, unless it has asked since.
+    /// The client asks, unless it has asked since.
     Ask(Option<u64>),
     /// The client's request reaches the server.
     Served(Time),
@@ -67,8 +68,9 @@ pub(crate) enum JavaEvent {
     Renewed(u64),
     Done,
     Unlocked,
-    /// One of ours reads on, and is done with that.
+    /// A client of ours reads on.
     Down,
+    /// The client has stopped reading.
     DoneReading,
 }
 
@@ -102,7 +104,8 @@ impl Java {
         format!("{}:{}{writes}", self.uuid, self.serial)
     }
 
-    /// As 4.7 sends an unlock: the server remembers the answer, for a request that is sent again.
+    /// An unlock as Redisson 4.7 sends it: the server remembers the answer, for a request that is
+    /// sent again.
     pub(crate) fn remembered(&self, mut call: Call) -> Call {
         let memory = format!("redisson_unlock_latch:{{{}}}:{}", call.keys[0], self.owner());
         call.keys.push(format!("{memory}:{}", self.held));
@@ -110,7 +113,7 @@ impl Java {
         call
     }
 
-    /// One of ours that reads under its own writing.
+    /// The owner of a client of ours that reads under its own writing.
     fn reader(&self) -> String {
         format!("{}:{}", self.uuid, 1_000_000 + self.serial)
     }
@@ -160,7 +163,7 @@ impl Simulation<'_> {
         self.java_call(java, &call).map(drop)
     }
 
-    /// The client reads beside its own writing, and writes no more.
+    /// The client reads beside its own writing, and then stops writing.
     fn go_down(&mut self, java: usize) -> Result<bool, Broken> {
         let own = &self.java[java];
         let lock = own.site;
@@ -264,7 +267,8 @@ impl Simulation<'_> {
                 let then = if is_ours { JavaEvent::Down } else { JavaEvent::Done };
                 self.at(now + work, Event::Java(java, then));
             }
-            // There is no memory. Its thread gets an error, and comes again; its first level stays.
+            // There is no memory. The client's thread gets an error, and comes again. Its first
+            // level stays.
             (JavaEvent::Reply(_, Value::ServerError(_)), State::Waiting) => {
                 let held = own.held > 0;
                 own.state = if held { State::Dead } else { State::Idle };
@@ -275,7 +279,7 @@ impl Simulation<'_> {
             }
             (JavaEvent::Reply(_, left), State::Waiting) => {
                 let left: i64 = redis::from_redis_value(left).map_err(|error| error.to_string())?;
-                // Its hold was taken by force.
+                // The client's hold was taken by force.
                 own.held = 0;
                 own.is_asking = false;
                 if own.connection.is_none() {
@@ -317,7 +321,7 @@ impl Simulation<'_> {
                     self.java[java].held -= 1;
                     self.java_soon(java, JavaEvent::Unlocked);
                 }
-                // The next owner only after the last one's unlock.
+                // The next owner comes only after the last one's unlock.
                 if !reads_on {
                     let pause = self.plan.think.sample(&mut self.random);
                     self.at(now + pause + MS / 2, Event::Java(java, JavaEvent::Begin));
@@ -328,7 +332,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// How long the longest wait of one of Redisson's was, the one of now included.
+    /// The longest wait of a Redisson client, including the present wait.
     pub(crate) fn longest_java(&self) -> Time {
         let wait = |own: &Java| match own.state {
             State::Waiting => own.longest.max(self.now - own.began),

@@ -8,11 +8,11 @@ use super::state::{State, writes};
 use super::store::{is_ours, is_to};
 use super::wire::own_channel;
 
-/// Which rule was broken, and how.
+/// The rule that was broken, and how.
 pub(crate) type Broken = String;
 
 const WINDOW: i64 = 4;
-/// So many tokens are a hold's.
+/// The number of a hold's tokens.
 const TOKENS: i64 = 1_024;
 
 /// One script, and the keys after it.
@@ -21,11 +21,11 @@ pub(crate) struct Step<'a> {
     pub(crate) owner: Option<&'a String>,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
-    /// It asks again, and has waited since then (ms, the server's clock).
+    /// The time since which an owner that asks again has waited (ms, the server's clock).
     pub(crate) came: Option<i64>,
-    /// The owner has waited for so long that others ahead would have asked again.
+    /// Whether the owner has waited for so long that others ahead would have asked again.
     pub(crate) is_old: bool,
-    /// The server's clock jumps.
+    /// Whether the server's clock jumps.
     pub(crate) has_jumped: bool,
     /// The same for the owners with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
@@ -34,7 +34,7 @@ pub(crate) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Whether it may take the fields of dead readers along, and give the lock the time of the
+    /// Whether the script may remove the fields of dead readers and give the lock the time of the
     /// others.
     fn counts_readers(&self) -> bool {
         let asks = matches!(self.script, Script::Acquire | Script::Try);
@@ -50,7 +50,7 @@ fn is_open(state: &State) -> bool {
     (1..=WINDOW).contains(&state.window_left)
 }
 
-/// `listeners`: how many the server believes to hear a channel.
+/// `listeners`: the number of listeners of a channel, as the server believes.
 pub(crate) fn check(
     step: &Step<'_>,
     site: &Site,
@@ -63,7 +63,7 @@ pub(crate) fn check(
     check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;
-    // An owner that is not in the queue any more has the lock, has left, or is dead.
+    // An owner that has gone from the queue has the lock, has left, or is dead.
     for place in &before.queue {
         let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
         let is_passed = script == Script::Acquire && (step.is_silent)(place);
@@ -90,7 +90,7 @@ pub(crate) fn check(
         let back = back.filter(|place| is_new(&&after.queue[*place]));
         let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
         let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
-        // One that came earlier may stand between them: then that order holds.
+        // If an owner that came earlier stands between them, that order holds.
         if let Some(later) = ahead.last().filter(came_later) {
             return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
         }
@@ -141,7 +141,7 @@ pub(crate) fn check(
     Ok(seen)
 }
 
-/// Nothing without an end, and no owner with two entries.
+/// No key is without an end, and no owner has two entries.
 fn check_keys(state: &State) -> Result<(), Broken> {
     if !state.holders.is_empty() && state.left < 0 {
         return Err("a lock without an end".to_owned());
@@ -180,7 +180,7 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
 /// A hold is ended by its owner or by force, and a late copy cuts no lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
-    // Before 4.4 it says so of all readers.
+    // Before Redisson 4.4, a renewal sets the time of all readers.
     let cuts_all = script == Script::RedissonReadRenew3;
     for holder in &before.holders {
         let timeout = before.timeout(holder);
@@ -203,7 +203,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
             Some(_) => {}
         }
     }
-    // The remaining readers have it as long as the longest of them.
+    // The remaining readers have the lock as long as the longest of them.
     let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
     let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
     let cuts = after.left < before.left && !(step.counts_readers() && after.mode == "read");
@@ -220,7 +220,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to the asker or the told one, and past no listener.
+/// The lock goes to the owner that asks or to the one in the message, and never past a listener.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -263,7 +263,7 @@ fn check_grant(
     let is_granted = |id: &String| after.holders.contains(id);
     let is_silent = |id: &String| !after.queue.contains(id) && (step.is_silent)(id);
     let passed = ahead.filter(|id| !has_left(id) && !is_granted(id));
-    // A waiter that comes back stands in front of those, and of the silent.
+    // A waiter that comes back stands in front of those that came later, and of the silent.
     let came_later = |id: &String| {
         let is_later = |came| step.has_jumped || (step.others)(id).is_some_and(|it| it > came);
         is_asker && step.came.is_some_and(|came| is_later(came) || (step.is_silent)(id))
@@ -281,15 +281,14 @@ fn check_grant(
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) owner: String,
-    /// When the wait for it began.
+    /// The time at which the wait for the lock began.
     pub(crate) began: Time,
     pub(crate) from: Time,
     pub(crate) until: Time,
 }
 
 impl Lock {
-    /// Only owners that may be inside together, but for leases that were cut by force or by a
-    /// clock.
+    /// Only owners that may be inside together are inside, unless force or a clock has cut a lease.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
@@ -307,8 +306,8 @@ impl Lock {
         }
     }
 
-    /// A later holder has the higher token, and none of those that the process before may still
-    /// use. (Of locks that were taken by force two may be inside, in any order.)
+    /// A later holder has the higher token, and none that the process before may still use. (After
+    /// a lock was taken by force, two holders may be inside, in any order.)
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {
             return Err(format!("the token is {last:?}"));

@@ -10,12 +10,12 @@ use super::wire::{Chain, Request};
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Script {
-    /// These stand before some of ours, and shorten them.
+    /// The shortcuts, which stand before some of our scripts.
     Free,
     QueueUp,
     Unwanted,
     HandOver,
-    /// These stand before the others of ours, the last one before some.
+    /// The parts that stand before the rest of our scripts, the last one only before some.
     Prelude,
     HandOff,
     Holders,
@@ -80,7 +80,7 @@ impl Script {
         )
     }
 
-    /// Whether its sender may get the lock by its reply.
+    /// Whether the sender may get the lock by the reply.
     pub(crate) fn takes(self) -> bool {
         matches!(
             self,
@@ -92,7 +92,7 @@ impl Script {
         )
     }
 
-    /// Whether it ends the hold of its sender.
+    /// Whether the script ends the hold of its sender.
     pub(crate) fn leaves(self) -> bool {
         matches!(
             self,
@@ -141,7 +141,7 @@ impl Scripts {
         Self(texts.iter().map(|(script, text)| (*script, (*text).to_owned())).collect())
     }
 
-    /// One text with a part of it replaced, which must occur in it.
+    /// Replaces a part of one text. The part must occur in it.
     pub(crate) fn with(mut self, script: Script, part: &str, by: &str) -> Self {
         let text = &self.0[&script];
         assert!(text.contains(part), "{script:?} has no {part:?}");
@@ -150,7 +150,7 @@ impl Scripts {
         self
     }
 
-    /// All but this shortcut.
+    /// All texts but this shortcut.
     pub(crate) fn without(mut self, shortcut: Script) -> Self {
         self.0.remove(&shortcut);
         self
@@ -160,20 +160,20 @@ impl Scripts {
         self.0.keys().copied()
     }
 
-    /// As the server gets it.
+    /// The text that the server gets.
     pub(crate) fn text(&self, script: Script) -> String {
         let shortcuts = script.shortcuts().iter().filter_map(|shortcut| self.0.get(shortcut));
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
-    /// A request for a lock that most likely is held: its shortcuts are the other way round.
+    /// The text for a lock that most likely is held. Its shortcuts come in the other order.
     pub(crate) fn held(&self) -> String {
         let shortcuts = Script::Acquire.shortcuts().iter().rev();
         let shortcuts = shortcuts.filter_map(|shortcut| self.0.get(shortcut));
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(Script::Acquire)
     }
 
-    /// The same without its shortcuts.
+    /// The text without its shortcuts.
     pub(crate) fn rest(&self, script: Script) -> String {
         let asks_whose = matches!(script, Script::Acquire | Script::Try | Script::ForceUnlock);
         let prelude = [Script::Prelude, Script::HandOff, Script::Holders, Script::Owner];
@@ -193,8 +193,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether its client takes the lock for held: at random, by the owner's number, or since the
-    /// owner asks again.
+    /// Whether the client expects a held lock: at random, by the owner's number, or since the owner
+    /// asks again.
     pub(crate) fn is_for_held(&self) -> bool {
         let even = ['0', '2', '4', '6', '8'];
         self.script == Script::Acquire
@@ -202,7 +202,7 @@ impl Call {
     }
 }
 
-/// One of ours.
+/// The call of a client of ours.
 pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     let owner = |number: &u64| site.kind.owner(uuid, *number);
     match request {
@@ -226,7 +226,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     }
 }
 
-/// `writer`: the holder beside which it reads.
+/// `writer`: the holder beside which the owner reads.
 pub(crate) fn taking(
     script: Script,
     site: &Site,
@@ -249,7 +249,7 @@ pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) 
     Call { script, keys: site.keys(), args }
 }
 
-/// A forced unlock of ours, or of Redisson's, of the holders.
+/// A forced unlock, by a client of ours or by a Redisson client.
 pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     if is_ours {
         let mut args = vec![site.public.clone()];
@@ -262,7 +262,7 @@ pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
 }
 
-/// The database's number, which is sent if it is not 0.
+/// The database's number. It is sent if it is not 0.
 fn database(site: &Site) -> Option<String> {
     (site.database != 0).then(|| site.database.to_string())
 }

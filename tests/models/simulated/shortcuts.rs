@@ -9,7 +9,7 @@ use super::site::Site;
 use super::store::uuid;
 use super::wire::Request;
 
-/// The keys (made by commands), the requests of client 1 and the denied rights, all with all.
+/// Combines all keys (made by commands), all requests of client 1 and all denied rights.
 pub(crate) fn check(
     server: &Server,
     site: &Site,
@@ -17,7 +17,8 @@ pub(crate) fn check(
     requests: &[Request],
     denied: &str,
 ) {
-    // A window is seen here some time after it was opened: it must not have ended by then.
+    // A script sees a window some time after it was opened, and the window must not have ended by
+    // then.
     let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();
@@ -39,8 +40,8 @@ pub(crate) fn check(
                 });
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
-                // Each script asks for the rights that it may need, and then is refused whole. (A
-                // lock without waiters is taken without LLEN.)
+                // Each script first checks the rights that it may need, so that it is refused as a
+                // whole. (A lock without waiters is taken without LLEN.)
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                 let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";

@@ -38,13 +38,13 @@ pub(crate) fn play(
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
-/// How long a history may go on after its end.
+/// The longest time for which a history may go on after its end.
 const AFTERMATH: Time = 100 * SECOND;
-/// For so long after a loss of keys, some may not have taken their entries again.
+/// The time after a loss of keys within which some owners may not have taken their entries again.
 const LOST: Time = 12 * SECOND;
-/// A waiter that has not asked for so long may be passed.
+/// The time without a question after which a waiter may be passed over.
 const SILENT: Time = 2 * SECOND;
-/// How late a copy of a request may come.
+/// The most by which a copy of a request may be late.
 const LATE: Time = 6 * SECOND;
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) enum Event {
     },
     /// A new subscriber's connection is there.
     Subscribe(usize),
-    /// The server takes a connection for dead.
+    /// The server notices that a connection is dead.
     Forget(usize),
     Listen(usize),
     Unlisten(usize),
@@ -79,8 +79,9 @@ pub(crate) enum Event {
 pub(crate) enum ForProcess {
     Input(Input),
     Begin,
-    /// The wait of this number has had its time; the work in the hold of this number is done.
+    /// The wait of this number has had its time.
     Limit(u64),
+    /// The work in the hold of this number is done.
     Done(u64),
 }
 
@@ -89,7 +90,7 @@ pub(crate) enum ForProcess {
 pub(crate) struct Connection {
     who: Who,
     channels: Vec<String>,
-    /// Nothing arrives any more, though the server may count it as connected.
+    /// Whether nothing arrives over the connection, though the server may count it as connected.
     is_cut: bool,
     is_known: bool,
     last: Time,
@@ -113,13 +114,14 @@ pub(crate) struct Ours {
     listens: bool,
     lane: Time,
     replies: Time,
-    /// Until when it waits for a reply that was lost.
+    /// The time until which the process waits for a reply that was lost.
     troubled: Time,
-    /// Counts its waits; which began when.
+    /// The number of the process's waits so far.
     serial: u64,
+    /// The time at which the last wait began.
     began: Time,
     pub(crate) claim: Option<usize>,
-    /// A copy of a request of these may still take the lock.
+    /// The owners for which a copy of a request may still take the lock.
     in_doubt: HashSet<String>,
     pub(crate) grants: u64,
     pub(crate) longest: Time,
@@ -133,12 +135,12 @@ pub(crate) struct Lock {
     /// The server's clock at that time, in ms.
     at: i64,
     pub(crate) claims: Vec<Claim>,
-    /// When leases were cut without a fault of a client.
+    /// The times at which leases were cut without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner that had an entry: since when it says that it waits (ms, the server's clock),
-    /// and when it asked last.
+    /// For each owner that had an entry: the time since which it says that it waits (ms, the
+    /// server's clock), and the time of its last question.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
@@ -248,7 +250,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until no client wants the lock any more; then looks for leftovers.
+    /// Runs until all clients are done with the lock, then looks for leftovers.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.plan.length + AFTERMATH;
         while let Some(((time, _), event)) = self.events.pop_first() {
@@ -426,7 +428,7 @@ impl<'a> Simulation<'a> {
 
     // ---- subscribers ----------------------------------------------------------------------
 
-    /// How many the server believes to hear a channel.
+    /// The number of listeners of a channel, as the server believes.
     fn listeners(&self, channel: &str) -> usize {
         let hears =
             |there: &&Connection| there.is_known && there.channels.iter().any(|own| own == channel);
@@ -606,7 +608,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A process claims the lock until then. No other may claim it now.
+    /// Notes that a process claims the lock until `until`. No other may claim it now.
     pub(crate) fn claim(
         &mut self,
         lock: usize,
@@ -629,7 +631,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// In order. If the connection breaks, the request is carried out never, unanswered or late.
+    /// Sends a request, in order. If the connection breaks, the request is carried out never,
+    /// unanswered or late.
     fn send(&mut self, process: usize, request: Request) {
         let at = self.now + self.latency();
         let own = &mut self.ours[process];
@@ -897,7 +900,7 @@ impl<'a> Simulation<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,
-    /// For longer than a lease by message lasts, and only one that waits.
+    /// Stops a waiting process for longer than a lease by message lasts.
     StopWaiting,
     Cut,
     HalfOpen,

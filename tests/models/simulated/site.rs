@@ -15,7 +15,8 @@ pub(crate) struct Site {
     pub(crate) tokens: Option<String>,
     /// The channel for releases that concern all clients.
     pub(crate) public: String,
-    /// Beside the public one, for ours that have an entry: so that the others can be counted.
+    /// The channel beside the public one, to which our clients with an entry listen, so that the
+    /// others can be counted.
     pub(crate) companion: String,
 }
 
@@ -35,7 +36,7 @@ impl Site {
         }
     }
 
-    /// The same name as that of a lock with fencing tokens.
+    /// The site of a lock of this name with fencing tokens.
     pub(crate) fn fenced(self) -> Self {
         Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
     }
@@ -44,7 +45,7 @@ impl Site {
         Place { database: self.database, keys: [&self.lock, &self.queue, &self.window] }
     }
 
-    /// As scripts get them.
+    /// The keys as scripts get them.
     pub(crate) fn keys(&self) -> Vec<String> {
         let keys = [&self.lock, &self.queue, &self.window].into_iter().chain(&self.tokens);
         keys.cloned().collect()

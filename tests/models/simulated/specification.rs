@@ -1,4 +1,4 @@
-//! One kind of lock as it is tried: random histories of it, and the bugs that are planted in it.
+//! The tests of one kind of lock: random histories, and the bugs that are planted in it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,24 +13,24 @@ use super::scripts::{Script, Scripts};
 use super::store::Store;
 use super::summary::Summary;
 
-/// How long a usual run goes on with random histories.
+/// The time for which a usual run goes on with random histories.
 const BUDGET: Duration = Duration::from_millis(1_500);
-/// In how many histories something broken must have been found out.
+/// The number of histories within which a broken rule must be found.
 const SEEDS: u64 = 1_000;
 
 pub(crate) struct Specification {
     pub(crate) scripts: fn() -> Scripts,
-    /// One history, whose seed stands for all of it. `broken`: without this rule of the client's.
+    /// Plays one history, which the seed determines. `broken`: the client goes without this rule.
     pub(crate) play: fn(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played,
     /// A case that never comes up is not tested.
     pub(crate) seen: &'static [&'static str],
     /// Histories in which all of these come up.
     pub(crate) seeds: &'static [u64],
-    /// How many histories a run at full size looks at.
+    /// The number of histories of a run at full size.
     pub(crate) full: u64,
     /// See `mutant.rs`.
     pub(crate) mutants: &'static str,
-    /// The cases to which no history comes, each played for itself.
+    /// The cases that no history reaches, each played separately.
     pub(crate) scenes: &'static [(&'static str, Scene)],
     /// The clients' shares if nothing goes wrong.
     pub(crate) share: fn(store: &mut Store, broken: Option<Rule>) -> Result<(), Broken>,
@@ -74,7 +74,7 @@ impl Specification {
         }
         let many = number_from("REDLATCH_SEEDS").or_else(|| is_full().then_some(self.full));
         let total = match many {
-            // A history and its server take turns: two histories keep two cores busy.
+            // A history and its server take turns, so two histories keep two cores busy.
             Some(seeds) => thread::scope(|scope| {
                 let odd = scope.spawn(|| self.run((1..seeds).step_by(2)));
                 let mut total = self.run((0..seeds).step_by(2));
@@ -123,7 +123,7 @@ impl Specification {
         let mut unnoticed = Vec::new();
         for mutant in chosen {
             match self.find_out(mutant, &server) {
-                // Anybody notices a mutant that the server cannot run.
+                // A mutant that the server cannot run proves nothing, since every test notices it.
                 Some(found) if !found.contains("nonexistent global") => {
                     println!("{}: {found}", mutant.what);
                 }
@@ -133,13 +133,13 @@ impl Specification {
         assert!(unnoticed.is_empty(), "nobody noticed (REDLATCH_MUTANT tries one): {unnoticed:#?}");
     }
 
-    /// How it was found out, if it was.
+    /// How the mutant was found, if it was.
     fn find_out(&self, mutant: &Mutant, server: &Server) -> Option<String> {
         let scripts = &mutant.scripts;
         match mutant.by {
             By::Scene(scene) => scene(server, scripts).err(),
             By::Share => {
-                // Before it the shortcut would do the same unbroken.
+                // A shortcut before the mutant would do the same, unbroken.
                 let is_hidden = mutant.script == Some(Script::HandOff);
                 let scripts = scripts.clone();
                 let scripts = if is_hidden { scripts.without(Script::HandOver) } else { scripts };

@@ -19,11 +19,11 @@ pub(crate) struct State {
     pub(crate) queue: Vec<String>,
     pub(crate) queue_left: i64,
     pub(crate) window_left: i64,
-    /// How many timeouts there are, whosever.
+    /// The number of all timeouts.
     pub(crate) strewn: usize,
-    /// Of a fair lock's waiters.
+    /// The scores of a fair lock's waiters.
     pub(crate) scores: Vec<(String, f64)>,
-    /// Channel and text.
+    /// The messages, each with its channel and text.
     pub(crate) messages: Vec<(String, String)>,
 }
 
@@ -32,12 +32,12 @@ pub(crate) fn writes(owner: &str) -> bool {
 }
 
 impl State {
-    /// As if nothing had been there.
+    /// The state in which there are no keys.
     pub(crate) fn none() -> Self {
         Self { left: -2, queue_left: -2, window_left: -2, ..Self::default() }
     }
 
-    /// The state so many ms later, without any command.
+    /// The state `passed` ms later, without any command.
     pub(crate) fn after(mut self, passed: i64) -> Self {
         let all = [&mut self.left, &mut self.queue_left, &mut self.window_left];
         for left in all.into_iter().chain(&mut self.timeouts) {
@@ -54,13 +54,13 @@ impl State {
         self
     }
 
-    /// How long the longest timeout of a holder lasts; `None`: it is no holder.
+    /// The time left of a holder's longest timeout. `None`: the owner is no holder.
     pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
         let at = self.holders.iter().position(|holder| holder == owner)?;
         Some(self.timeouts[at])
     }
 
-    /// Whether it holds a read-write lock to read.
+    /// Whether the owner holds a read-write lock to read.
     pub(crate) fn reads(&self, owner: &String) -> bool {
         !self.mode.is_empty() && !writes(owner) && self.holders.contains(owner)
     }
@@ -81,7 +81,7 @@ impl State {
         self.is_free() && self.queue.is_empty() && self.window_left == -2 && self.strewn == 0
     }
 
-    /// In one line, for the trace.
+    /// The state in one line, for the trace.
     pub(crate) fn short(&self) -> String {
         let queue: Vec<_> = self.queue.iter().map(|owner| short(owner)).collect();
         let holders: Vec<_> = self.holders.iter().map(|owner| short(owner)).collect();

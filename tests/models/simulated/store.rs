@@ -66,7 +66,7 @@ impl Store {
         redis::cmd("FLUSHALL").exec(&mut self.connections[0]).unwrap();
     }
 
-    /// At the server's time `now`, in µs.
+    /// Runs a script at the server's time `now`, in µs.
     pub(crate) fn run(&mut self, now: i64, place: Place<'_>, call: &Call) -> (Value, State) {
         let Call { script, keys, args } = call;
         let mut command = redis::cmd("EVALSHA");
@@ -79,14 +79,14 @@ impl Store {
         self.observed(now, place, redis::cmd("PING")).1
     }
 
-    /// A key lives for so long from now on, in ms.
+    /// Makes a key live for this time from now on, in ms.
     pub(crate) fn expire(&mut self, now: i64, place: Place<'_>, key: &str, left: i64) -> State {
         let mut command = redis::cmd("HSET");
         command.arg("sim:ends").arg(key).arg(now / 1_000 + left);
         self.observed(now, place, command).1
     }
 
-    /// Some of the keys are evicted or deleted.
+    /// Evicts or deletes some of the keys.
     pub(crate) fn delete(
         &mut self,
         now: i64,
@@ -113,12 +113,13 @@ impl Store {
         (replies.pop().unwrap(), state)
     }
 
-    /// How many the server counts on a channel; a channel is that of all databases.
+    /// Sets the number of listeners that the server counts on a channel. A channel belongs to all
+    /// databases.
     pub(crate) fn set_subscribers(&mut self, channel: &str, count: usize) {
         self.everywhere(redis::cmd("HSET").arg("sim:subscribers").arg(channel).arg(count));
     }
 
-    /// A monitor listens to every channel.
+    /// Makes a monitor listen to every channel.
     pub(crate) fn set_monitored(&mut self) {
         self.everywhere(redis::cmd("SET").arg("sim:patterns").arg(1));
     }

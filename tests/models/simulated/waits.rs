@@ -1,19 +1,20 @@
-//! How long something may be so.
+//! How long a state of a lock may last.
 
 use std::collections::HashMap;
 
 use super::client::{MS, SECOND, Time};
 use super::rules::Broken;
 
-/// How long a lock may be free while a waiter could take it: if none is told, all ask within 1.2 s.
+/// The longest time for which a lock may be free while a waiter could take it. If none gets a
+/// message, all ask within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// How long it may be held by an owner that does not know or does not want it: the provisional
-/// lease, whose end the waiters know.
+/// The longest time for which an owner that does not know or want the lock may hold it: the
+/// provisional lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
-/// The same if a copy of its request came late: until its last give-up.
+/// The same time if a copy of the owner's request came late: until the owner's last give-up.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 
-/// For how long something has been so.
+/// How long each state of a lock has lasted.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     free: Option<Time>,
@@ -29,7 +30,7 @@ impl Waits {
         Ok(free)
     }
 
-    /// These holders do not know or want it; `true`: because a copy came late.
+    /// Notes the holders that do not know or want the lock. `true`: because a copy came late.
     pub(crate) fn unclaimed(
         &mut self,
         now: Time,

@@ -9,9 +9,9 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// Since when ours have had the lock without a turn of Redisson's (more than zero: the server's
-/// time; otherwise minus its age; ms), and how many of them, the holder included. All zero: not
-/// known.
+/// A chain of our clients that have had the lock without a turn of Redisson's: its beginning (more
+/// than zero: the server's time; otherwise minus its age; ms), and the number of clients, the
+/// holder included. All zero: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -19,8 +19,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The arguments for it: none for a chain that is younger than 10 ms or not known, unless
-    /// others stand behind them.
+    /// The arguments for the chain. A chain that is younger than 10 ms or not known has none,
+    /// unless other arguments stand behind them.
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
@@ -41,7 +41,7 @@ pub(crate) enum Request {
 /// The arguments of a question that is not the first one for its entry; ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
-    /// Since when it waits.
+    /// The time since which the owner waits.
     pub(crate) came: u64,
     /// The time of sending, if the client may call others silent.
     pub(crate) sent: Option<u64>,
@@ -51,7 +51,7 @@ pub(crate) struct Again {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Granted {
-        /// The lock was this owner's before the request.
+        /// Whether the owner had the lock before the request.
         already: bool,
         /// The last fencing token of the hold.
         token: Option<i64>,
@@ -60,7 +60,7 @@ pub(crate) enum Reply {
     /// The refusal of a `try`.
     NotTaken,
     Released(Released),
-    /// The answer to `renew`: whether the lock is the owner's.
+    /// The answer to `renew`: whether the owner has the lock.
     Renewed(bool),
     /// The server refused the script; nothing was done.
     Error(String),
@@ -70,11 +70,11 @@ pub(crate) enum Reply {
 pub(crate) struct Refused {
     /// The server's time, ms.
     pub(crate) now: i64,
-    /// Until it is worth another question, ms.
+    /// The time until another question is worthwhile, ms.
     pub(crate) left: i64,
     pub(crate) place: i64,
     pub(crate) whose: Whose,
-    /// The entry is new.
+    /// Whether the entry is new.
     pub(crate) is_fresh: bool,
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum Released {
     NotHeld,
     HandedOn,
     Window,
-    /// Free, and no client listens in public: the chain ends.
+    /// The lock is free, and no client listens in public, so the chain ends.
     Alone,
     Free,
 }
@@ -151,9 +151,9 @@ pub(crate) struct Message {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The lock is this owner's, from `now` (the server's time) on for so long; ms.
+    /// The owner has the lock for `lease` ms from `now` (the server's time) on.
     Grant { now: i64, lease: i64, places: i64, chain: Chain, token: Option<i64> },
-    /// A window is open: this owner is the first and should ask after so many ms.
+    /// A window is open. This owner is the first, and should ask after `left` ms.
     Open { left: i64 },
 }
 
