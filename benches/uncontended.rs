@@ -69,7 +69,7 @@ fn round_trips(criterion: &mut Criterion) {
             bencher.iter(|| drop(lock.lock().unwrap()));
         });
         group.bench_function("try_lock + drop", |bencher| {
-            bencher.iter(|| drop(lock.try_lock().unwrap().unwrap()));
+            bencher.iter(|| drop(lock.try_lock().unwrap().into_option().unwrap()));
         });
         group.bench_function("lock + drop, fixed lease", |bencher| {
             bencher.iter(|| drop(fixed.lock().unwrap()));

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use redis::{Commands, Connection};
-use redlatch::{Client, CyclicBarrier, ErrorKind};
+use redlatch::{Client, CyclicBarrier, ErrorKind, Waited};
 use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
@@ -47,9 +47,9 @@ fn process(job: &Job) -> Result<(), Trouble> {
         let value = sum(cell(own)?, cell((own + PROCESSES - 1) % PROCESSES)?);
         let _: usize = redis.hset(format!("{name}:ring:{}", step + 1), own, value)?;
         match steps.wait_for(LONGEST_STEP) {
-            Ok(Some(_)) => step += 1,
+            Ok(Waited::InTime(_)) => step += 1,
             // Nobody has passed. The step before it stands.
-            Ok(None) => step = begin_anew(job, &mut redis)?,
+            Ok(Waited::TimedOut) => step = begin_anew(job, &mut redis)?,
             Err(error) if error.kind() == ErrorKind::Broken => step = begin_anew(job, &mut redis)?,
             Err(error) => return Err(error.into()),
         }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Commands;
-use redlatch::Client;
+use redlatch::{Client, Taken};
 use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
@@ -31,7 +31,7 @@ fn machine(job: &Job) -> Result<(), Trouble> {
     let runs = format!("{}:runs", job.arg(1));
     job.say("is up");
     loop {
-        if let Some(_run) = lock.try_once_per(HOUR)? {
+        if let Taken(_run) = lock.try_once_per(HOUR)? {
             let _: usize = redis.rpush(&runs, job.arg(2))?;
             thread::sleep(HOUR / 5); // the report
             let _: usize = redis.incr(format!("{}:done", job.arg(1)), 1)?;

@@ -63,9 +63,9 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     stage.say(&format!("{PROCESSES} processes of {RUNNERS} runners each come to the start."))?;
     // `ready.wait()` would do, without a word about how far they are.
     stage.wait_until("all are ready", || {
-        let all = ready.wait_for(Duration::from_millis(150))?;
+        let waited = ready.wait_for(Duration::from_millis(150))?;
         stage.say(&format!("{:>4} are not ready yet", ready.count()?))?;
-        Ok(all)
+        Ok(!waited.timed_out())
     })?;
     stage.say("All are ready, and none has started.")?;
     thread::sleep(Duration::from_millis(250));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, OwnedLockGuard, ReentrantLock, Wait};
+use redlatch::{Attempt, CancelToken, Client, NotTaken, OwnedLockGuard, ReentrantLock, Wait};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout, timeout_at};
@@ -34,18 +34,18 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Takes the lock on a blocking thread, and returns its guard to async code. Returns `None` after
-/// `limit`, which also limits the wait for a permit. `waiters` has the permits of this lock alone:
-/// with permits for all locks, a lock that hangs would take them all. The permit goes along: the
-/// thread gives it back when it waits no more.
+/// Takes the lock on a blocking thread, and returns its guard to async code. Returns `NotTaken`
+/// after `limit`, which also limits the wait for a permit. `waiters` has the permits of this lock
+/// alone: with permits for all locks, a lock that hangs would take them all. The permit goes along:
+/// the thread gives it back when it waits no more.
 async fn lock_async(
     lock: &ReentrantLock,
     limit: Duration,
     waiters: &Arc<Semaphore>,
-) -> Result<Option<OwnedLockGuard>, Trouble> {
+) -> Result<Attempt<OwnedLockGuard>, Trouble> {
     let deadline = Instant::now() + limit;
     let permit = Arc::clone(waiters).acquire_owned();
-    let Ok(permit) = timeout_at(deadline.into(), permit).await else { return Ok(None) };
+    let Ok(permit) = timeout_at(deadline.into(), permit).await else { return Ok(NotTaken) };
     let permit = permit?;
     let token = CancelToken::new();
     let _cancel = CancelOnDrop(token.clone());
@@ -81,7 +81,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
 async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> {
     let waiters = Arc::new(Semaphore::new(WAITERS));
 
-    let guard = lock_async(lock, LONG, &waiters).await?.ok_or("the lock is free")?;
+    let guard = lock_async(lock, LONG, &waiters).await?.into_option().ok_or("the lock is free")?;
     let late = timeout(Duration::from_millis(200), lock_async(lock, LONG, &waiters)).await;
     assert!(late.is_err(), "two have the lock");
     // The dropped future's thread gives its permit back long before its limit.
@@ -95,7 +95,10 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
         let (lock, waiters) = (lock.clone(), Arc::clone(&waiters));
         let (inside, entered) = (Arc::clone(&inside), Arc::clone(&entered));
         tasks.spawn(async move {
-            let guard = lock_async(&lock, LONG, &waiters).await?.ok_or("30 s were too short")?;
+            let guard = lock_async(&lock, LONG, &waiters)
+                .await?
+                .into_option()
+                .ok_or("30 s were too short")?;
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have the lock");
             sleep(Duration::from_millis(1)).await;
             inside.fetch_sub(1, Ordering::SeqCst);
@@ -105,7 +108,7 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     }
     // A limit ends the wait for a permit, too.
     let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
-    assert!(short.is_none(), "two have the lock");
+    assert!(short.into_option().is_none(), "two have the lock");
     // All wait now, two of them on blocking threads. The other blocking threads are free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;

@@ -45,7 +45,7 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, acquire, outlast,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, Waited, acquire, outlast,
     slow_poll_or,
 };
 
@@ -156,8 +156,8 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. After `wait`, breaks the barrier and
-    /// returns `None`. If the action of the generation before runs for all that time, the next
-    /// generation is broken as soon as it begins.
+    /// returns [`TimedOut`](Waited::TimedOut). If the action of the generation before runs for all
+    /// that time, the next generation is broken as soon as it begins.
     ///
     /// # Errors
     ///
@@ -169,9 +169,8 @@ impl CyclicBarrier {
     ///
     /// For at most `wait`, and up to 50 ms (or three round trips to a distant server) to break the
     /// barrier. The first request has as much time, too.
-    #[must_use = "`None`: time is over, and the barrier is broken"]
-    pub fn wait_for(&self, wait: Duration) -> Result<Option<u32>, Error> {
-        self.pass(wait.into())
+    pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
+        self.pass(wait.into()).map(Waited::of)
     }
 
     /// Arrives, and blocks until all parties have arrived. If `token` is or was cancelled, breaks
@@ -188,10 +187,10 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. At the end of `wait`, breaks the barrier
-    /// and returns `None`. All other ways to wait are short forms of this one.
-    #[must_use = "`None`: time is over, and the barrier is broken"]
-    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Option<u32>, Error> {
-        self.pass(wait.into())
+    /// and returns [`TimedOut`](Waited::TimedOut). All other ways to wait are short forms of this
+    /// one.
+    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited<u32>, Error> {
+        self.pass(wait.into()).map(Waited::of)
     }
 
     /// Makes the barrier usable again. Waiting parties get an error of kind
@@ -305,7 +304,7 @@ impl CyclicBarrier {
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
-    /// Arrives and waits.
+    /// Arrives and waits. `None`: the wait ended first, and the barrier is broken.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         let core = self.session.core();
         let new = || Party {

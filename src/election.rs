@@ -17,6 +17,9 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
+use crate::attempt::Attempt::NotTaken;
+use crate::attempt::Attempt::{self, Taken};
+#[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Tenancy;
@@ -111,10 +114,9 @@ impl LeaderElection {
         self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
-    /// Blocks until this process leads, or returns `None` after `wait`. Zero is one try.
-    #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
-    pub fn campaign_for(&self, wait: Duration) -> Result<Option<Leadership>, Error> {
-        self.run(wait.into())
+    /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. Zero is one try.
+    pub fn campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
+        self.run(wait.into()).map(Attempt::of)
     }
 
     /// Blocks until this process leads, or fails when `token` is cancelled.
@@ -126,14 +128,13 @@ impl LeaderElection {
         self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
-    /// Blocks until this process leads, or returns `None` at the end of `wait`. All other ways to
-    /// campaign are short forms of this one.
-    #[must_use = "`None`: another process leads; and a leadership that is dropped is resigned"]
+    /// Blocks until this process leads, or returns [`NotTaken`] at the end of `wait`. All other
+    /// ways to campaign are short forms of this one.
     pub fn campaign_within<'a>(
         &self,
         wait: impl Into<Wait<'a>>,
-    ) -> Result<Option<Leadership>, Error> {
-        self.run(wait.into())
+    ) -> Result<Attempt<Leadership>, Error> {
+        self.run(wait.into()).map(Attempt::of)
     }
 
     /// Returns the recorded leader, in any process. Returns `None` if nobody leads, or if a new
@@ -224,7 +225,7 @@ impl LeaderElection {
         }
         let mut tries = 1..MOST_TRIES;
         loop {
-            let Some(guard) = self.lock.lock_owned_within(wait.usual())? else { return Ok(None) };
+            let Taken(guard) = self.lock.lock_owned_within(wait.usual())? else { return Ok(None) };
             match self.begin(guard, grace, &wait) {
                 Err(error) if is_short(&error) && !wait.is_over() && tries.next().is_some() => {}
                 begun => return begun,

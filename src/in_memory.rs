@@ -22,13 +22,15 @@ use crate::scripts::renewal::RenewalKind;
 /// keys of its own; all its clients share them, as do the processes of one Redis.
 ///
 /// ```
+/// use redlatch::{NotTaken, Taken};
+///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let server = redlatch::InMemoryServer::new()?;
 /// let (one, other) = (server.client()?, server.client()?);
 /// let guard = one.reentrant_lock("orders").lock()?;
-/// assert!(other.reentrant_lock("orders").try_lock()?.is_none());
+/// assert!(matches!(other.reentrant_lock("orders").try_lock()?, NotTaken));
 /// guard.unlock()?;
-/// assert!(other.reentrant_lock("orders").try_lock()?.is_some());
+/// assert!(matches!(other.reentrant_lock("orders").try_lock()?, Taken(_)));
 /// # Ok(()) }
 /// ```
 ///
@@ -44,12 +46,14 @@ use crate::scripts::renewal::RenewalKind;
 /// # fn main() -> Result<(), redlatch::Error> {
 /// use std::time::Duration;
 ///
+/// use redlatch::Taken;
+///
 /// let server = redlatch::InMemoryServer::new()?;
 /// let (one, other) = (server.client()?, server.client()?);
 /// let guard = one.reentrant_lock("orders").with_lease(Duration::from_secs(600)).lock()?;
 /// server.advance(Duration::from_secs(601));
 /// assert!(!guard.is_held());
-/// assert!(other.reentrant_lock("orders").try_lock()?.is_some());
+/// assert!(matches!(other.reentrant_lock("orders").try_lock()?, Taken(_)));
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]

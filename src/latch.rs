@@ -17,7 +17,7 @@ use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, Waited, acquire,
     slow_poll_or,
 };
 
@@ -38,7 +38,7 @@ use crate::waiting::{
 ///
 /// ready.count_down()?; // each worker, once
 ///
-/// if !ready.wait_for(Duration::from_secs(60))? {
+/// if ready.wait_for(Duration::from_secs(60))?.timed_out() {
 ///     println!("{} are missing", ready.count()?);
 /// }
 /// # Ok(()) }
@@ -228,20 +228,19 @@ impl CountDownLatch {
         self.await_open(Wait::FOREVER).map(drop)
     }
 
-    /// Blocks until the latch is open, or returns `false` after `wait`.
+    /// Blocks until the latch is open, or returns [`TimedOut`](Waited::TimedOut) after `wait`.
     ///
     /// # Errors
     ///
-    /// A failed request is an error, never `false`.
+    /// A failed request is an error, never `TimedOut`.
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips to
-    /// a distant server.) The end of `wait` also ends a request without a reply. The call then
-    /// returns `false` if the server has answered it before, or has answered any call over the same
-    /// connection within the last second, otherwise an error.
-    #[must_use = "`false`: it is not open, and time is over"]
-    pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
+    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips
+    /// to a distant server.) The end of `wait` also ends a request without a reply. The call then
+    /// returns `TimedOut` if the server has answered it before, or has answered any call over the
+    /// same connection within the last second, otherwise an error.
+    pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }
 
@@ -259,8 +258,8 @@ impl CountDownLatch {
         self.await_open(Wait::from(token)).map(drop)
     }
 
-    /// Blocks until the latch is open, or returns `false` at the end of `wait`. All other ways to
-    /// wait are short forms of this one.
+    /// Blocks until the latch is open, or returns [`TimedOut`](Waited::TimedOut) at the end of
+    /// `wait`. All other ways to wait are short forms of this one.
     ///
     /// # Errors
     ///
@@ -272,8 +271,7 @@ impl CountDownLatch {
     /// For as long as `wait` allows: see [`wait_for`](Self::wait_for) and
     /// [`wait_cancellable`](Self::wait_cancellable). With a deadline that has passed, the call asks
     /// once.
-    #[must_use = "`false`: it is not open, and time is over"]
-    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<bool, Error> {
+    pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited, Error> {
         self.await_open(wait.into())
     }
 
@@ -320,23 +318,23 @@ impl CountDownLatch {
         Ok(())
     }
 
-    fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
+    fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
             // This asks for itself, since a leader may have asked long ago and sleep now.
             let _limited = wait.limits(self.session.core());
-            let open = self.count().map(|count| count == 0);
+            let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
                 wait.check_cancelled(&self.site.name)?;
                 if was_cut_while_answering() {
-                    return Ok(false);
+                    return Ok(Waited::TimedOut);
                 }
             }
-            return open;
+            return waited;
         }
         let LatchSite { core, name, .. } = &*self.site;
         let claim = Claim { thread: &Thread::current(), need: (), wait };
-        Ok(acquire(self, (core, name), &claim)?.is_some())
+        acquire(self, (core, name), &claim).map(Waited::of)
     }
 }
 

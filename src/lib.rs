@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use redlatch::Client;
+//! use redlatch::{Client, Taken};
 //!
 //! # fn main() -> Result<(), redlatch::Error> {
 //! let client = Client::connect("redis://127.0.0.1:6379")?;
@@ -16,7 +16,7 @@
 //! guard.check(Duration::from_secs(1))?; // certainly held for a second more
 //! drop(guard); // releases the lock, without waiting for the server's reply
 //!
-//! if let Some(guard) = lock.try_lock_for(Duration::from_secs(3))? {
+//! if let Taken(guard) = lock.try_lock_for(Duration::from_secs(3))? {
 //!     guard.unlock()?; // returns when the server has confirmed the release
 //! }
 //! # Ok(()) }
@@ -136,6 +136,7 @@ compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, wher
 #[cfg(feature = "in-memory")]
 mod aging;
 mod ask;
+mod attempt;
 mod auto_traits;
 mod barrier;
 mod client;
@@ -164,6 +165,7 @@ mod snapshot;
 mod status;
 mod waiting;
 
+pub use attempt::Attempt::{self, NotTaken, Taken};
 pub use barrier::CyclicBarrier;
 pub use client::Client;
 pub use config::ClientBuilder;
@@ -188,7 +190,7 @@ pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
 pub use snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 pub use status::{Holder, OwnerProcess, Status, StatusKind, Waiter};
-pub use waiting::Wait;
+pub use waiting::{Wait, Waited};
 
 #[cfg(doc)]
 pub mod guide;

@@ -8,6 +8,9 @@ use std::time::Duration;
 use redlatch_client::CancelToken;
 use redlatch_client::sync::Thread;
 
+use crate::attempt::Attempt;
+#[cfg(doc)]
+use crate::attempt::Attempt::NotTaken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
@@ -49,11 +52,11 @@ pub(crate) use self::verbs::{one_lock, own_verbs};
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// use redlatch::{Client, Error, Lock};
+/// use redlatch::{Client, Error, Lock, Taken};
 ///
 /// /// Does the job unless another process does it, with any kind of lock.
 /// fn once(lock: &dyn Lock, job: impl FnOnce()) -> Result<bool, Error> {
-///     let Some(guard) = lock.try_lock_for(Duration::from_secs(3))? else { return Ok(false) };
+///     let Taken(guard) = lock.try_lock_for(Duration::from_secs(3))? else { return Ok(false) };
 ///     job();
 ///     guard.unlock()?;
 ///     Ok(true)
@@ -106,37 +109,36 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, Wait::FOREVER)
     }
 
-    /// Takes the lock if that is possible now. Returns `None` if another thread holds it, or if a
-    /// thread of this process waits for it, asks for it, or is just releasing it. It may overtake
-    /// other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java does, but such a
-    /// lock is seldom free: each release hands it on. It overtakes no waiter for a [`FairLock`].
+    /// Takes the lock if that is possible now. Returns [`NotTaken`] if another thread holds it, or
+    /// if a thread of this process waits for it, asks for it, or is just releasing it. It may
+    /// overtake other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java does, but
+    /// such a lock is seldom free: each release hands it on. It overtakes no waiter for a
+    /// [`FairLock`].
     ///
     /// # Errors
     ///
-    /// A failed request is an error, never `None`.
+    /// A failed request is an error, never [`NotTaken`].
     ///
     /// # Blocking
     ///
     /// One round trip. None if a thread of this process is in the way (for a [`FairLock`] only if
     /// it holds the lock), or if the calling thread holds the lock already (but see
     /// [`lock`](Self::lock)).
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
+    fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }
 
-    /// Takes the lock, or returns `None` after `wait`. A wait of zero is
+    /// Takes the lock, or returns [`NotTaken`] after `wait`. A wait of zero is
     /// [`try_lock`](Self::try_lock); one too long for any clock is [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips to
-    /// a distant server.) The end of `wait` also ends a request without a reply. The call then
-    /// returns `None` if the server has answered it before, or has answered any call over the same
-    /// connection within the last second, otherwise an error. If the server has granted the lock,
-    /// the client releases it in the background.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error> {
+    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips
+    /// to a distant server.) The end of `wait` also ends a request without a reply. The call then
+    /// returns [`NotTaken`] if the server has answered it before, or has answered any call over the
+    /// same connection within the last second, otherwise an error. If the server has granted the
+    /// lock, the client releases it in the background.
+    fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
 
@@ -155,9 +157,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, token.into())
     }
 
-    /// Takes the lock, or returns `None` at the end of `wait`. All other ways to take the lock are
-    /// short forms of this one. A lock's own method also accepts a [`Duration`], a deadline
-    /// ([`Instant`](std::time::Instant)) or a `&CancelToken`; here they need an `into()`.
+    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other ways to take the
+    /// lock are short forms of this one. A lock's own method also accepts a [`Duration`], a
+    /// deadline ([`Instant`](std::time::Instant)) or a `&CancelToken`; here they need an `into()`.
     ///
     /// # Errors
     ///
@@ -169,8 +171,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// For as long as `wait` allows: see [`try_lock_for`](Self::try_lock_for) and
     /// [`lock_cancellable`](Self::lock_cancellable). With a deadline that has passed, the call
     /// tries once.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error> {
+    fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait)
     }
 
@@ -187,14 +188,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Takes the lock if that is possible now, for a guard that belongs to no thread.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error> {
+    fn try_lock_owned(&self) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }
 
-    /// Takes the lock for a guard that belongs to no thread, or returns `None` after `wait`.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedLockGuard>, Error> {
+    /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] after `wait`.
+    fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
 
@@ -203,10 +202,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, token.into())
     }
 
-    /// Takes the lock for a guard that belongs to no thread, or returns `None` at the end of
+    /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] at the end of
     /// `wait`.
-    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-    fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error> {
+    fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, wait)
     }
 
@@ -238,6 +236,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// Two round trips, or three if a thread of this client holds the lock.
+    #[must_use = "`false`: nobody held it"]
     fn force_unlock(&self) -> Result<bool, Error>;
 
     /// Returns whether any thread holds the lock, on any machine. The result may be out of date
@@ -328,7 +327,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Takes the lock unless another `try_once_per` has taken it within the last `interval`. To run
     /// a job once an hour on one of all machines, call this on each machine, as often as you like.
-    /// Returns `None` if the lock is taken.
+    /// Returns [`NotTaken`] otherwise.
     ///
     /// The interval begins with the grant. No other run begins before the interval is over, even if
     /// the run ends sooner, fails, or is killed. If the work takes longer, no other run begins
@@ -344,14 +343,14 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # let client = redlatch::Client::connect("redis://localhost")?;
     /// # fn report() {}
     /// let hourly = client.reentrant_lock("report");
-    /// if let Some(_run) = hourly.try_once_per(Duration::from_secs(3_595))? {
+    /// # use redlatch::Taken;
+    /// if let Taken(_run) = hourly.try_once_per(Duration::from_secs(3_595))? {
     ///     report();
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use = "`None`: it was taken within the interval"]
-    fn try_once_per(&self, interval: Duration) -> Result<Option<LockGuard>, Error>
+    fn try_once_per(&self, interval: Duration) -> Result<Attempt<LockGuard>, Error>
     where
         Self: Sized,
     {

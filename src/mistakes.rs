@@ -1,5 +1,6 @@
-//! Mistakes that the compiler finds: each test below is a program that it must refuse, after one that
-//! it must take and that differs in nothing but the mistake.
+//! Mistakes that the compiler finds. Each test below is a program that it must refuse, after one
+//! that it must take and that differs in nothing but the mistake: so no other error hides behind
+//! it.
 //!
 //! The mistakes that no type can prevent are in the guide, under "Ways to take a lock".
 
@@ -10,6 +11,7 @@
 /// # fn main() -> Result<(), redlatch::Error> {
 /// # let prices = redlatch::Client::connect("redis://localhost")?.read_write_lock("prices");
 /// let _guard = prices.read_lock().lock()?;
+/// let _guard = prices.write_lock().lock()?;
 /// # Ok(()) }
 /// ```
 ///
@@ -27,3 +29,103 @@
 /// # Ok(()) }
 /// ```
 struct ReadTakesNoLock;
+
+/// An [`Attempt`](crate::Attempt) in a condition would be dropped with it, and the block would run
+/// without the lock.
+///
+/// ```no_run
+/// # fn work() {}
+/// # fn f(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+/// if let redlatch::Taken(_guard) = lock.try_lock()? {
+///     work();
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn work() {}
+/// # fn f(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+/// if lock.try_lock()?.is_some() {
+///     work();
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0308
+/// # fn work() {}
+/// # fn f(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+/// if lock.try_lock()? {
+///     work();
+/// }
+/// # Ok(()) }
+/// ```
+struct AnAttemptIsNoCondition;
+
+/// A statement that ignores an [`Attempt`](crate::Attempt) goes on without the lock.
+///
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # fn f(lock: &dyn redlatch::Lock) -> Result<(), redlatch::Error> {
+/// let _guard = lock.try_lock()?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # fn f(lock: &dyn redlatch::Lock) -> Result<(), redlatch::Error> {
+/// lock.try_lock()?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # fn f(lock: &dyn redlatch::Lock) -> Result<(), redlatch::Error> {
+/// lock.try_lock()?.into_option();
+/// # Ok(()) }
+/// ```
+///
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # fn f(downloads: &redlatch::ExpirableSemaphore) -> Result<(), redlatch::Error> {
+/// let _permits = downloads.try_acquire_many(3)?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # fn f(downloads: &redlatch::ExpirableSemaphore) -> Result<(), redlatch::Error> {
+/// downloads.try_acquire_many(3)?;
+/// # Ok(()) }
+/// ```
+struct AnAttemptIsNotIgnored;
+
+/// A statement that ignores a [`Waited`](crate::Waited) goes on as if it had happened.
+///
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # fn f(ready: &redlatch::CountDownLatch) -> Result<(), redlatch::Error> {
+/// let _ = ready.wait_for(std::time::Duration::from_secs(60))?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # fn f(ready: &redlatch::CountDownLatch) -> Result<(), redlatch::Error> {
+/// ready.wait_for(std::time::Duration::from_secs(60))?;
+/// # Ok(()) }
+/// ```
+///
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # fn f(steps: &redlatch::CyclicBarrier) -> Result<(), redlatch::Error> {
+/// let _ = steps.wait_for(std::time::Duration::from_secs(60))?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # fn f(steps: &redlatch::CyclicBarrier) -> Result<(), redlatch::Error> {
+/// steps.wait_for(std::time::Duration::from_secs(60))?;
+/// # Ok(()) }
+/// ```
+struct AWaitIsNotIgnored;

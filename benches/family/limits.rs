@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::Client;
+use redlatch::{Client, Taken};
 use redlatch_testkit::Server;
 
 use crate::lab::Lab;
@@ -64,7 +64,7 @@ fn lateness(threads: usize, names: usize, calls: usize) -> Vec<f64> {
                 let late = || {
                     let begun = Instant::now();
                     match &lock {
-                        Some(lock) => assert!(!matches!(lock.try_lock_for(LIMIT), Ok(Some(_)))),
+                        Some(lock) => assert!(!matches!(lock.try_lock_for(LIMIT), Ok(Taken(_)))),
                         None => thread::sleep(LIMIT),
                     }
                     begun.elapsed().saturating_sub(LIMIT).as_nanos() as f64

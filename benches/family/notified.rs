@@ -127,7 +127,7 @@ pub(crate) fn wait(job: &Job) {
     let guard = lock.lock().unwrap();
     loop {
         let asked = clock::now();
-        if condition.wait_for(&guard, A_WHILE).unwrap() {
+        if !condition.wait_for(&guard, A_WHILE).unwrap().timed_out() {
             times.extend([asked, clock::now()]);
         }
         if clock::now() >= end {

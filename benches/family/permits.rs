@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Semaphore};
+use redlatch::{Client, Semaphore, Taken};
 use redlatch_testkit::{Job, Proxy, Server, Worker};
 
 use crate::cores::{Cores, Place};
@@ -72,7 +72,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
         for _ in 0..16 {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
-                    if let Ok(Some(_permit)) = semaphore.try_acquire() {
+                    if let Ok(Taken(_permit)) = semaphore.try_acquire() {
                         acquired.fetch_add(1, Ordering::SeqCst);
                     }
                 }
@@ -140,7 +140,7 @@ pub(crate) fn work(job: &Job) {
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     // A thread that does not wait is never passed a permit inside the process.
-                    drop(semaphore.try_acquire().unwrap().unwrap());
+                    drop(semaphore.try_acquire().unwrap().into_option().unwrap());
                     acquired.fetch_add(1, Ordering::Relaxed);
                 }
             });

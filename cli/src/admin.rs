@@ -54,7 +54,7 @@ pub(crate) fn latch(
     let latch = args.client()?.connect()?.count_down_latch(name);
     let done = match (set, wait) {
         (Some(count), _) => latch.try_set_count(count)?,
-        (None, Some(wait)) => latch.wait_for(wait)?,
+        (None, Some(wait)) => !latch.wait_for(wait)?.timed_out(),
         (None, None) if count_down => latch.count_down().map(|()| true)?,
         (None, None) => return print(format!("{}\n", latch.count()?).as_bytes()),
     };

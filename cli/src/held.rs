@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, Error, ExpirablePermit, Lock, LockGuard, LostReason, Wait};
+use redlatch::{Attempt, Client, Error, ExpirablePermit, Lock, LockGuard, LostReason, Taken, Wait};
 
 use crate::args::Run;
 
@@ -24,7 +24,7 @@ pub(crate) struct Levels {
 
 /// Takes one more level, with this lease. With `true` the lock stays taken for as long, whatever
 /// becomes of the levels. The server is asked only if its lease is shorter.
-type Again = Box<dyn Fn(Duration, bool) -> Result<Option<LockGuard>, Error>>;
+type Again = Box<dyn Fn(Duration, bool) -> Result<Attempt<LockGuard>, Error>>;
 
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
@@ -49,11 +49,11 @@ impl Held {
         if let Some(permits) = run.permits {
             let semaphore = client.expirable_semaphore(name);
             let _set = semaphore.try_set_permits(permits)?;
-            return Ok(semaphore.acquire_within(wait)?.map(Self::Permit));
+            return Ok(semaphore.acquire_within(wait)?.into_option().map(Self::Permit));
         }
         if run.fenced {
             let lock = client.fenced_lock(name);
-            let Some(guard) = lock.lock_within(wait)? else { return Ok(None) };
+            let Taken(guard) = lock.lock_within(wait)? else { return Ok(None) };
             let token = guard.token().get();
             return Ok(Some(Self::of(lock, guard.into(), Some(token))));
         }
@@ -70,7 +70,7 @@ impl Held {
 
     fn lock(lock: impl Lock + 'static, wait: Wait<'_>) -> Result<Option<Self>, Error> {
         let guard = Lock::lock_within(&lock, wait)?;
-        Ok(guard.map(|guard| Self::of(lock, guard, None)))
+        Ok(guard.into_option().map(|guard| Self::of(lock, guard, None)))
     }
 
     fn of(lock: impl Lock + 'static, guard: LockGuard, token: Option<u64>) -> Self {
@@ -103,7 +103,7 @@ impl Held {
         // A lock that was lost would be taken anew.
         self.check(Duration::ZERO)?;
         if let Self::Lock(levels) = self {
-            levels.raised = (levels.again)(least, false)?;
+            levels.raised = (levels.again)(least, false)?.into_option();
         }
         Ok(())
     }
@@ -116,7 +116,7 @@ impl Held {
             Self::Lock(levels) => {
                 let Levels { guard, again, raised: _raised, .. } = *levels;
                 // The watchdog may have renewed it for longer, and then the server cuts its lease.
-                if guard.remaining() > least && matches!(again(least, true), Ok(Some(_))) {
+                if guard.remaining() > least && matches!(again(least, true), Ok(Taken(_))) {
                     guard.unlock()
                 } else {
                     // Without a request: the server may be away.

@@ -18,7 +18,7 @@ use crate::lock::{HeldLock, HeldLocks, Lock, LockGuard, Part, Variant};
 use crate::scripts::condition::ConditionScripts;
 use crate::scripts::{ConditionKeys, Trouble};
 use crate::site::Site;
-use crate::waiting::Wait;
+use crate::waiting::{Wait, Waited};
 
 pub(crate) use self::entry::pass_on;
 use self::entry::{ConditionEntry, Ended};
@@ -197,19 +197,18 @@ impl Condition {
     }
 
     /// Releases the lock, sleeps until it is notified or for at most `wait`, and takes the lock
-    /// again. Returns whether it was notified. The thread holds the lock in both cases. A wait of
-    /// zero does not release the lock.
+    /// again. Returns whether it was notified in time. The thread holds the lock in both cases. A
+    /// wait of zero does not release the lock.
     ///
     /// # Blocking
     ///
     /// For at most `wait` until the end of the sleep. After that the call asks whether the thread
     /// was notified, and waits until it has the lock again.
-    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_for(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
         wait: Duration,
-    ) -> Result<bool, Error> {
+    ) -> Result<Waited, Error> {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
@@ -234,7 +233,8 @@ impl Condition {
     }
 
     /// Releases the lock, sleeps until it is notified or until the end of `wait`, and takes the
-    /// lock again. Returns whether it was notified. All other waits are short forms of this one.
+    /// lock again. Returns whether it was notified in time. All other waits are short forms of this
+    /// one.
     ///
     /// # Errors
     ///
@@ -245,24 +245,23 @@ impl Condition {
     ///
     /// As for [`wait_for`](Self::wait_for) and [`wait_cancellable`](Self::wait_cancellable). With a
     /// deadline that has passed, the call does not release the lock.
-    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_within<'a>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Waited, Error> {
         let wait = wait.into();
         let (site, tenancy) = self.check_guard(guard)?;
         if let Err(error) = wait.check(&site.core, &site.name) {
             return Err(error.now("the lock is held as before"));
         }
         if wait.is_over() {
-            return Ok(false);
+            return Ok(Waited::TimedOut);
         }
         let before = |error: Error| error.now("the lock is held as before");
         let mut entry = ConditionEntry::new(site, &self.keys, &tenancy.thread);
         if !entry.listen(&wait).map_err(before)? {
-            return Ok(false);
+            return Ok(Waited::TimedOut);
         }
         // The entry must exist before the thread leaves the lock. If both requests went in one
         // packet, they might be answered over two connections, and the client would not know
@@ -274,7 +273,7 @@ impl Condition {
                 // The wait is over, and the thread has not left the lock. The drop of the entry
                 // undoes a request that may have arrived.
                 wait.check_cancelled(&site.name).map_err(before)?;
-                return Ok(false);
+                return Ok(Waited::TimedOut);
             }
             stands
         };
@@ -306,8 +305,8 @@ impl Condition {
             return Err(nothing_held(site.lost_error(tenancy, reason)));
         }
         match ended {
-            Ended::Notified => Ok(true),
-            Ended::Over => Ok(false),
+            Ended::Notified => Ok(Waited::InTime(())),
+            Ended::Over => Ok(Waited::TimedOut),
             Ended::Cancelled => {
                 let message = "waiting was cancelled; the lock is held again".to_owned();
                 Err(Error::new(ErrorKind::Cancelled, message).of(&site.name))
@@ -329,19 +328,18 @@ impl Condition {
         self.try_wait_while(guard, || Ok(condition()))
     }
 
-    /// Waits while `condition` returns true, for as long as `wait` allows. Returns `false` if it is
-    /// still true then.
+    /// Waits while `condition` returns true, for as long as `wait` allows. Returns
+    /// [`TimedOut`](Waited::TimedOut) if it is still true then.
     ///
     /// # Blocking
     ///
     /// `wait` limits the sum of all sleeps.
-    #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn wait_while_within<'a>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> bool,
-    ) -> Result<bool, Error> {
+    ) -> Result<Waited, Error> {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
@@ -366,7 +364,7 @@ impl Condition {
     }
 
     /// Waits while `condition`, which may fail, returns true, for as long as `wait` allows. Returns
-    /// `false` if it is still true then.
+    /// [`TimedOut`](Waited::TimedOut) if it is still true then.
     ///
     /// # Errors
     ///
@@ -376,21 +374,20 @@ impl Condition {
     /// # Blocking
     ///
     /// `wait` limits the sum of all sleeps.
-    #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn try_wait_while_within<'a, E: From<Error>>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
         wait: impl Into<Wait<'a>>,
         mut condition: impl FnMut() -> Result<bool, E>,
-    ) -> Result<bool, E> {
+    ) -> Result<Waited, E> {
         let wait = wait.into();
         while condition()? {
             // Even after the end of the wait, this checks the condition once more.
-            if !self.wait_within(guard, wait)? {
-                return Ok(!condition()?);
+            if self.wait_within(guard, wait)?.timed_out() {
+                return Ok(Waited::of((!condition()?).then_some(())));
             }
         }
-        Ok(true)
+        Ok(Waited::InTime(()))
     }
 
     /// Notifies the thread that has waited longest, and returns whether there was one. That thread

@@ -36,14 +36,16 @@ mod tests;
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use redlatch::{NotTaken, Taken};
+///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let lock = client.fair_lock("tickets");
 ///
 /// // Waits behind all earlier attempts on all machines, for at most 30 s.
 /// match lock.try_lock_for(Duration::from_secs(30))? {
-///     Some(guard) => guard.unlock()?, // the next in the queue has it
-///     None => println!("too many are waiting"),
+///     Taken(guard) => guard.unlock()?, // the next in the queue has it
+///     NotTaken => println!("too many are waiting"),
 /// }
 /// # Ok(()) }
 /// ```

@@ -9,6 +9,7 @@ use redlatch_client::sync::Thread;
 
 use super::multi::GuardLevels;
 use super::{HeldLock, Lock};
+use crate::attempt::Attempt::{self, NotTaken, Taken};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::HoldState;
 use crate::waiting::Wait;
@@ -329,21 +330,23 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock. `None`: the wait ended first.
+    /// Takes the lock. `NotTaken`: the wait ended first.
     #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(
         lock: &K,
         wait: Wait<'_>,
-    ) -> Result<Option<Self>, Error> {
-        let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
+    ) -> Result<Attempt<Self>, Error> {
+        let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(NotTaken) };
         each!(&mut held, held => held.stays());
-        Ok(Some(Self::new(held)))
+        Ok(Taken(Self::new(held)))
     }
 
     /// Takes the lock. Only an error ends the wait first.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
-        Self::try_take(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
+        Self::try_take(lock, wait)?
+            .into_option()
+            .ok_or_else(|| Error::shut_down(&lock.name().into()))
     }
 }
 

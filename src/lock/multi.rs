@@ -29,7 +29,7 @@ mod votes;
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// use redlatch::{Client, MultiLock};
+/// use redlatch::{Client, MultiLock, Taken};
 ///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = Client::connect("redis://127.0.0.1:6379")?;
@@ -46,7 +46,7 @@ mod votes;
 /// let accounts = ["account:1", "account:2"].map(|name| client.reentrant_lock(name));
 /// let mut all: Vec<&dyn redlatch::Lock> = vec![&tickets];
 /// all.extend(accounts.iter().map(|lock| lock as &dyn redlatch::Lock));
-/// if let Some(guard) = MultiLock::new(&all)?.try_lock_for(Duration::from_secs(3))? {
+/// if let Taken(guard) = MultiLock::new(&all)?.try_lock_for(Duration::from_secs(3))? {
 ///     guard.unlock()?;
 /// }
 /// # Ok(()) }
@@ -186,7 +186,7 @@ impl MultiLock {
     ///   done twice.
     ///
     /// ```no_run
-    /// use redlatch::{Client, Lock, MultiLock};
+    /// use redlatch::{Client, Lock, MultiLock, Taken};
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
@@ -195,7 +195,7 @@ impl MultiLock {
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
     /// let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
     ///
-    /// if let Some(guard) = MultiLock::quorum(&locks)?.try_lock()? {
+    /// if let Taken(guard) = MultiLock::quorum(&locks)?.try_lock()? {
     ///     println!("ours for {:?} at least", guard.remaining());
     ///     guard.unlock()?;
     /// }

@@ -129,15 +129,15 @@ pub struct ReadLock {
 /// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that hold.
 ///
 /// ```no_run
-/// use redlatch::{Error, ErrorKind, WriteLock};
+/// use redlatch::{Error, ErrorKind, NotTaken, Taken, WriteLock};
 ///
 /// fn set(prices: &WriteLock, change: impl FnOnce()) -> Result<bool, Error> {
 ///     match prices.try_lock() {
-///         Ok(Some(guard)) => {
+///         Ok(Taken(guard)) => {
 ///             change(); // alone
 ///             guard.unlock().map(|()| true)
 ///         }
-///         Ok(None) => Ok(false), // another thread reads or writes
+///         Ok(NotTaken) => Ok(false), // another thread reads or writes
 ///         Err(error) if error.kind() == ErrorKind::WouldDeadlock => Ok(false), // this one reads
 ///         Err(error) => Err(error),
 ///     }

@@ -23,6 +23,8 @@ use crate::site::Site;
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use redlatch::{NotTaken, Taken};
+///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let lock = client.reentrant_lock("orders");
@@ -34,8 +36,8 @@ use crate::site::Site;
 ///
 /// let at_most = lock.with_lease(Duration::from_secs(10)); // never renewed
 /// match at_most.try_lock_for(Duration::from_secs(3))? {
-///     Some(guard) => guard.check(Duration::from_secs(1))?,
-///     None => println!("another thread has it"),
+///     Taken(guard) => guard.check(Duration::from_secs(1))?,
+///     NotTaken => println!("another thread has it"),
 /// }
 /// # Ok(()) }
 /// ```

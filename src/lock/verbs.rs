@@ -9,6 +9,7 @@ macro_rules! own_verbs {
 
             use redlatch_client::CancelToken;
 
+            use crate::attempt::Attempt;
             use crate::error::Error;
             use crate::lock::{Lock, LockGuard};
             use crate::waiting::Wait;
@@ -22,14 +23,12 @@ macro_rules! own_verbs {
                 }
 
                 /// See [`Lock::try_lock`](crate::Lock::try_lock).
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-                pub fn try_lock(&self) -> Result<Option<$guard>, Error> {
+                pub fn try_lock(&self) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
 
                 /// See [`Lock::try_lock_for`](crate::Lock::try_lock_for).
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-                pub fn try_lock_for(&self, wait: Duration) -> Result<Option<$guard>, Error> {
+                pub fn try_lock_for(&self, wait: Duration) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
@@ -40,11 +39,10 @@ macro_rules! own_verbs {
 
                 /// See [`Lock::lock_within`](crate::Lock::lock_within). A limit, a deadline or a
                 /// cancel token is a wait, too.
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
                 pub fn lock_within<'a>(
                     &self,
                     wait: impl Into<Wait<'a>>,
-                ) -> Result<Option<$guard>, Error> {
+                ) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
@@ -54,14 +52,12 @@ macro_rules! own_verbs {
                 }
 
                 /// See [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-                pub fn try_lock_owned(&self) -> Result<Option<$owned>, Error> {
+                pub fn try_lock_owned(&self) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
 
                 /// See [`Lock::try_lock_owned_for`](crate::Lock::try_lock_owned_for).
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
-                pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<$owned>, Error> {
+                pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
@@ -71,11 +67,10 @@ macro_rules! own_verbs {
                 }
 
                 /// See [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
-                #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
                 pub fn lock_owned_within<'a>(
                     &self,
                     wait: impl Into<Wait<'a>>,
-                ) -> Result<Option<$owned>, Error> {
+                ) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
@@ -93,6 +88,7 @@ macro_rules! own_verbs {
                 }
 
                 /// See [`Lock::force_unlock`](crate::Lock::force_unlock).
+                #[must_use = "`false`: nobody held it"]
                 pub fn force_unlock(&self) -> Result<bool, Error> {
                     Lock::force_unlock(self)
                 }
@@ -138,8 +134,7 @@ macro_rules! own_verbs {
                 }
 
                 /// See [`Lock::try_once_per`](crate::Lock::try_once_per).
-                #[must_use = "`None`: it was taken within the interval"]
-                pub fn try_once_per(&self, interval: Duration) -> Result<Option<$guard>, Error> {
+                pub fn try_once_per(&self, interval: Duration) -> Result<Attempt<$guard>, Error> {
                     self.with_hold_at_least(interval).try_lock()
                 }
 

@@ -36,6 +36,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use redlatch::Taken;
+///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let downloads = client.semaphore("downloads");
@@ -44,7 +46,7 @@ pub(crate) use self::site::SemaphoreSite;
 /// let permit = downloads.acquire()?; // blocks; a drop gives it back
 /// permit.release()?; // gives it back, and returns when the server has confirmed
 ///
-/// if let Some(three) = downloads.try_acquire_many_for(3, Duration::from_secs(5))? {
+/// if let Taken(three) = downloads.try_acquire_many_for(3, Duration::from_secs(5))? {
 ///     println!("{} at a time", three.permits());
 /// }
 /// # Ok(()) }

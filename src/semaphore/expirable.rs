@@ -38,6 +38,8 @@ pub(crate) use self::site::ExpirableSite;
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use redlatch::Taken;
+///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let connections = client.expirable_semaphore("connections");
@@ -49,7 +51,7 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// // For a minute, even if this process dies, unless some process gives it back:
 /// let minute = connections.with_lease(Duration::from_secs(60));
-/// if let Some(permit) = minute.try_acquire()? {
+/// if let Taken(permit) = minute.try_acquire()? {
 ///     let id = permit.into_id(); // can be sent to another process
 ///     connections.release(&id)?; // in any process that has the id
 /// }

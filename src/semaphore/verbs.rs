@@ -11,6 +11,9 @@ macro_rules! permit_verbs {
 
             use redlatch_client::CancelToken;
 
+            use crate::attempt::Attempt;
+            #[cfg(doc)]
+            use crate::attempt::Attempt::NotTaken;
             use crate::error::Error;
             #[cfg(doc)]
             use crate::error::ErrorKind;
@@ -51,30 +54,28 @@ macro_rules! permit_verbs {
                 }
 
                 /// Takes one permit if one is free now and no thread of this process waits for one.
-                /// Otherwise returns `None`.
+                /// Otherwise returns [`NotTaken`].
                 ///
                 /// # Errors
                 ///
-                /// A failed request is an error, never `None`.
+                /// A failed request is an error, never [`NotTaken`].
                 ///
                 /// # Blocking
                 ///
                 /// One round trip; none if a thread of this process waits. If a process keeps
                 /// taking permits for which others wait, the call sometimes lets those go first,
                 /// for a millisecond and two round trips.
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
-                pub fn try_acquire(&self) -> Result<Option<$one>, Error> {
-                    self.take_one(Wait::NONE)
+                pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
+                    self.take_one(Wait::NONE).map(Attempt::of)
                 }
 
-                /// Takes one permit, or returns `None` after `wait`.
+                /// Takes one permit, or returns [`NotTaken`] after `wait`.
                 ///
                 /// # Blocking
                 ///
                 /// For at most `wait`, as [`Lock::try_lock_for`](crate::Lock::try_lock_for).
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
-                pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<$one>, Error> {
-                    self.take_one(wait.into())
+                pub fn try_acquire_for(&self, wait: Duration) -> Result<Attempt<$one>, Error> {
+                    self.take_one(wait.into()).map(Attempt::of)
                 }
 
                 /// Takes one permit, or fails when `token` is cancelled.
@@ -93,9 +94,9 @@ macro_rules! permit_verbs {
                     self.got(self.take_one(token.into()))
                 }
 
-                /// Takes one permit, or returns `None` at the end of `wait`, which may be a limit,
-                /// a deadline or a cancel token. All other ways to take one permit are short forms
-                /// of this one.
+                /// Takes one permit, or returns [`NotTaken`] at the end of `wait`, which may be a
+                /// limit, a deadline or a cancel token. All other ways to take one permit are short
+                /// forms of this one.
                 ///
                 /// # Errors
                 ///
@@ -107,12 +108,11 @@ macro_rules! permit_verbs {
                 /// For as long as `wait` allows: see [`try_acquire_for`](Self::try_acquire_for) and
                 /// [`acquire_cancellable`](Self::acquire_cancellable). With a deadline that has
                 /// passed, the call tries once.
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn acquire_within<'a>(
                     &self,
                     wait: impl Into<Wait<'a>>,
-                ) -> Result<Option<$one>, Error> {
-                    self.take_one(wait.into())
+                ) -> Result<Attempt<$one>, Error> {
+                    self.take_one(wait.into()).map(Attempt::of)
                 }
 
                 /// Takes all of `permits` together, as [`acquire`](Self::acquire) takes one.
@@ -127,20 +127,18 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together if so many are free now and no thread of this
                 /// process waits for any: see [`try_acquire`](Self::try_acquire).
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
-                pub fn try_acquire_many(&self, permits: u32) -> Result<Option<$many>, Error> {
-                    self.take(permits, Wait::NONE)
+                pub fn try_acquire_many(&self, permits: u32) -> Result<Attempt<$many>, Error> {
+                    self.take(permits, Wait::NONE).map(Attempt::of)
                 }
 
-                /// Takes all of `permits` together, or returns `None` after `wait`: see
+                /// Takes all of `permits` together, or returns [`NotTaken`] after `wait`: see
                 /// [`try_acquire_for`](Self::try_acquire_for).
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
                 pub fn try_acquire_many_for(
                     &self,
                     permits: u32,
                     wait: Duration,
-                ) -> Result<Option<$many>, Error> {
-                    self.take(permits, wait.into())
+                ) -> Result<Attempt<$many>, Error> {
+                    self.take(permits, wait.into()).map(Attempt::of)
                 }
 
                 /// Takes all of `permits` together, or fails when `token` is cancelled: see
@@ -153,15 +151,14 @@ macro_rules! permit_verbs {
                     self.got(self.take(permits, token.into()))
                 }
 
-                /// Takes all of `permits` together, or returns `None` at the end of `wait`: see
-                /// [`acquire_within`](Self::acquire_within).
-                #[must_use = "`None`: none was taken; and a permit that is dropped is given back"]
+                /// Takes all of `permits` together, or returns [`NotTaken`] at the end of `wait`:
+                /// see [`acquire_within`](Self::acquire_within).
                 pub fn acquire_many_within<'a>(
                     &self,
                     permits: u32,
                     wait: impl Into<Wait<'a>>,
-                ) -> Result<Option<$many>, Error> {
-                    self.take(permits, wait.into())
+                ) -> Result<Attempt<$many>, Error> {
+                    self.take(permits, wait.into()).map(Attempt::of)
                 }
 
                 /// The result of a wait that ends only with the permits or an error.

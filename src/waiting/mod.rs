@@ -23,6 +23,7 @@ mod long_wait;
 mod model_tests;
 mod queue;
 mod wait;
+mod waited;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ use crate::runtime::{Core, Count};
 use crate::scripts::mutants;
 pub use wait::Wait;
 pub(crate) use wait::{Claim, doze};
+pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
 /// `may_collect` whenever it sleeps: during a pause, and after an `ask` that got nothing.)

@@ -20,11 +20,11 @@ use crate::runtime::Core;
 /// # use std::time::Duration;
 /// # fn main() -> Result<(), redlatch::Error> {
 /// # let lock = redlatch::Client::connect("redis://127.0.0.1:6379")?.reentrant_lock("orders");
-/// use redlatch::{CancelToken, Wait};
+/// use redlatch::{CancelToken, Taken, Wait};
 ///
 /// let stop = CancelToken::new(); // a clone of it ends the wait from another thread
 /// let wait = Wait::at_most(Duration::from_secs(3)).cancelled_by(&stop);
-/// if let Some(guard) = lock.lock_within(wait)? {
+/// if let Taken(guard) = lock.lock_within(wait)? {
 ///     guard.unlock()?;
 /// }
 /// let deadline = std::time::Instant::now() + Duration::from_secs(3);

@@ -196,7 +196,9 @@ fn the_end_waits_for_no_message_of_others() {
     // The client listens to two channels, and no message ever comes.
     for name in ["silent", "silent too"] {
         hold_as_redisson(&mut server.connection(), name, LONG);
-        assert!(answered(|| client.reentrant_lock(name).try_lock_for(UNIT)).is_none());
+        assert!(
+            answered(|| client.reentrant_lock(name).try_lock_for(UNIT)).into_option().is_none()
+        );
     }
     elsewhere(move || drop(client));
     wait_no_threads();
@@ -347,6 +349,7 @@ fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
             let guard = other.reentrant_lock(name).try_lock_for(SOON).unwrap();
             let holder = holder(&mut server.connection(), name);
             guard
+                .into_option()
                 .unwrap_or_else(|| panic!("round {round}, {name:?} is held by {holder:?}"))
                 .unlock()
                 .unwrap();
@@ -396,7 +399,11 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
         // The client has subscribed, too.
         let mut redis = server.connection();
         hold_as_redisson(&mut redis, "foreign", LONG);
-        assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+        assert!(
+            answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+                .into_option()
+                .is_none()
+        );
         if gone {
             server.kill();
         } else {
@@ -442,7 +449,11 @@ fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
         let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
         let client = builder.response_timeout(LONG).connect().unwrap();
         hold_as_redisson(&mut redis, "foreign", LONG);
-        assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+        assert!(
+            answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+                .into_option()
+                .is_none()
+        );
         let guard = client.reentrant_lock("held").lock().unwrap();
         let kinds = if kind == "all" { vec!["pubsub", "normal"] } else { vec![kind] };
         for kind in kinds {
@@ -465,7 +476,11 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     let client = impatient(&server.url()).connect().unwrap();
     // The client listens, and no message ever comes.
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
-    assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+    assert!(
+        answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+            .into_option()
+            .is_none()
+    );
     let guard = client.reentrant_lock("held").lock().unwrap();
     server.pause();
     drop(guard);
@@ -564,7 +579,7 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
         drop(guards);
         let taken = [5_999, 3_000, 0].map(|at| {
             let lock = client.reentrant_lock(&at.to_string());
-            lock.try_lock().unwrap().is_some()
+            lock.try_lock().unwrap().into_option().is_some()
         });
         // If nothing comes for a moment, as on a busy machine, the connection is given up, and
         // unanswered commands go again in the background: then there is no order.

@@ -337,7 +337,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     // A subscription and its connection.
     assert!(elsewhere({
         let lock = lock.clone();
-        move || answered(|| lock.try_lock_for(UNIT)).is_none()
+        move || answered(|| lock.try_lock_for(UNIT)).into_option().is_none()
     }));
 
     let mut all = Some((guard, permits, leased, fenced, written, read, several, held));

@@ -108,7 +108,7 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let () = redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query(&mut new.connection()).unwrap();
     wait_until("it is followed", SOON, || {
         let lock = client.reentrant_lock("other");
-        lock.try_lock().is_ok_and(|guard| guard.is_some()) && scripts(&new) > 0
+        lock.try_lock().is_ok_and(|guard| guard.into_option().is_some()) && scripts(&new) > 0
     });
     assert_eq!(held.state(), HoldState::Held);
     held.unlock().unwrap();

@@ -34,16 +34,22 @@ fn calls(client: &Client) -> Vec<(&'static str, Call)> {
     let latch = client.count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     vec![
-        ("plain", Box::new(move |wait| Ok(plain.lock_within(wait)?.is_some()))),
-        ("owned", Box::new(move |wait| Ok(owned.lock_owned_within(wait)?.is_some()))),
-        ("fair", Box::new(move |wait| Ok(fair.lock_within(wait)?.is_some()))),
-        ("fenced", Box::new(move |wait| Ok(fenced.lock_within(wait)?.is_some()))),
-        ("read", Box::new(move |wait| Ok(read.read_lock().lock_within(wait)?.is_some()))),
-        ("write", Box::new(move |wait| Ok(write.write_lock().lock_within(wait)?.is_some()))),
-        ("one", Box::new(move |wait| Ok(several.lock_within(wait)?.is_some()))),
-        ("pool", Box::new(move |wait| Ok(pool.acquire_within(wait)?.is_some()))),
-        ("leased", Box::new(move |wait| Ok(leased.acquire_within(wait)?.is_some()))),
-        ("latch", Box::new(move |wait| latch.wait_within(wait))),
+        ("plain", Box::new(move |wait| Ok(plain.lock_within(wait)?.into_option().is_some()))),
+        ("owned", Box::new(move |wait| Ok(owned.lock_owned_within(wait)?.into_option().is_some()))),
+        ("fair", Box::new(move |wait| Ok(fair.lock_within(wait)?.into_option().is_some()))),
+        ("fenced", Box::new(move |wait| Ok(fenced.lock_within(wait)?.into_option().is_some()))),
+        (
+            "read",
+            Box::new(move |wait| Ok(read.read_lock().lock_within(wait)?.into_option().is_some())),
+        ),
+        (
+            "write",
+            Box::new(move |wait| Ok(write.write_lock().lock_within(wait)?.into_option().is_some())),
+        ),
+        ("one", Box::new(move |wait| Ok(several.lock_within(wait)?.into_option().is_some()))),
+        ("pool", Box::new(move |wait| Ok(pool.acquire_within(wait)?.into_option().is_some()))),
+        ("leased", Box::new(move |wait| Ok(leased.acquire_within(wait)?.into_option().is_some()))),
+        ("latch", Box::new(move |wait| Ok(!latch.wait_within(wait)?.timed_out()))),
     ]
 }
 
@@ -173,7 +179,7 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
         .iter()
         .map(|lock| {
             let lock = lock.clone();
-            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|guard| guard.is_some()))
+            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|guard| guard.into_option().is_some()))
         })
         .collect();
     for call in calls {
@@ -202,7 +208,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
         let calls: Vec<_> = (0..CALLS)
             .map(|_| {
                 let pool = pool.clone();
-                spawn(move || pool.acquire_within(until).map(|it| it.is_some()))
+                spawn(move || pool.acquire_within(until).map(|it| it.into_option().is_some()))
             })
             .collect();
         for call in calls {
@@ -223,7 +229,7 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
         server.pause();
         let reader = {
             let lock = client.reentrant_lock("the reader's");
-            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|it| it.is_some()))
+            spawn(move || lock.try_lock_for(WAIT).is_ok_and(|it| it.into_option().is_some()))
         };
         reader.wait_asleep();
         let others: Vec<_> = (0..6)
@@ -256,7 +262,9 @@ fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
     let client = patient(&server.url());
     hold_as_redisson(&mut server.connection(), "held", LONG);
     let lock = client.reentrant_lock("held");
-    let waiter = spawn(move || lock.try_lock_for(BEFORE_A_QUESTION * 5).map(|it| it.is_some()));
+    let waiter = spawn(move || {
+        lock.try_lock_for(BEFORE_A_QUESTION * 5).map(|it| it.into_option().is_some())
+    });
     wait_subscribed(&server, &channel("held"));
     waiter.wait_queued();
     // The waiter asks again meanwhile, and gets no answer.
@@ -318,7 +326,7 @@ fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     let lock = client.reentrant_lock("hangs");
     if hangs {
         lock.lock().unwrap().unlock().unwrap();
-        hang(server, |wait| Ok(lock.lock_within(wait)?.is_some()));
+        hang(server, |wait| Ok(lock.lock_within(wait)?.into_option().is_some()));
     }
     once_within(LATE, || {
         let until = Instant::now() + WAIT;
@@ -403,7 +411,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert!(error.is_transient(), "{error:#}");
     assert!(format!("{error:#}").contains("Resource temporarily unavailable"), "{error:#}");
     names.iter().for_each(|name| wait_free(&server, name, SOON));
-    assert!(own.try_lock_for(LONG).unwrap().is_some());
+    assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
 }
 
 /// A cut call leaves a give-up, which the client sends again with back-off although the server has

@@ -116,7 +116,11 @@ fn patient_busy_client(server: &Server) -> Client {
 fn busy(server: &Server, builder: ClientBuilder, lease: Duration) -> Client {
     let client = builder.watchdog_timeout(lease).connections(8).connect().unwrap();
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
-    assert!(answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2)).is_none());
+    assert!(
+        answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+            .into_option()
+            .is_none()
+    );
     client.reentrant_lock("kept").lock().unwrap().forget();
     client
 }
@@ -366,7 +370,8 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     let lock = client.reentrant_lock("name");
     lock.lock().unwrap().unlock().unwrap();
     let foreign = client.reentrant_lock("foreign");
-    let waiting = spawn(move || foreign.try_lock_for(LONG).map(|guard| guard.is_some()));
+    let waiting =
+        spawn(move || foreign.try_lock_for(LONG).map(|guard| guard.into_option().is_some()));
     waiting.wait_asleep();
     let set = |redis: &mut redis::Connection, most: &str| {
         let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).query(redis).unwrap();
@@ -889,8 +894,15 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
         lines
     };
     for _ in 0..3 {
-        assert!(clients[0].semaphore(pool).try_acquire_many(2).unwrap().is_none());
-        assert!(clients[1].expirable_semaphore(expirable).try_acquire().unwrap().is_none());
+        assert!(clients[0].semaphore(pool).try_acquire_many(2).unwrap().into_option().is_none());
+        assert!(
+            clients[1]
+                .expirable_semaphore(expirable)
+                .try_acquire()
+                .unwrap()
+                .into_option()
+                .is_none()
+        );
     }
     wait_until("both are said", SOON, || clients.iter().all(|client| !said(client).is_empty()));
     for (client, wants) in
@@ -904,7 +916,10 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     let (pool, expirable) = (client.semaphore(pool), client.expirable_semaphore(expirable));
     assert!(pool.try_set_permits(1).unwrap() && expirable.try_set_permits(1).unwrap());
     let taken = (pool.acquire().unwrap(), expirable.acquire().unwrap());
-    assert!(pool.try_acquire().unwrap().is_none() && expirable.try_acquire().unwrap().is_none());
+    assert!(
+        pool.try_acquire().unwrap().into_option().is_none()
+            && expirable.try_acquire().unwrap().into_option().is_none()
+    );
     drop(taken);
     assert_eq!(said(&client), []);
 }

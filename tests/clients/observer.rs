@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::{
-    CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Snapshot, Way,
+    CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Snapshot,
+    Taken, Way,
 };
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
@@ -99,7 +100,7 @@ fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    let again = lock.try_lock().unwrap().unwrap();
+    let again = lock.try_lock().unwrap().into_option().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free"]);
     drop(again);
     assert!(heard.lines().is_empty(), "a level is left");
@@ -203,13 +204,13 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     let (other, (client, heard)) = (client(&server), observed(&server));
     let held = other.reentrant_lock("orders").lock().unwrap();
     let lock = client.reentrant_lock("orders");
-    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock().unwrap().into_option().is_none());
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
     // An unanswered one gives up for another reason.
     loop {
-        match if_answered(lock.try_lock_for(UNIT).map(Some)) {
+        match if_answered(lock.try_lock_for(UNIT).map(Taken)) {
             None => drop(heard.taken()),
-            Some(got) => break assert!(got.is_none()),
+            Some(got) => break assert!(got.into_option().is_none()),
         }
     }
     assert!(heard.lines()[1].time >= UNIT, "{:?}", heard.lines());
@@ -245,7 +246,7 @@ fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     has(Kind::ReentrantLock, 1, one);
     client.fair_lock("b").lock().unwrap().unlock().unwrap();
     has(Kind::FairLock, 1, one);
-    client.fair_lock("b").try_lock().unwrap().unwrap().unlock().unwrap();
+    client.fair_lock("b").try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     has(Kind::FairLock, 1, one);
     client.fenced_lock("c").lock().unwrap().unlock().unwrap();
     has(Kind::FencedLock, 1, one);
@@ -340,7 +341,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
     // Long enough to leave the lock first.
-    assert!(!lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap());
+    assert!(lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
 }

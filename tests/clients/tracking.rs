@@ -190,7 +190,7 @@ fn a_force_unlock_by_another_process_is_reported() {
     wait_tracked(&server, 1);
     assert!(other.reentrant_lock("forced").force_unlock().unwrap());
     held.losses.wait();
-    let theirs = other.reentrant_lock("forced").try_lock().unwrap().unwrap();
+    let theirs = other.reentrant_lock("forced").try_lock().unwrap().into_option().unwrap();
     assert_eq!(held.release().unwrap_err().kind(), ErrorKind::LeaseLost);
     theirs.unlock().unwrap();
 }

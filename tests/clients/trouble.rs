@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use redlatch::{CancelToken, Client, Error, ErrorKind, ReentrantLock};
+use redlatch::{Attempt, CancelToken, Client, Error, ErrorKind, LockGuard, ReentrantLock};
 use redlatch_testkit::Server;
 
 const SECRET: &str = "correcthorsebattery";
@@ -76,7 +76,13 @@ fn every_other_name_works() {
             // Threads can wait for the lock, too.
             let theirs = theirs.clone();
             let waiter = spawn(move || {
-                theirs.try_lock_for(SOON).unwrap().expect("it is released").unlock().unwrap();
+                theirs
+                    .try_lock_for(SOON)
+                    .unwrap()
+                    .into_option()
+                    .expect("it is released")
+                    .unlock()
+                    .unwrap();
             });
             wait_in_line(&server, name, 1);
             guard.unlock().unwrap();
@@ -157,7 +163,7 @@ fn a_lease_between_works() {
     assert!(left > Duration::from_millis(10_u64.pow(13) / 10 * 9), "{left:?}");
     // The lock's waiters sleep no longer than others.
     let other = Client::connect(&server.url()).unwrap().reentrant_lock("lease");
-    assert!(answered(|| other.try_lock_for(UNIT)).is_none());
+    assert!(answered(|| other.try_lock_for(UNIT)).into_option().is_none());
     // Part of a millisecond is left out.
     let odd = client.reentrant_lock("odd").with_lease(Duration::from_micros(1_500_900));
     let guards = (guard, odd.lock().unwrap());
@@ -177,9 +183,9 @@ fn waits_of_nothing_and_of_ages_work() {
     at_once(|| {
         let guard = one.reentrant_lock("wait").lock().unwrap();
         for wait in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(1)] {
-            assert!(answered(|| lock.try_lock_for(wait)).is_none());
+            assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
         }
-        assert!(answered(|| lock.lock_within(Instant::now())).is_none());
+        assert!(answered(|| lock.lock_within(Instant::now())).into_option().is_none());
         // A wait for ever ends at the release: from Redis, and from a thread of this process.
         let waiters: Vec<_> = (0..2)
             .map(|_| {
@@ -193,8 +199,8 @@ fn waits_of_nothing_and_of_ages_work() {
     });
 }
 
-fn works_with(guard: Option<redlatch::LockGuard>) {
-    guard.expect("it is free").unlock().unwrap();
+fn works_with(guard: Attempt<LockGuard>) {
+    guard.into_option().expect("it is free").unlock().unwrap();
 }
 
 #[test]
@@ -446,7 +452,7 @@ fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
     let expirable = client.expirable_semaphore("expirable");
     let waited = || {
         let guard = lock.lock()?;
-        lock.new_condition("condition").wait_for(&guard, UNIT)?;
+        let _ = lock.new_condition("condition").wait_for(&guard, UNIT)?;
         guard.unlock()
     };
     let counted = || {
@@ -454,8 +460,11 @@ fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
         latch.count_down()
     };
     vec![
-        ("a lock", lock.lock().and_then(redlatch::LockGuard::unlock)),
-        ("try_lock", lock.try_lock().and_then(|guard| guard.map_or(Ok(()), |it| it.unlock()))),
+        ("a lock", lock.lock().and_then(LockGuard::unlock)),
+        (
+            "try_lock",
+            lock.try_lock().and_then(|guard| guard.into_option().map_or(Ok(()), |it| it.unlock())),
+        ),
         ("a fenced lock", client.fenced_lock("fenced").with(|_| Ok(()))),
         ("a fair lock", client.fair_lock("fair").with(|_| Ok(()))),
         ("a condition", waited()),

@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Commands as _, Connection};
-use redlatch::{Client, ClientBuilder, Credentials, Error, ErrorKind};
+use redlatch::{Attempt, Client, ClientBuilder, Credentials, Error, ErrorKind, NotTaken};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 use rustix::param::page_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -205,13 +205,13 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
 
 /// The result of such a call. `None`: there was no answer.
 #[track_caller]
-pub(crate) fn if_answered<T>(got: Result<Option<T>, Error>) -> Option<T> {
-    got.or_else(unanswered).unwrap()
+pub(crate) fn if_answered<T>(got: Result<Attempt<T>, Error>) -> Option<T> {
+    got.or_else(unanswered).unwrap().into_option()
 }
 
-/// `None` if the error says that the call's own time was over.
-pub(crate) fn unanswered<T>(error: Error) -> Result<Option<T>, Error> {
-    if is_unanswered(&error) { Ok(None) } else { Err(error) }
+/// `NotTaken` if the error says that the call's own time was over.
+pub(crate) fn unanswered<T>(error: Error) -> Result<Attempt<T>, Error> {
+    if is_unanswered(&error) { Ok(NotTaken) } else { Err(error) }
 }
 
 fn is_unanswered(error: &Error) -> bool {

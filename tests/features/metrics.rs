@@ -50,7 +50,7 @@ fn each_wait_hold_and_loss_is_counted_under_its_kind_and_the_label_of_its_name()
     let guard = lock.lock().unwrap();
     elsewhere({
         let lock = lock.clone();
-        move || assert!(lock.try_lock().unwrap().is_none())
+        move || assert!(lock.try_lock().unwrap().into_option().is_none())
     });
     let kind = "kind=ReentrantLock";
     assert_eq!(seen.look()[&format!("held {kind} name=orders")], 1.0);

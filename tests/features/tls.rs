@@ -222,7 +222,7 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
             let until = Instant::now() + UNIT;
             let outcome = lock.try_lock_for(UNIT);
             let late = until.elapsed();
-            is_unanswered(outcome.map(|guard| guard.is_some()));
+            is_unanswered(outcome.map(|guard| guard.into_option().is_some()));
             late
         });
         server.resume();
@@ -259,7 +259,7 @@ fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before
     let before = relay.opened();
     for _ in 0..3 {
         relay.halve_next();
-        is_unanswered(cut.try_lock_for(UNIT).map(|guard| guard.is_some()));
+        is_unanswered(cut.try_lock_for(UNIT).map(|guard| guard.into_option().is_some()));
         relay.deliver_rest();
         assert!(!next.is_locked().unwrap());
         next.lock().unwrap().unlock().unwrap();

@@ -17,8 +17,8 @@ fn neither_gets_what_the_other_holds() {
             java.run("a", &format!("lock {named}"));
             assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
             assert!(lock.remaining_lease().unwrap().unwrap() > LONG / 2);
-            assert!(lock.try_lock().unwrap().is_none());
-            assert!(answered(|| lock.try_lock_for(UNIT * 2)).is_none());
+            assert!(lock.try_lock().unwrap().into_option().is_none());
+            assert!(answered(|| lock.try_lock_for(UNIT * 2)).into_option().is_none());
             java.run("a", &format!("unlock {named}"));
             // A thread of this process has it.
             let guard = lock.lock().unwrap();
@@ -37,7 +37,12 @@ fn neither_gets_what_the_other_holds() {
             assert!(left <= Duration::from_secs(10) && left > Duration::from_secs(2), "{left:?}");
             java.run("a", &format!("unlock {named}"));
             let lease = Duration::from_secs(10);
-            let guard = kind.leased(&client, "job", lease).try_lock_for(SOON).unwrap().unwrap();
+            let guard = kind
+                .leased(&client, "job", lease)
+                .try_lock_for(SOON)
+                .unwrap()
+                .into_option()
+                .unwrap();
             let remaining: u128 = java.ask("a", &format!("remaining {named}")).parse().unwrap();
             assert!(remaining <= 10_000 && remaining > 2_000, "{remaining}");
             guard.unlock().unwrap();
@@ -84,7 +89,7 @@ fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
                 guard.unlock().unwrap();
                 let released = Instant::now();
                 assert_eq!(java.reply("a"), "ok");
-                assert!(held.try_lock().unwrap().is_none());
+                assert!(held.try_lock().unwrap().into_option().is_none());
                 java.run("a", &format!("unlock {named}"));
                 released.elapsed()
             });
@@ -169,9 +174,9 @@ fn a_hold_that_was_taken_twice_lasts_until_its_second_release() {
             java.run("a", &format!("lock {named}"));
             assert_eq!(java.ask("a", &format!("holdCount {named}")), "2");
             java.run("a", &format!("unlock {named}"));
-            assert!(lock.try_lock().unwrap().is_none());
+            assert!(lock.try_lock().unwrap().into_option().is_none());
             java.run("a", &format!("unlock {named}"));
-            let first = lock.try_lock().unwrap().expect("it is free");
+            let first = lock.try_lock().unwrap().into_option().expect("it is free");
             let second = lock.lock().unwrap();
             first.unlock().unwrap();
             assert!(!java.says("a", &format!("tryLock {named}")));

@@ -24,8 +24,8 @@ fn several_locks_are_held_by_one_library_at_a_time() {
         let all = ours(&client);
         java.run("x", &format!("lock {NAMED}"));
         assert!(NAMES.iter().all(|name| holder(&mut redis, name).unwrap().0.starts_with(&java.id)));
-        assert!(all.try_lock().unwrap().is_none());
-        assert!(answered(|| all.try_lock_for(UNIT * 2)).is_none());
+        assert!(all.try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| all.try_lock_for(UNIT * 2)).into_option().is_none());
         java.run("x", &format!("unlock {NAMED}"));
         let guard = all.lock().unwrap();
         assert!(
@@ -41,7 +41,7 @@ fn several_locks_are_held_by_one_library_at_a_time() {
             single.unlock().unwrap();
             assert!(NAMES.iter().all(|name| holder(&mut redis, name).is_none()));
             java.run("x", &format!("lock lock {name}"));
-            assert!(all.try_lock().unwrap().is_none());
+            assert!(all.try_lock().unwrap().into_option().is_none());
             java.run("x", &format!("unlock lock {name}"));
             assert!(NAMES.iter().all(|name| holder(&mut redis, name).is_none()));
         }

@@ -19,7 +19,7 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
             let no_writer = |java: &mut Redisson| {
                 assert!(!java.says("w", &format!("tryLock {write}")));
                 let write = lock.write_lock().clone();
-                assert!(elsewhere(move || write.try_lock().unwrap().is_none()));
+                assert!(elsewhere(move || write.try_lock().unwrap().into_option().is_none()));
             };
             no_writer(&mut java);
             if ours_first {
@@ -129,10 +129,10 @@ fn a_writer_that_goes_on_as_a_reader_keeps_writers_of_the_other_out_and_lets_rea
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
         java.run("a", &format!("lock {write}"));
         java.run("a", &format!("lock {read}"));
-        assert!(lock.read_lock().try_lock().unwrap().is_none());
+        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
         java.run("a", &format!("unlock {write}"));
-        assert!(lock.write_lock().try_lock().unwrap().is_none());
-        lock.read_lock().try_lock().unwrap().expect("others read").unlock().unwrap();
+        assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
+        lock.read_lock().try_lock().unwrap().into_option().expect("others read").unlock().unwrap();
         java.run("a", &format!("unlock {read}"));
         let writing = lock.write_lock().lock().unwrap();
         let reading = lock.read_lock().lock().unwrap();

@@ -168,7 +168,7 @@ fn a_lock_of_either_has_the_same_keys_and_messages() {
                 let held = see();
                 guard.unlock().unwrap();
                 let free = see();
-                let guard = leased.try_lock().unwrap().unwrap();
+                let guard = leased.try_lock().unwrap().into_option().unwrap();
                 let held_with_lease = see();
                 drop(guard);
                 // A guard that is dropped is released in the background.
@@ -290,7 +290,7 @@ fn a_semaphore_of_either_has_the_same_keys_and_messages() {
             see(semaphore.try_set_permits(4).unwrap().to_string());
             let permit = semaphore.acquire_many(2).unwrap();
             see("ok".to_owned());
-            see(semaphore.try_acquire_many(2).unwrap().is_some().to_string());
+            see(semaphore.try_acquire_many(2).unwrap().into_option().is_some().to_string());
             permit.release().unwrap();
             see("ok".to_owned());
             semaphore.add_permits(5).unwrap();

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use redlatch::{Client, ErrorKind, LockGuard, ReentrantLock};
+use redlatch::{Client, ErrorKind, LockGuard, ReentrantLock, Taken};
 use redlatch_testkit::{Job, Server, Worker};
 
 const NAME: &str = "exclusive";
@@ -99,9 +99,9 @@ impl Contender {
                     let wait = Duration::from_millis(self.random.below(20));
                     lock.try_lock_for(wait).or_else(unanswered)
                 }
-                _ => lock.lock().map(Some),
+                _ => lock.lock().map(Taken),
             };
-            if let Some(guard) = guard.expect("no fault of the server's here") {
+            if let Taken(guard) = guard.expect("no fault of the server's here") {
                 self.work(&lock, guard, &format!("{}:{grants}", self.thread.clone()));
                 grants += 1;
             }

@@ -98,17 +98,17 @@ fn re_entry_keeps_the_token() {
     let server = server();
     let lock = client(&server).fenced_lock("nested");
     let outer = lock.lock().unwrap();
-    let inner = lock.try_lock().unwrap().expect("it is its own");
+    let inner = lock.try_lock().unwrap().into_option().expect("it is its own");
     assert_eq!(inner.token(), outer.token());
     assert_eq!(lock.hold_count(), 2);
     outer.unlock().unwrap();
     assert!(inner.is_held());
     inner.unlock().unwrap();
     let later = lock.lock_owned().unwrap();
-    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock().unwrap().into_option().is_none());
     let token = later.token();
     later.unlock().unwrap();
-    let last = lock.try_lock_for(SOON).unwrap().expect("it is free");
+    let last = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
     assert!(last.token() > token);
 }
 
@@ -117,11 +117,11 @@ fn every_verb_gives_a_token_or_the_plain_guard() {
     let server = server();
     let lock = client(&server).fenced_lock("verbs");
     let mut seen = Vec::new();
-    seen.push(lock.lock_within(Wait::at_most(SOON)).unwrap().unwrap().token());
+    seen.push(lock.lock_within(Wait::at_most(SOON)).unwrap().into_option().unwrap().token());
     seen.push(lock.with(|guard| Ok::<_, redlatch::Error>(guard.token())).unwrap());
     let fixed = lock.with_lease(Duration::from_secs(5));
     seen.push(fixed.lock().unwrap().token());
-    seen.push(fixed.try_lock_owned().unwrap().unwrap().token());
+    seen.push(fixed.try_lock_owned().unwrap().into_option().unwrap().token());
     assert!(seen.is_sorted_by(|one, next| one < next), "{seen:?}");
     // Code that takes any lock.
     fn plain(lock: &dyn Lock) -> LockGuard {

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::*;
-use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock};
+use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, Waited};
 use redlatch_testkit::Server;
 
 /// A lease or a wait whose end a test sees. (That of a wait on a busy machine, too.)
@@ -46,9 +46,11 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     let name = one.name().to_owned();
     let guard = one.lock().unwrap();
     let again = one.lock().unwrap();
-    assert!(other.try_lock().unwrap().is_none());
+    assert!(other.try_lock().unwrap().into_option().is_none());
     let gives_up = other.clone();
-    assert!(spawn(move || answered(|| gives_up.try_lock_for(SHORT)).is_none()).join());
+    assert!(
+        spawn(move || answered(|| gives_up.try_lock_for(SHORT)).into_option().is_none()).join()
+    );
     let waiting = other.clone();
     let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
     waits.wait_queued();
@@ -84,7 +86,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     wait_until("it has all of its lease", SOON, || guard.remaining() > LONG / 2);
     guard.unlock().unwrap();
     lease(&one, LONG).lock().unwrap().leave_to_expire().unwrap();
-    assert!(other.try_lock().unwrap().is_none());
+    assert!(other.try_lock().unwrap().into_option().is_none());
     assert!(other.force_unlock().unwrap());
 
     // A loss is told.
@@ -152,7 +154,7 @@ fn a_read_write_lock_works() {
     let reads = one.read_lock().lock().unwrap();
     writes.unlock().unwrap();
     waits.join();
-    assert!(other.write_lock().try_lock().unwrap().is_none());
+    assert!(other.write_lock().try_lock().unwrap().into_option().is_none());
     reads.unlock().unwrap();
     assert!(!other.read_lock().is_locked().unwrap());
 }
@@ -165,7 +167,7 @@ fn several_locks_work() {
     let all = |[a, b, c]: &[_; 3]| MultiLock::new(&[a, b, c]).unwrap();
     let (one, other) = (all(&one), all(&other));
     let guard = one.lock().unwrap();
-    assert!(other.try_lock().unwrap().is_none());
+    assert!(other.try_lock().unwrap().into_option().is_none());
     let waits = spawn(move || other.lock().unwrap().unlock().unwrap());
     waits.wait_queued();
     wait_all_renewed(names.map(|name| (&server, name.to_owned())));
@@ -180,8 +182,8 @@ fn a_semaphore_works() {
     let [one, other] = two(&server).map(|client| client.semaphore("smoke"));
     assert!(one.try_set_permits(2).unwrap());
     let permits = one.acquire_many(2).unwrap();
-    assert!(other.try_acquire().unwrap().is_none());
-    assert!(answered(|| other.try_acquire_for(SHORT)).is_none());
+    assert!(other.try_acquire().unwrap().into_option().is_none());
+    assert!(answered(|| other.try_acquire_for(SHORT)).into_option().is_none());
     let waiting = other.clone();
     let waits = spawn(move || drop(waiting.acquire().unwrap()));
     waits.wait_queued();
@@ -211,7 +213,7 @@ fn an_expirable_semaphore_works() {
     let left = || other.remaining_lease(&permit.id()).unwrap().unwrap();
     let mut before = left();
     wait_until("it is renewed", SOON, || std::mem::replace(&mut before, left()) < before);
-    assert!(other.try_acquire().unwrap().is_none());
+    assert!(other.try_acquire().unwrap().into_option().is_none());
     let waiting = other.with_lease(SHORT);
     let waits = spawn(move || waiting.acquire().unwrap().into_id());
     waits.wait_queued();
@@ -240,7 +242,7 @@ fn a_latch_works() {
     let waiting = other.clone();
     let waits = spawn(move || waiting.wait().unwrap());
     one.count_down().unwrap();
-    assert!(!answered(|| other.wait_for(SHORT)));
+    assert!(answered(|| other.wait_for(SHORT)).timed_out());
     assert_eq!(other.count().unwrap(), 1);
     assert!(!waits.is_finished());
     other.count_down().unwrap();
@@ -270,7 +272,7 @@ fn a_condition_works() {
     };
     let waits = wait(&other);
     let guard = one.lock().unwrap();
-    assert!(!condition.wait_for(&guard, SHORT).unwrap());
+    assert!(condition.wait_for(&guard, SHORT).unwrap().timed_out());
     assert!(condition.notify_one().unwrap());
     guard.unlock().unwrap();
     waits.join();
@@ -290,7 +292,7 @@ fn a_barrier_works() {
     let waits = spawn(move || (0..5).map(|_| party.wait().unwrap()).sum::<u32>());
     let arrivals: u32 = (0..5).map(|_| one.wait().unwrap()).sum();
     assert_eq!(arrivals + waits.join(), 5);
-    assert_eq!(one.wait_for(SHORT).unwrap(), None);
+    assert_eq!(one.wait_for(SHORT).unwrap(), Waited::TimedOut);
     assert!(other.is_broken().unwrap() && other.reset().unwrap());
     assert_eq!((other.parties().unwrap(), other.waiting().unwrap()), (2, 0));
     assert!(other.delete().unwrap());
@@ -301,7 +303,7 @@ fn an_election_works() {
     let server = server();
     let [one, other] = two(&server).map(|client| client.leader_election("smoke"));
     let leads = one.campaign().unwrap();
-    assert!(answered(|| other.campaign_for(SHORT)).is_none());
+    assert!(answered(|| other.campaign_for(SHORT)).into_option().is_none());
     assert_eq!(other.leader().unwrap().unwrap().token, leads.token());
     let waits = spawn(move || other.campaign().unwrap());
     waits.wait_queued();

@@ -77,9 +77,9 @@ fn the_run_ends_with_its_command_and_the_server_keeps_the_lock_for_no_longer_tha
                 let options = ["run", "--hold-at-least", "3s", "--lease", "1h"];
                 let words = [&options, *kind, &[&name, "sh", "-c", "exit 7"]].concat();
                 assert_eq!(ends(&server.url(), &words), (7, String::new()), "{kind:?}");
-                let is_taken = theirs.try_lock().unwrap().is_none();
+                let is_taken = theirs.try_lock().unwrap().into_option().is_none();
                 assert!(is_taken || begun.elapsed() >= LEAST, "{kind:?}");
-                let guard = theirs.try_lock_for(SOON).unwrap().expect("no hour");
+                let guard = theirs.try_lock_for(SOON).unwrap().into_option().expect("no hour");
                 let took = begun.elapsed();
                 assert!(took >= LEAST, "{kind:?}: {took:?}");
                 guard.unlock().unwrap();
@@ -96,7 +96,7 @@ fn a_command_that_takes_longer_keeps_the_lock_and_its_end_frees_it() {
     let mut running = start(&server.url(), &options, "orders", "sleep 2; echo on; read -r line");
     assert_eq!(running.line(), "on");
     assert_eq!(running.status(), Some(1));
-    lock.try_lock().unwrap().expect("it was released").unlock().unwrap();
+    lock.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_command_that_the_system_cannot_run_keeps_nothing() {
         let (ended, said) = ends(&server.url(), &words);
         assert_eq!(ended, status, "{said}");
         assert!(said.starts_with(&format!("redlatch: {script}: ")) && said.lines().count() == 1);
-        lock.try_lock().unwrap().expect("it is free").unlock().unwrap();
+        lock.try_lock().unwrap().into_option().expect("it is free").unlock().unwrap();
     }
 }
 
@@ -136,7 +136,14 @@ fn a_signal_before_the_server_has_said_that_it_keeps_the_lock_frees_it() {
     proxy.release();
     let output = run.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*output.stdout), (Some(143), &b""[..]));
-    client(&server).reentrant_lock("orders").try_lock().unwrap().expect("free").unlock().unwrap();
+    client(&server)
+        .reentrant_lock("orders")
+        .try_lock()
+        .unwrap()
+        .into_option()
+        .expect("free")
+        .unlock()
+        .unwrap();
 }
 
 /// The client sends the request for the 50 s twice.
@@ -156,7 +163,8 @@ fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
         let output = output(&proxy.url(), &words);
         assert_eq!((output.status.code(), &*output.stdout), (ends.0, ends.1.as_bytes()), "{name}");
         assert_eq!(proxy.fired(), shots);
-        let is_free = client(&server).reentrant_lock(&name).try_lock().unwrap().is_some();
+        let is_free =
+            client(&server).reentrant_lock(&name).try_lock().unwrap().into_option().is_some();
         assert_eq!(is_free, ends.1.is_empty(), "{name}");
     }
 }

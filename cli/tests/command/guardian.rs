@@ -136,7 +136,7 @@ fn without_threads_or_processes_nothing_panics_and_no_command_runs_without_the_l
         let output = run(&[&words[..], &["echo", "ran"]].concat()).unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         let had = client(&server).reentrant_lock("orders").try_lock().unwrap();
-        assert!(had.is_some(), "it is released: {processes} {said}");
+        assert!(had.into_option().is_some(), "it is released: {processes} {said}");
         assert!(!said.contains("panicked"), "{processes} {said}");
         let status = output.status.code().unwrap();
         assert!([0, 69, 70, 78].contains(&status), "{processes} {status} {said}");

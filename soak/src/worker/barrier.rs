@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::ErrorKind;
+use redlatch::{ErrorKind, Waited};
 
 use super::held::{cancelled, outcome};
 use super::{PARTIES, Worker};
@@ -43,16 +43,16 @@ impl Worker {
             };
             let call = now();
             let passed = if is_cancelled {
-                cancelled(wait, |token| barrier.wait_cancellable(token).map(Some))
+                cancelled(wait, |token| barrier.wait_cancellable(token).map(Waited::InTime))
             } else {
                 barrier.wait_for(wait)
             };
-            let index = passed.as_ref().ok().copied().flatten().unwrap_or(0);
+            let index = if let Ok(Waited::InTime(index)) = passed { index } else { 0 };
             let outcome = match &passed {
                 Err(error) if error.outcome_unknown() && error.kind() != ErrorKind::Redis => {
                     Outcome::Unsure
                 }
-                _ => outcome(&passed.as_ref().map(Option::is_some)),
+                _ => outcome(&passed.as_ref().map(|waited| !waited.timed_out())),
             };
             let bound = if wait.is_zero() { LONGEST } else { wait };
             self.step(Step::Arrive, &name, call, nanos(bound), index.into(), outcome);

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::Error;
+use redlatch::{Attempt, Error};
 
 use super::Worker;
 use super::held::{About, Held, How, Kept, Terms, outcome};
@@ -39,9 +39,9 @@ impl Worker {
         about: About,
         how: How,
         stay: Duration,
-        take: impl FnOnce(How) -> Result<Option<G>, Error>,
+        take: impl FnOnce(How) -> Result<Attempt<G>, Error>,
     ) -> Option<Kept<G>> {
-        let take = |how| take(how).map(|guard| guard.map(|guard| (0, guard)));
+        let take = |how| take(how).map(|guard| guard.into_option().map(|guard| (0, guard)));
         self.acquire_with(about, how, stay, take).map(|(kept, _)| kept)
     }
 

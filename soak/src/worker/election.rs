@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rand::RngExt;
+use redlatch::Taken;
 
 use super::held::{About, How, Terms, cancelled, hold, leave, outcome};
 use super::{GRACE, LONGEST_REQUEST, WATCHDOG, Worker};
@@ -28,14 +29,14 @@ impl Worker {
             let about = About::lock(Kind::Fenced, &name, Terms::Watched(lease));
             let taken = self.acquire_with(about, how, stay, |how| {
                 let led = match how {
-                    How::Lock => election.campaign().map(Some),
+                    How::Lock => election.campaign().map(Taken),
                     How::Try => election.campaign_for(Duration::ZERO),
                     How::For(wait) => election.campaign_for(wait),
                     How::Cancelled(wait) => {
-                        cancelled(wait, |token| election.campaign_cancellable(token).map(Some))
+                        cancelled(wait, |token| election.campaign_cancellable(token).map(Taken))
                     }
                 };
-                led.map(|led| led.map(|led| (led.token().get(), led)))
+                led.map(|led| led.into_option().map(|led| (led.token().get(), led)))
             });
             let Some((kept, token)) = taken else { continue };
             let call = now();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::{FencedLock, Lock, LockGuard, MultiLock, Wait};
+use redlatch::{FencedLock, Lock, LockGuard, MultiLock, NotTaken, Taken, Wait};
 
 use super::held::{About, How, Kept, Terms, cancelled, hold, leave};
 use super::{READERS, SPAN, Worker};
@@ -28,7 +28,7 @@ impl Worker {
     fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
         for _ in 0..self.rng.random_range(200..1200) {
             let about = About::lock(Kind::Reentrant, name, terms);
-            let taken = self.acquire(about, How::Lock, Duration::ZERO, |_| lock.lock().map(Some));
+            let taken = self.acquire(about, How::Lock, Duration::ZERO, |_| lock.lock().map(Taken));
             let Some(kept) = taken else { return };
             hold(&self.shared, &kept, Duration::from_micros(3));
             leave(&self.shared, kept, self.rng.random_bool(0.5));
@@ -100,7 +100,7 @@ impl Worker {
         let (stay, is_kept) = (self.stay(), about.keeps.is_some());
         if self.rng.random_ratio(1, 10) {
             let Some(kept) = self.acquire(about, how, stay, |how| match how {
-                How::Lock => lock.lock_owned().map(Some),
+                How::Lock => lock.lock_owned().map(Taken),
                 How::Try => lock.try_lock_owned(),
                 How::For(wait) => lock.lock_owned_within(Wait::at_most(wait)),
                 How::Cancelled(wait) => cancelled(wait, |token| {
@@ -137,10 +137,12 @@ impl Worker {
         stay: Duration,
     ) -> Option<Kept<LockGuard>> {
         self.acquire(about, how, stay, |how| match how {
-            How::Lock => lock.lock().map(Some),
+            How::Lock => lock.lock().map(Taken),
             How::Try => lock.try_lock(),
             How::For(wait) => lock.try_lock_for(wait),
-            How::Cancelled(wait) => cancelled(wait, |token| lock.lock_cancellable(token).map(Some)),
+            How::Cancelled(wait) => {
+                cancelled(wait, |token| lock.lock_cancellable(token).map(Taken))
+            }
         })
     }
 
@@ -148,7 +150,7 @@ impl Worker {
     fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
         let begun = now();
         match lock.try_lock() {
-            Ok(Some(inner)) => {
+            Ok(Taken(inner)) => {
                 let levels = lock.hold_count();
                 if levels != 2 && kept.guard.is_held() {
                     self.shared.odd(format!("two levels of {} count as {levels}", lock.name()));
@@ -156,10 +158,10 @@ impl Worker {
                 drop(inner);
             }
             // It was lost, perhaps in this moment.
-            Ok(None) if kept.guard.is_held() => {
+            Ok(NotTaken) if kept.guard.is_held() => {
                 self.shared.odd(format!("{} was not entered again since {begun}", lock.name()));
             }
-            Ok(None) | Err(_) => {}
+            Ok(NotTaken) | Err(_) => {}
         }
     }
 
@@ -221,14 +223,16 @@ impl Worker {
         let about = About::lock(Kind::Fenced, name, terms);
         let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
             let guard = match how {
-                How::Lock => lock.lock().map(Some),
+                How::Lock => lock.lock().map(Taken),
                 How::Try => lock.try_lock(),
                 How::For(wait) => lock.try_lock_for(wait),
                 How::Cancelled(wait) => {
-                    cancelled(wait, |token| lock.lock_cancellable(token).map(Some))
+                    cancelled(wait, |token| lock.lock_cancellable(token).map(Taken))
                 }
             };
-            guard.map(|guard| guard.map(|guard| (guard.token().get(), <LockGuard>::from(guard))))
+            guard.map(|guard| {
+                guard.into_option().map(|guard| (guard.token().get(), <LockGuard>::from(guard)))
+            })
         }) else {
             return;
         };
@@ -254,10 +258,12 @@ impl Worker {
         let about =
             About { names: names.to_vec(), ..About::lock(Kind::Reentrant, "", Terms::Usual) };
         let kept = self.acquire(about, how, stay, |how| match how {
-            How::Lock => lock.lock().map(Some),
+            How::Lock => lock.lock().map(Taken),
             How::Try => lock.try_lock(),
             How::For(wait) => lock.try_lock_for(wait),
-            How::Cancelled(wait) => cancelled(wait, |token| lock.lock_cancellable(token).map(Some)),
+            How::Cancelled(wait) => {
+                cancelled(wait, |token| lock.lock_cancellable(token).map(Taken))
+            }
         });
         let Some(kept) = kept else { return };
         hold(&self.shared, &kept, stay);

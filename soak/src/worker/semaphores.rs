@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
+use redlatch::Taken;
 
 use super::held::{About, How, Kept, Terms, cancelled, hold, leave, leaving, left, outcome};
 use super::{COUNT, LONGEST_REQUEST, PERMITS, SPAN, Worker};
@@ -30,11 +31,11 @@ impl Worker {
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
-                How::Lock => semaphore.acquire_many(permits).map(Some),
+                How::Lock => semaphore.acquire_many(permits).map(Taken),
                 How::Try => semaphore.try_acquire_many(permits),
                 How::For(wait) => semaphore.try_acquire_many_for(permits, wait),
                 How::Cancelled(wait) => cancelled(wait, |token| {
-                    semaphore.acquire_many_cancellable(permits, token).map(Some)
+                    semaphore.acquire_many_cancellable(permits, token).map(Taken)
                 }),
             });
             let Some(kept) = kept else { continue };
@@ -59,11 +60,11 @@ impl Worker {
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
-                How::Lock => semaphore.acquire().map(Some),
+                How::Lock => semaphore.acquire().map(Taken),
                 How::Try => semaphore.try_acquire(),
                 How::For(wait) => semaphore.try_acquire_for(wait),
                 How::Cancelled(wait) => {
-                    cancelled(wait, |token| semaphore.acquire_cancellable(token).map(Some))
+                    cancelled(wait, |token| semaphore.acquire_cancellable(token).map(Taken))
                 }
             });
             let Some(kept) = kept else { continue };
@@ -99,7 +100,7 @@ impl Worker {
                 self.step(Step::CountDown, &name, call, nanos(LONGEST_REQUEST), COUNT, outcome);
             } else {
                 let wait = Duration::from_millis(3500);
-                let outcome = outcome(&latch.wait_for(wait));
+                let outcome = outcome(&latch.wait_for(wait).map(|waited| !waited.timed_out()));
                 self.step(Step::Wait, &name, call, nanos(wait), COUNT, outcome);
             }
         } else {
@@ -117,7 +118,7 @@ impl Worker {
         let condition = lock.new_condition("changed");
         let about = || About::lock(Kind::Reentrant, &name, Terms::Usual);
         let Some(kept) =
-            self.acquire(about(), How::Lock, Duration::ZERO, |_| lock.lock().map(Some))
+            self.acquire(about(), How::Lock, Duration::ZERO, |_| lock.lock().map(Taken))
         else {
             return;
         };
@@ -128,7 +129,7 @@ impl Worker {
             let woken = condition.wait_for(&kept.guard, wait);
             // The guard is in a new hold; with an error, in none.
             left(&self.shared, &kept.ids, Outcome::Posted);
-            let outcome = outcome(&woken);
+            let outcome = outcome(&woken.as_ref().map(|woken| !woken.timed_out()));
             self.step(Step::Sleep, &name, call, 0, u64::from(outcome == Outcome::Done), outcome);
             if woken.is_err() {
                 return;

@@ -305,7 +305,7 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
                 site.lose_hold(&hold, LostReason::Revoked);
             }
         });
-        if let Some(reading) = process.lock.read_lock().try_lock().unwrap() {
+        if let Taken(reading) = process.lock.read_lock().try_lock().unwrap() {
             let another_writes = inside.writing.load(Ordering::SeqCst) > 0;
             assert!(!(another_writes && reading.is_held()), "reads beside a writer");
         }
@@ -367,7 +367,7 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
         let reading = process.lock.read_lock().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
         // The server still has the hold, since no thread releases it in a model.
-        assert!(process.lock.write_lock().try_lock().unwrap().is_none());
+        assert!(process.lock.write_lock().try_lock().unwrap().into_option().is_none());
         assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         process.end();
     });

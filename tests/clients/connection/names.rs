@@ -1,5 +1,7 @@
 //! The names of a client's connections on the server, and of a client and its threads.
 
+use redlatch::Taken;
+
 use super::*;
 
 /// The fields of each connection that the server knows, but for this one's.
@@ -19,10 +21,10 @@ fn connections(server: &Server) -> Vec<HashMap<String, String>> {
 /// Uses its lanes, its renewer and its subscriber.
 fn busy(client: &Client) -> LockGuard {
     let guard = client.reentrant_lock("busy").lock().unwrap();
-    let mut waits = client.reentrant_lock("busy").try_lock_for(UNIT);
-    assert!(waits.as_mut().is_ok_and(|guard| guard.is_some()), "it is its own");
+    let waits = client.reentrant_lock("busy").try_lock_for(UNIT);
+    assert!(matches!(waits, Ok(Taken(_))), "it is its own");
     let lock = client.reentrant_lock("busy");
-    elsewhere(move || assert!(answered(|| lock.try_lock_for(UNIT)).is_none()));
+    elsewhere(move || assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none()));
     drop(waits);
     guard
 }

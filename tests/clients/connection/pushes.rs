@@ -36,12 +36,16 @@ fn a_pushed_message_shifts_no_reply_of_its_connection() {
     // The locks' own changes are pushed, too, before the reply or after it.
     for round in 0..20 {
         let () = redis.set("another key", round).unwrap();
-        let guard = client.reentrant_lock("free").try_lock().unwrap().expect("it is free");
-        assert!(client.reentrant_lock("held").try_lock().unwrap().is_none(), "two holders");
+        let guard =
+            client.reentrant_lock("free").try_lock().unwrap().into_option().expect("it is free");
+        assert!(
+            client.reentrant_lock("held").try_lock().unwrap().into_option().is_none(),
+            "two holders"
+        );
         let permits = client.semaphore("permits");
         permits.set_permits(round).unwrap();
         assert_eq!(permits.available_permits().unwrap(), i64::from(round));
         guard.unlock().unwrap();
     }
-    assert!(client.reentrant_lock("free").try_lock().unwrap().is_some());
+    assert!(client.reentrant_lock("free").try_lock().unwrap().into_option().is_some());
 }

@@ -141,7 +141,7 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
     let (owner, _) = holder(&mut old.connection(), "waited for").unwrap();
     guard.unlock().unwrap();
     hold_as_redisson(&mut old.connection(), "waited for", LONG);
-    assert!(answered(|| lock.try_lock_for(UNIT)).is_none());
+    assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
     wait_subscribed(&old, &own_channel(&owner));
     replicate(&new, Some(&old));
     let mut redis = new.connection();

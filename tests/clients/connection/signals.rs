@@ -78,7 +78,7 @@ fn signals_interrupt_no_call() {
                 inside.fetch_sub(1, Ordering::SeqCst);
                 // Left, waited for, and had again.
                 changed.notify_all().unwrap();
-                changed.wait_for(&guard, UNIT / 50).unwrap();
+                let _ = changed.wait_for(&guard, UNIT / 50).unwrap();
                 drop(guard);
                 fair.lock().unwrap().unlock().unwrap();
                 drop(permits.acquire().unwrap());

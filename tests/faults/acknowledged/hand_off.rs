@@ -1,5 +1,7 @@
 //! Grants that come from others.
 
+use redlatch::Taken;
+
 use super::*;
 
 /// Processes hand each other the lock: another's connection wrote the grant.
@@ -163,7 +165,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     for (kind, lock) in locks(&client, "twice") {
         taken(&*lock).unlock().unwrap();
         // The server knows this call's script then, too.
-        lock.try_lock().ok().flatten().map(LockGuard::unlock);
+        let _ = lock.try_lock().map(|guard| guard.into_option().map(LockGuard::unlock));
         pair.cut_off(true);
         for tries in [false, true] {
             let name = lock.name().to_owned();
@@ -171,7 +173,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
                 move |bytes: &[u8]| bytes.windows(name.len()).any(|part| part == name.as_bytes());
             let fired = way.fired();
             way.on(Direction::Request, 1, Action::LoseReply, asks);
-            let outcome = if tries { lock.try_lock() } else { lock.lock().map(Some) };
+            let outcome = if tries { lock.try_lock() } else { lock.lock().map(Taken) };
             let error = outcome.unwrap_err();
             assert_eq!(way.fired(), fired + 1);
             assert!(error.to_string().contains("0 of 1 replicas"), "{kind}: {error}");

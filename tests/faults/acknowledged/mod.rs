@@ -155,7 +155,7 @@ fn a_granted_lock_is_on_the_replica_too() {
             let guard = lock.lock().unwrap();
             assert!(pair.agreed(name).is_some(), "{kind}: lock");
             guard.unlock().unwrap();
-            let guard = lock.try_lock().unwrap().unwrap();
+            let guard = lock.try_lock().unwrap().into_option().unwrap();
             assert!(pair.agreed(name).is_some(), "{kind}: try_lock");
             guard.unlock().unwrap();
             let guard = lock.lock_owned().unwrap();
@@ -306,18 +306,18 @@ fn a_refused_request_waits_for_no_replica() {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
         // The first one asks for rights, and the server knows the script after the second.
-        lock.try_lock().unwrap().unwrap().unlock().unwrap();
-        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+        lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
+        lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         pair.cut_off(true);
         let guard = barrier.lock().unwrap();
         let begun = Instant::now();
-        assert!(lock.try_lock().unwrap().is_none());
+        assert!(lock.try_lock().unwrap().into_option().is_none());
         // Otherwise the call would wait for a minute.
         assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
         // The late answer of the server's wait is no other's answer.
-        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+        lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     }
 }
 
@@ -378,7 +378,7 @@ fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     once_within(WITHIN * 2, || {
         silent.pause();
         let begun = Instant::now();
-        let guard = quorum.try_lock().unwrap().unwrap();
+        let guard = quorum.try_lock().unwrap().into_option().unwrap();
         let took = begun.elapsed();
         assert!(took >= WITHIN, "the test shows nothing: {took:?}");
         silent.resume();

@@ -83,7 +83,7 @@ fn every_synchronizer_works_at_every_server() {
             let lock = one.reentrant_lock(name);
             let guard = lock.lock().unwrap();
             let nested = lock.lock().unwrap();
-            assert!(other.reentrant_lock(name).try_lock().unwrap().is_none());
+            assert!(other.reentrant_lock(name).try_lock().unwrap().into_option().is_none());
             nested.unlock().unwrap();
             let waiter = other.reentrant_lock(name);
             let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
@@ -112,7 +112,7 @@ fn every_synchronizer_works_at_every_server() {
             let (ours, theirs) = (one.read_write_lock(&shared), other.read_write_lock(&shared));
             let first = ours.read_lock().lock().unwrap();
             theirs.read_lock().lock().unwrap().unlock().unwrap();
-            assert!(theirs.write_lock().try_lock().unwrap().is_none());
+            assert!(theirs.write_lock().try_lock().unwrap().into_option().is_none());
             let writer = theirs.write_lock().clone();
             let waiting = spawn(move || writer.lock_owned().unwrap());
             waiting.wait_asleep();
@@ -172,7 +172,7 @@ fn every_synchronizer_works_at_every_server() {
             MultiLock::new(&locks).unwrap()
         };
         let guard = all(&one).lock().unwrap();
-        assert!(all(&other).try_lock().unwrap().is_none());
+        assert!(all(&other).try_lock().unwrap().into_option().is_none());
         let waiter = all(&other);
         let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
         waiting.wait_asleep();
@@ -311,7 +311,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
     for name in &names {
         let lock = client.reentrant_lock(name);
         wait_until("its replica counts", SOON, || {
-            lock.try_lock().is_ok_and(|guard| guard.unwrap().unlock().is_ok())
+            lock.try_lock().is_ok_and(|guard| guard.into_option().unwrap().unlock().is_ok())
         });
     }
     for name in &names {

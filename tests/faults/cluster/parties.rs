@@ -1,5 +1,7 @@
 //! Barriers and elections: all are told of a party or leader that was killed.
 
+use redlatch::Waited;
+
 use super::*;
 
 /// Of parties and leaders.
@@ -62,7 +64,7 @@ fn parties_pass_when_the_last_one_arrives_or_hear_that_one_has_left() {
             let barrier = one.clone();
             let waits = spawn(move || barrier.wait().unwrap_err().kind());
             wait_until("it has arrived", SOON, || other.waiting().unwrap() > 0);
-            assert_eq!(other.wait_for(Duration::ZERO).unwrap(), None);
+            assert_eq!(other.wait_for(Duration::ZERO).unwrap(), Waited::TimedOut);
             assert_eq!(waits.join(), ErrorKind::Broken);
         });
         assert!(other.delete().unwrap());

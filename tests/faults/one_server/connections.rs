@@ -30,7 +30,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let mut redis = server.connection();
     // The subscriber is up, and sleeps in its read.
     let held = other.reentrant_lock("first").lock().unwrap();
-    assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).is_none());
+    assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).into_option().is_none());
     drop(held);
     // One name each, so that no other thread uses the lanes of some.
     let mut names = (0..).map(|at| format!("later:{at}"));

@@ -7,7 +7,7 @@
 mod failover;
 mod others;
 
-use redlatch::LockGuard;
+use redlatch::{LockGuard, NotTaken, Taken};
 
 use super::*;
 
@@ -117,7 +117,7 @@ impl Case {
     /// No other client gets the lock while this guard has it.
     fn is_alone(&self, guard: &LockGuard) {
         let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
-        if let Some(got) = got {
+        if let Taken(got) = got {
             // (Both are held at the moment between these two questions, or one has ended.)
             assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
         }
@@ -166,7 +166,8 @@ impl Case {
     fn goes_on(&self, lock: &dyn Lock) {
         let guard = lock.try_lock_for(SOON);
         let guard = guard.unwrap_or_else(|error| panic!("{}: {error}", self.what));
-        let guard = guard.unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
+        let guard =
+            guard.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
         self.is_alone(&guard);
         self.had_it(guard);
     }
@@ -232,11 +233,11 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         When::Before => {
             take_away();
             match case.lock.try_lock_for(SOON) {
-                Ok(Some(guard)) => {
+                Ok(Taken(guard)) => {
                     case.is_alone(&guard);
                     case.unlock(guard);
                 }
-                Ok(None) => panic!("{}: nobody has it", case.what),
+                Ok(NotTaken) => panic!("{}: nobody has it", case.what),
                 Err(error) => {
                     case.is_clear(&error);
                     let taken = error.outcome_unknown() || !case.has_it();
@@ -273,14 +274,14 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
             let waiter = {
                 let case = Arc::clone(&case);
                 spawn(move || match case.lock.try_lock_for(LONGER) {
-                    Ok(Some(guard)) => {
+                    Ok(Taken(guard)) => {
                         case.is_alone(&guard);
                         // Longer than the lease of a grant by message: it extends the lease.
                         let _ = guard.check(LONGER - SHORT);
                         case.is_alone(&guard);
                         case.unlock(guard);
                     }
-                    Ok(None) => {}
+                    Ok(NotTaken) => {}
                     Err(error) => case.is_clear(&error),
                 })
             };

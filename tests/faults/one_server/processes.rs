@@ -35,7 +35,7 @@ fn a_killed_holders_lock_with_a_watched_lease_of_its_own_is_free_when_that_ends(
     let left = pttl(&mut server.connection(), "leads");
     assert!(Duration::from_millis(left.unsigned_abs()) <= RENEWED, "{left} ms");
     let lock = client(&server).reentrant_lock("leads");
-    let guard = lock.try_lock_for(SOON).unwrap().expect("its own lease has ended");
+    let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("its own lease has ended");
     guard.unlock().unwrap();
 }
 
@@ -46,7 +46,7 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
     worker.expect_line("held", SOON);
     worker.sigstop();
     let lock = client(&server).reentrant_lock("stopped");
-    let guard = lock.try_lock_for(SOON).unwrap().expect("the lease has ended");
+    let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("the lease has ended");
     let held = holder(&mut server.connection(), "stopped");
     worker.send_line("look");
     worker.sigcont();

@@ -255,8 +255,11 @@ fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
         lock.lock().unwrap().unlock().unwrap();
         for tries in [false, true] {
             let first = keep_acquire(&proxy, name);
-            let guard =
-                if tries { lock.try_lock().unwrap().unwrap() } else { lock.lock().unwrap() };
+            let guard = if tries {
+                lock.try_lock().unwrap().into_option().unwrap()
+            } else {
+                lock.lock().unwrap()
+            };
             let inner = longer.lock().unwrap();
             let _granted = deliver(&server, &first);
             assert!(lock.remaining_lease().unwrap().unwrap() > LONG, "{name}");
@@ -401,7 +404,7 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         assert!(guard.unlock().is_err());
         // Another client's hold, and the same client's and thread's next one.
         for lock in [other.reentrant_lock("later"), lock] {
-            let guard = lock.try_lock_for(SOON).unwrap().expect("it is free");
+            let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");
             let before = Commands::so_far(&server).scripts();
             wait_until("another release has come", SOON, || {
@@ -454,7 +457,7 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
     // Another one is let in, also when the old packets arrive at last.
     let theirs = crate::common::client(&server).reentrant_lock("cut off").try_lock_for(SOON);
-    let theirs = theirs.unwrap().expect("the lease has ended");
+    let theirs = theirs.unwrap().into_option().expect("the lease has ended");
     let held = holder(&mut server.connection(), "cut off");
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     proxy.thaw();

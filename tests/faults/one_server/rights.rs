@@ -71,7 +71,7 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
         let lock = client.reentrant_lock(name);
         let guard = lock.lock().unwrap();
         let waited = lock.new_condition("changed").wait_for(&guard, Duration::from_millis(10));
-        assert!(!waited.unwrap());
+        assert!(waited.unwrap().timed_out());
     }
 }
 
@@ -92,7 +92,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
         let lock = user.client().reentrant_lock(name);
         let guard = lock.lock().unwrap();
         let wait = |name: &str| lock.new_condition(name).wait_for(&guard, UNIT);
-        assert!(!wait("full").unwrap(), "{name}");
+        assert!(wait("full").unwrap().timed_out(), "{name}");
         is_clear(&wait("empty").unwrap_err(), name, "to one of the keys of this name is missing");
     }
 }
@@ -232,7 +232,7 @@ fn without_the_right_to_subscribe_waiting_is_an_error() {
     let lock = client.reentrant_lock("deaf");
     lock.lock().unwrap().unlock().unwrap();
     hold_as_redisson(&mut server.connection(), "deaf", LONG);
-    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock().unwrap().into_option().is_none());
     for _ in 0..2 {
         let error = lock.lock().map(drop).unwrap_err();
         is_clear(&error, "deaf", "SUBSCRIBE");

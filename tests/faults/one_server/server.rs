@@ -15,7 +15,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
                 spawn(move || {
                     let guard = loop {
                         match lock.try_lock_for(SOON) {
-                            Ok(guard) => break guard.expect("it is free"),
+                            Ok(guard) => break guard.into_option().expect("it is free"),
                             Err(error) => assert!(error.is_transient(), "{error}"),
                         }
                     };
@@ -397,7 +397,9 @@ fn a_loading_server_refuses_clearly() {
         while met.is_none() && !loading.is_finished() {
             // (`lock` would wait until it has loaded.)
             let tried = lock.try_lock();
-            met = tried.and_then(|guard| guard.map_or(Ok(()), |guard| guard.unlock())).err();
+            met = tried
+                .and_then(|guard| guard.into_option().map_or(Ok(()), |guard| guard.unlock()))
+                .err();
         }
         loading.join();
         met.is_some()
@@ -438,7 +440,8 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         // A busy machine may be too slow for an impatient client.
         let lock = client.reentrant_lock(name);
         wait_until("it is free", SOON, || {
-            lock.try_lock_for(UNIT).is_ok_and(|guard| guard.is_some_and(|it| it.unlock().is_ok()))
+            lock.try_lock_for(UNIT)
+                .is_ok_and(|guard| guard.into_option().is_some_and(|it| it.unlock().is_ok()))
         });
         wait_free(&server, name, SOON);
     }

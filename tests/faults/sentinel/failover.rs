@@ -1,5 +1,7 @@
 //! Locks after a failover.
 
+use redlatch::{Attempt, Taken};
+
 use super::*;
 
 /// Holds that the new master knows are kept, and renewed there; those that it does not know are
@@ -113,9 +115,9 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
-            let guard = if tried { lock.try_lock().unwrap() } else { Some(lock.lock().unwrap()) };
+            let guard = if tried { lock.try_lock().unwrap() } else { Taken(lock.lock().unwrap()) };
             wait_replicated(&sentinels, lock.name());
-            (lock, guard.unwrap())
+            (lock, guard.into_option().unwrap())
         })
     });
     // Locks left to their end stay, too, which no client has.
@@ -134,7 +136,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
         };
         spawn(move || {
             let guard = lock.try_lock_for(SOON).unwrap();
-            guard.map(drop).ok_or_else(|| lock.name().to_owned())
+            guard.into_option().map(drop).ok_or_else(|| lock.name().to_owned())
         })
     });
     for taker in takers {
@@ -419,7 +421,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
         let semaphore = other.expirable_semaphore(way);
         spawn(move || {
             let permit = semaphore.try_acquire_for(SOON).unwrap();
-            permit.map(drop).ok_or(way)
+            permit.into_option().map(drop).ok_or(way)
         })
     });
     for taker in takers {
@@ -608,7 +610,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                     let mut held = Vec::new();
                     while most.load(Ordering::SeqCst) > 0 {
                         // In an outage a call that does not wait may fail.
-                        held.extend(semaphore.try_acquire().ok().flatten());
+                        held.extend(semaphore.try_acquire().ok().and_then(Attempt::into_option));
                         held.truncate(most.load(Ordering::SeqCst));
                         // A client remembers 10,000 changes: so they last, on a busy machine, too.
                         thread::sleep(UNIT / 10);

@@ -75,7 +75,7 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
     wait_replicated(&sentinels, "held");
     sentinels.fail_over();
     wait_until("it works on the new one", SOON, || {
-        client.reentrant_lock("more").try_lock().is_ok_and(|guard| guard.is_some())
+        client.reentrant_lock("more").try_lock().is_ok_and(|guard| guard.into_option().is_some())
             && Commands::so_far(sentinels.master()).scripts() > 0
     });
     held.unlock().unwrap();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, StatusKind};
+use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, StatusKind, Waited};
 
 /// Longer than any test takes; broken code would wait for so long.
 const LONG: Duration = Duration::from_secs(60);
@@ -49,9 +49,10 @@ fn await_waiters(client: &Client, name: &str, count: usize) {
 /// A thread of another client waits for the lock until this one's holder leaves, and gets it.
 fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
     let guard = one.lock().unwrap();
-    assert!(other.try_lock().unwrap().is_none());
+    assert!(other.try_lock().unwrap().into_option().is_none());
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| other.try_lock_for(LONG).unwrap().unwrap().unlock().unwrap());
+        let waiter = scope
+            .spawn(|| other.try_lock_for(LONG).unwrap().into_option().unwrap().unlock().unwrap());
         await_waiters(client, one.name(), 1);
         assert!(guard.is_held());
         guard.unlock().unwrap();
@@ -64,7 +65,7 @@ fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
 fn a_client_of_its_own_has_a_server_of_its_own() {
     let (one, other) = (Client::in_memory().unwrap(), Client::in_memory().unwrap());
     let _guard = one.reentrant_lock("orders").lock().unwrap();
-    assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
+    assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
 /// The guard has outlasted its lease several times by then.
@@ -75,7 +76,9 @@ fn the_watchdog_renews_leases() {
     let one = server.builder().watchdog_timeout(short).connect().unwrap();
     let other = server.client().unwrap();
     let guard = one.reentrant_lock("orders").lock().unwrap();
-    assert!(other.reentrant_lock("orders").try_lock_for(3 * short).unwrap().is_none());
+    assert!(
+        other.reentrant_lock("orders").try_lock_for(3 * short).unwrap().into_option().is_none()
+    );
     assert!(guard.is_held());
 }
 
@@ -90,12 +93,14 @@ mod scenario {
         hands_on(locks.0.write_lock(), locks.1.write_lock(), one);
         hands_on(locks.0.write_lock(), locks.1.read_lock(), one);
         hands_on(locks.0.read_lock(), locks.1.write_lock(), one);
-        let _shared =
-            (locks.0.read_lock().lock().unwrap(), locks.1.read_lock().try_lock().unwrap().unwrap());
+        let _shared = (
+            locks.0.read_lock().lock().unwrap(),
+            locks.1.read_lock().try_lock().unwrap().into_option().unwrap(),
+        );
         let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
         let _all = MultiLock::new(&[&parts.0, &parts.1]).unwrap().lock().unwrap();
-        assert!(other.reentrant_lock("e").try_lock().unwrap().is_none());
-        assert!(other.fair_lock("f").try_lock().unwrap().is_none());
+        assert!(other.reentrant_lock("e").try_lock().unwrap().into_option().is_none());
+        assert!(other.fair_lock("f").try_lock().unwrap().into_option().is_none());
     }
 
     pub(super) fn one_thread_at_a_time_of_all_clients_has_a_lock(one: &Client, other: &Client) {
@@ -138,7 +143,7 @@ mod scenario {
                 assert!(its.notify_one().unwrap());
                 guard.unlock().unwrap();
             });
-            assert!(condition.wait_for(&guard, LONG).unwrap());
+            assert!(!condition.wait_for(&guard, LONG).unwrap().timed_out());
             guard.unlock().unwrap();
         });
     }
@@ -147,9 +152,10 @@ mod scenario {
         let (semaphore, same) = (one.semaphore("permits"), other.semaphore("permits"));
         assert!(semaphore.try_set_permits(1).unwrap());
         let permit = semaphore.acquire().unwrap();
-        assert!(same.try_acquire().unwrap().is_none());
+        assert!(same.try_acquire().unwrap().into_option().is_none());
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
+            let waiter =
+                scope.spawn(|| same.try_acquire_for(LONG).unwrap().into_option().is_some());
             permit.release().unwrap();
             assert!(waiter.join().unwrap());
         });
@@ -157,9 +163,10 @@ mod scenario {
             (one.expirable_semaphore("leases"), other.expirable_semaphore("leases"));
         assert!(semaphore.try_set_permits(1).unwrap());
         let permit = semaphore.acquire().unwrap();
-        assert!(same.try_acquire().unwrap().is_none());
+        assert!(same.try_acquire().unwrap().into_option().is_none());
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| same.try_acquire_for(LONG).unwrap().is_some());
+            let waiter =
+                scope.spawn(|| same.try_acquire_for(LONG).unwrap().into_option().is_some());
             permit.release().unwrap();
             assert!(waiter.join().unwrap());
         });
@@ -171,7 +178,7 @@ mod scenario {
             let waiter = scope.spawn(|| other.count_down_latch("start").wait_for(LONG).unwrap());
             one.count_down_latch("start").count_down().unwrap();
             one.count_down_latch("start").count_down().unwrap();
-            assert!(waiter.join().unwrap());
+            assert!(!waiter.join().unwrap().timed_out());
         });
     }
 
@@ -183,7 +190,8 @@ mod scenario {
                 let arrivals =
                     [one.cyclic_barrier("step").wait_for(LONG).unwrap(), party.join().unwrap()];
                 assert!(
-                    arrivals == [Some(0), Some(1)] || arrivals == [Some(1), Some(0)],
+                    arrivals == [Waited::InTime(0), Waited::InTime(1)]
+                        || arrivals == [Waited::InTime(1), Waited::InTime(0)],
                     "{arrivals:?}"
                 );
             });
@@ -194,9 +202,16 @@ mod scenario {
         let leadership = one.leader_election("jobs").campaign().unwrap();
         let token = leadership.token();
         assert_eq!(other.leader_election("jobs").leader().unwrap().unwrap().token, token);
-        assert!(other.leader_election("jobs").campaign_for(Duration::ZERO).unwrap().is_none());
+        assert!(
+            other
+                .leader_election("jobs")
+                .campaign_for(Duration::ZERO)
+                .unwrap()
+                .into_option()
+                .is_none()
+        );
         leadership.resign().unwrap();
-        let next = other.leader_election("jobs").campaign_for(LONG).unwrap().unwrap();
+        let next = other.leader_election("jobs").campaign_for(LONG).unwrap().into_option().unwrap();
         assert!(next.token() > token && next.is_leader());
     }
 

@@ -30,7 +30,8 @@ fn a_waiter_whose_message_is_lost_asks_again() {
     let guard = one.reentrant_lock("orders").lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let got = other.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some();
+            let got =
+                other.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some();
             (got, Instant::now())
         });
         while one.status("orders").unwrap().queue.is_empty() {
@@ -61,7 +62,7 @@ fn without_renewals_a_lock_is_lost_and_others_get_it() {
     assert_eq!(guard.state(), HoldState::Unconfirmed);
     server.advance(HOUR / 4);
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
-    assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
+    assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
 #[test]
@@ -73,8 +74,9 @@ fn a_wait_outlasts_an_outage() {
     let unopened = server.unopened_connections();
     assert!(unopened > 0);
     thread::scope(|scope| {
-        let waiter =
-            scope.spawn(|| client.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
+        let waiter = scope.spawn(|| {
+            client.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some()
+        });
         // The waiter meets the outage, too.
         while server.unopened_connections() == unopened && !waiter.is_finished() {
             thread::sleep(Duration::from_millis(1));

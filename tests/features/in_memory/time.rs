@@ -16,10 +16,10 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     server.advance(HOUR / 2);
     assert!(guard.is_held());
     assert!(guard.remaining() < HOUR / 2 + LONG, "{:?}", guard.remaining());
-    assert!(other.reentrant_lock("orders").try_lock().unwrap().is_none());
+    assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_none());
     server.advance(HOUR / 2);
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
-    assert!(other.reentrant_lock("orders").try_lock().unwrap().is_some());
+    assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
 /// Apart from the hour no millisecond may have passed between the grant and the next request.
@@ -30,7 +30,7 @@ fn a_lease_is_over_when_its_time_has_passed_exactly() {
     for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         let _guard = one.reentrant_lock(name).with_lease(HOUR).lock().unwrap();
         server.advance(HOUR);
-        assert!(other.reentrant_lock(name).try_lock().unwrap().is_some(), "{name}");
+        assert!(other.reentrant_lock(name).try_lock().unwrap().into_option().is_some(), "{name}");
     }
 }
 
@@ -58,8 +58,9 @@ fn a_waiting_client_gets_a_lock_whose_lease_has_ended() {
     let (one, other) = (server.client().unwrap(), server.client().unwrap());
     let _guard = one.reentrant_lock("orders").with_lease(HOUR).lock().unwrap();
     thread::scope(|scope| {
-        let waiter =
-            scope.spawn(|| other.reentrant_lock("orders").try_lock_for(LONG).unwrap().is_some());
+        let waiter = scope.spawn(|| {
+            other.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some()
+        });
         while one.status("orders").unwrap().queue.is_empty() {
             thread::yield_now();
         }
@@ -93,5 +94,14 @@ fn other_servers_clients_are_left_alone() {
     let guard = client.reentrant_lock("orders").with_lease(HOUR).lock().unwrap();
     server.advance(2 * HOUR);
     assert!(guard.is_held());
-    assert!(others.client().unwrap().reentrant_lock("orders").try_lock().unwrap().is_none());
+    assert!(
+        others
+            .client()
+            .unwrap()
+            .reentrant_lock("orders")
+            .try_lock()
+            .unwrap()
+            .into_option()
+            .is_none()
+    );
 }

@@ -431,13 +431,18 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
                 let semaphore = client.expirable_semaphore(kind);
                 let all = semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), SOON).unwrap();
                 let left = || panic!("not all permits come back: {}", checks.permits(kind));
-                drop(all.unwrap_or_else(left));
+                drop(all.into_option().unwrap_or_else(left));
                 continue;
             }
             "readWriteLock" => Kind::Write.ours(&client, kind),
             kind => Kind::of_java(kind).ours(&client, kind),
         };
-        drop(lock.try_lock_for(SOON).unwrap().unwrap_or_else(|| panic!("{kind} is not free")));
+        drop(
+            lock.try_lock_for(SOON)
+                .unwrap()
+                .into_option()
+                .unwrap_or_else(|| panic!("{kind} is not free")),
+        );
     }
 }
 
@@ -463,16 +468,20 @@ type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
 /// What a handle does: takes the turn, of a writer if it matters, within the wait.
 fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     fn take(lock: &dyn Lock, wait: Duration) -> Result<Option<Held>, Error> {
-        Ok(lock.try_lock_for(wait)?.map(Held::Lock))
+        Ok(lock.try_lock_for(wait)?.into_option().map(Held::Lock))
     }
     match kind {
         "semaphore" => {
             let semaphore = client.semaphore(name);
-            Box::new(move |_, wait| Ok(semaphore.try_acquire_for(wait)?.map(Held::Permit)))
+            Box::new(move |_, wait| {
+                Ok(semaphore.try_acquire_for(wait)?.into_option().map(Held::Permit))
+            })
         }
         "permitExpirableSemaphore" => {
             let semaphore = client.expirable_semaphore(name);
-            Box::new(move |_, wait| Ok(semaphore.try_acquire_for(wait)?.map(Held::Expirable)))
+            Box::new(move |_, wait| {
+                Ok(semaphore.try_acquire_for(wait)?.into_option().map(Held::Expirable))
+            })
         }
         "readWriteLock" => {
             let lock = client.read_write_lock(name);

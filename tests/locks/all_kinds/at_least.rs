@@ -1,6 +1,7 @@
 //! Locks that are held for a least time, whatever becomes of their holder.
 
 use super::*;
+use redlatch::Taken;
 use redlatch_testkit::{Job, Worker};
 
 over_all_kinds! {
@@ -25,7 +26,7 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
         let lock = (kind.least)(&client, "least", LEAST);
         let begun = Instant::now();
         if owned {
-            lock.try_lock_owned().unwrap().unwrap().unlock().unwrap();
+            lock.try_lock_owned().unwrap().into_option().unwrap().unlock().unwrap();
         } else {
             let guard = lock.lock().unwrap();
             assert_eq!(lock.hold_count(), 1, "one guard is one level");
@@ -33,7 +34,8 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
             drop(guard);
         }
         assert_eq!(lock.hold_count(), 0);
-        let is_taken = lock.try_lock().unwrap().is_none() && theirs.try_lock().unwrap().is_none();
+        let is_taken = lock.try_lock().unwrap().into_option().is_none()
+            && theirs.try_lock().unwrap().into_option().is_none();
         // On a machine that stood still the time may be over.
         assert!(is_taken || begun.elapsed() >= LEAST);
         client.shutdown();
@@ -52,12 +54,12 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     let guard = lock.lock().unwrap();
     let again = lock.lock().unwrap();
     std::thread::sleep(UNIT * 3);
-    assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
+    assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     again.unlock().unwrap();
     // The second level's least time counts as well.
     std::thread::sleep(UNIT * 2);
     guard.unlock().unwrap();
-    theirs.try_lock().unwrap().expect("it was released").unlock().unwrap();
+    theirs.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
     leaves_nothing(&server);
 }
 
@@ -68,7 +70,7 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     let guard = lock.lock().unwrap();
     guard.on_lost(|why| panic!("nothing is lost: {why}"));
     std::thread::sleep(UNIT);
-    assert!(guard.is_held() && theirs.try_lock().unwrap().is_none());
+    assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
     leaves_nothing(&server);
@@ -83,7 +85,7 @@ fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kin
     let lock = (kind.least)(&client, "error", HOUR);
     let error = error_after_a_grant(&theirs, &proxy, move || lock.lock().map(drop));
     assert!(error.kind() == ErrorKind::Redis && error.outcome_unknown(), "{error}");
-    theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+    theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
     leaves_nothing(&server);
 }
 
@@ -121,7 +123,7 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
         let lock = (kind.least)(&client, "limit", HOUR);
         let waiter = spawn(move || {
             let begun = Instant::now();
-            (lock.try_lock_for(UNIT * 15).map(|got| got.is_some()), begun.elapsed())
+            (lock.try_lock_for(UNIT * 15).map(|got| got.into_option().is_some()), begun.elapsed())
         });
         waiter.wait_queued();
         after_a_grant(&proxy, 1, Action::HoldReply);
@@ -134,7 +136,7 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
             return false;
         }
         assert!(took < SOON, "{got:?} after {took:?}");
-        theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+        theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
         true
     });
 }
@@ -208,7 +210,7 @@ fn worker() {
     let client = Client::connect(job.arg(0)).unwrap();
     let lock = client.reentrant_lock("hourly").with_watchdog(RENEWED);
     let run = lock.try_once_per(Duration::from_millis(job.arg(1).parse().unwrap())).unwrap();
-    job.say(if run.is_some() { "runs" } else { "does not run" });
+    job.say(if matches!(run, Taken(_)) { "runs" } else { "does not run" });
     let _ = job.wait_line();
     drop(run);
     job.say("is done");
@@ -243,7 +245,7 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
         runs.sigkill();
         let mut next = None;
         wait_until("the next one runs", SOON, || {
-            next = lock.try_once_per(interval).unwrap();
+            next = lock.try_once_per(interval).unwrap().into_option();
             next.is_some()
         });
         let took = begun.elapsed();
@@ -269,6 +271,6 @@ fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
         .unwrap();
     drop(writing);
     let beside = theirs.read_lock().try_lock_for(SOON).unwrap();
-    assert!(beside.is_some(), "its field is there as long as the writer reads");
+    assert!(matches!(beside, Taken(_)), "its field is there as long as the writer reads");
     drop((beside, reading));
 }

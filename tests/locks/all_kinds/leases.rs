@@ -21,7 +21,8 @@ fn a_lease_ends_and_is_told(kind: Kind) {
     guard.on_lost(move |_| {
         told.fetch_add(1, Ordering::SeqCst);
     });
-    let theirs = kind.make(&other, "leased").try_lock_for(SOON).unwrap().expect("it ends");
+    let theirs =
+        kind.make(&other, "leased").try_lock_for(SOON).unwrap().into_option().expect("it ends");
     let took = begun.elapsed();
     assert!(took + UNIT / 5 >= LEASE * 9 / 10, "{took:?}");
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));

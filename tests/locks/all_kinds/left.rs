@@ -30,7 +30,7 @@ fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind)
                 client.shutdown();
             }
             drop((lock, client));
-            assert!(theirs.try_lock().unwrap().is_none(), "{shuts_down} {owned}");
+            assert!(theirs.try_lock().unwrap().into_option().is_none(), "{shuts_down} {owned}");
             let left = theirs.remaining_lease().unwrap().unwrap();
             assert!(left > HOUR - LONG, "{left:?}");
             assert!(theirs.force_unlock().unwrap());
@@ -53,8 +53,8 @@ fn a_thread_that_left_the_lock_to_expire_does_not_hold_it(kind: Kind) {
     guard.leave_to_expire().unwrap();
     assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-    assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().is_none());
-    assert!(answered(|| lock.try_lock_for(UNIT)).is_none());
+    assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().into_option().is_none());
+    assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
     assert!(lock.force_unlock().unwrap());
     lock.lock().unwrap().unlock().unwrap();
     leaves_nothing(&server);
@@ -103,7 +103,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
         }
         drop((lock, client));
         let theirs = kind.make(&other, "levels");
-        assert!(theirs.try_lock().unwrap().is_none(), "{way}");
+        assert!(theirs.try_lock().unwrap().into_option().is_none(), "{way}");
         assert!(theirs.force_unlock().unwrap());
     }
     leaves_nothing(&server);
@@ -146,7 +146,7 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     let leave = move || lock.lock().map_or(Ok(()), |guard| guard.leave_to_expire());
     let error = error_after_a_grant(&theirs, &proxy, leave);
     assert!(error.outcome_unknown(), "{error}");
-    theirs.try_lock_for(SOON).unwrap().expect("nobody has it").unlock().unwrap();
+    theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
     leaves_nothing(&server);
 }
 
@@ -221,10 +221,16 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     second.leave_to_expire().unwrap();
     first.unlock().unwrap();
     drop(third);
-    assert!(other.read_write_lock("shared").write_lock().try_lock().unwrap().is_none());
+    assert!(
+        other.read_write_lock("shared").write_lock().try_lock().unwrap().into_option().is_none()
+    );
     client.shutdown();
-    assert!(other.read_write_lock("shared").write_lock().try_lock().unwrap().is_none());
-    assert!(other.read_write_lock("shared").read_lock().try_lock().unwrap().is_some());
+    assert!(
+        other.read_write_lock("shared").write_lock().try_lock().unwrap().into_option().is_none()
+    );
+    assert!(
+        other.read_write_lock("shared").read_lock().try_lock().unwrap().into_option().is_some()
+    );
 }
 
 /// The lease of a reader that has left the hold is no longer because others had a longer one.
@@ -239,7 +245,7 @@ fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     watched.unlock().unwrap();
     let writing = other.read_write_lock("own").write_lock().try_lock_for(SOON).unwrap();
     let took = begun.elapsed();
-    writing.expect("it has ended").unlock().unwrap();
+    writing.into_option().expect("it has ended").unlock().unwrap();
     assert!(took >= LEASE * 9 / 10, "{took:?}");
 }
 
@@ -252,13 +258,13 @@ fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let writes = lock.write_lock().with_lease(HOUR).lock().unwrap();
     let reads = lock.read_lock().lock().unwrap();
     writes.leave_to_expire().unwrap();
-    assert!(lock.read_lock().try_lock().unwrap().is_some(), "it reads already");
+    assert!(lock.read_lock().try_lock().unwrap().into_option().is_some(), "it reads already");
     let others = lock.clone();
     elsewhere(move || {
-        assert!(others.read_lock().try_lock().unwrap().is_none());
-        assert!(answered(|| others.read_lock().try_lock_for(UNIT)).is_none());
-        assert!(others.write_lock().try_lock().unwrap().is_none());
+        assert!(others.read_lock().try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| others.read_lock().try_lock_for(UNIT)).into_option().is_none());
+        assert!(others.write_lock().try_lock().unwrap().into_option().is_none());
     });
     reads.unlock().unwrap();
-    elsewhere(move || assert!(lock.read_lock().try_lock().unwrap().is_none()));
+    elsewhere(move || assert!(lock.read_lock().try_lock().unwrap().into_option().is_none()));
 }

@@ -171,7 +171,7 @@ fn only_one_holds_it(kind: Kind) {
             spawn(move || {
                 for _ in 0..150 {
                     let guard = match random.below(4) {
-                        0 => lock.try_lock().unwrap(),
+                        0 => lock.try_lock().unwrap().into_option(),
                         1 => if_answered(lock.try_lock_for(Duration::from_millis(random.below(5)))),
                         _ => Some(lock.lock().unwrap()),
                     };
@@ -196,8 +196,8 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
     assert!(!lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
     let first = lock.lock().unwrap();
     let before = Commands::so_far(&server).of_locks();
-    let second = same.try_lock().unwrap().unwrap();
-    let third = lock.try_lock_for(SOON).unwrap().unwrap();
+    let second = same.try_lock().unwrap().into_option().unwrap();
+    let third = lock.try_lock_for(SOON).unwrap().into_option().unwrap();
     assert_eq!((lock.hold_count(), same.hold_count()), (3, 3));
     first.unlock().unwrap();
     drop(third);
@@ -206,7 +206,7 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
     assert_eq!(Commands::so_far(&server).of_locks(), before, "a level is nothing to the server");
     assert_eq!(holder(&mut server.connection(), "levels").unwrap().1, "1");
     let other = Arc::clone(&lock);
-    assert!(elsewhere(move || other.try_lock().unwrap().is_none()));
+    assert!(elsewhere(move || other.try_lock().unwrap().into_option().is_none()));
     second.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
     assert_eq!(lock.remaining_lease().unwrap(), None);
@@ -229,8 +229,8 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         assert!(guard.is_held() && lock.hold_count() == 1);
         // Another thread waits, as ever; and so does an owned guard.
         let other = Arc::clone(&flat);
-        assert!(elsewhere(move || other.try_lock().unwrap().is_none()));
-        assert!(flat.try_lock_owned().unwrap().is_none());
+        assert!(elsewhere(move || other.try_lock().unwrap().into_option().is_none()));
+        assert!(flat.try_lock_owned().unwrap().into_option().is_none());
         // Through the other handle the thread may.
         drop(lock.lock().unwrap());
         guard.unlock().unwrap();
@@ -295,7 +295,7 @@ fn a_panic_releases_it(kind: Kind) {
         panic!("as the test wants it");
     }));
     assert!(panicked.is_err());
-    elsewhere(move || drop(waits.try_lock_for(SOON).unwrap().expect("it is free")));
+    elsewhere(move || drop(waits.try_lock_for(SOON).unwrap().into_option().expect("it is free")));
     leaves_nothing(&server);
 }
 
@@ -328,8 +328,8 @@ fn a_java_services_hold_is_respected() {
         let lock = kind.make(&client, "java");
         let begun = Instant::now();
         hold_as_redisson(&mut redis, "java", LEASE);
-        assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().is_none());
-        let guard = lock.try_lock_for(SOON).unwrap().expect("the lease ends");
+        assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().into_option().is_none());
+        let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("the lease ends");
         let took = begun.elapsed();
         assert!(took >= LEASE, "{took:?}");
         guard.unlock().unwrap();

@@ -21,20 +21,20 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     // The guard's thread does not hold the lock: it is as any other.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-    assert!(lock.try_lock().unwrap().is_none());
-    assert!(lock.try_lock_owned().unwrap().is_none());
-    assert!(answered(|| lock.try_lock_owned_for(UNIT / 2)).is_none());
-    assert!(answered(|| lock.try_lock_for(UNIT / 2)).is_none());
-    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).is_none());
+    assert!(lock.try_lock().unwrap().into_option().is_none());
+    assert!(lock.try_lock_owned().unwrap().into_option().is_none());
+    assert!(answered(|| lock.try_lock_owned_for(UNIT / 2)).into_option().is_none());
+    assert!(answered(|| lock.try_lock_for(UNIT / 2)).into_option().is_none());
+    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
     assert!(owned.is_held());
     owned.unlock().unwrap();
     // The same the other way round.
     let guard = lock.lock().unwrap();
-    assert!(lock.try_lock_owned().unwrap().is_none());
-    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).is_none());
+    assert!(lock.try_lock_owned().unwrap().into_option().is_none());
+    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
     guard.unlock().unwrap();
-    drop(lock.try_lock_owned().unwrap().expect("it is free"));
-    lock.try_lock_owned_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+    drop(lock.try_lock_owned().unwrap().into_option().expect("it is free"));
+    lock.try_lock_owned_for(SOON).unwrap().into_option().expect("it is free").unlock().unwrap();
     lock.lock_owned_cancellable(&CancelToken::new()).unwrap().unlock().unwrap();
     leaves_nothing(&server);
 }

@@ -1,5 +1,7 @@
 //! Waiting.
 
+use redlatch::Taken;
+
 use super::*;
 
 over_all_kinds! {
@@ -19,17 +21,21 @@ fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
         elsewhere(move || {
             at_once(|| {
                 let begun = Instant::now();
-                assert!(answered(|| lock.try_lock_for(UNIT)).is_none());
-                assert!(answered(|| lock.lock_within((begun + UNIT * 2).into())).is_none());
-                assert!(answered(|| lock.try_lock_for(Duration::ZERO)).is_none());
-                assert!(answered(|| lock.lock_within(begun.into())).is_none());
+                assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
+                assert!(
+                    answered(|| lock.lock_within((begun + UNIT * 2).into()))
+                        .into_option()
+                        .is_none()
+                );
+                assert!(answered(|| lock.try_lock_for(Duration::ZERO)).into_option().is_none());
+                assert!(answered(|| lock.lock_within(begun.into())).into_option().is_none());
                 assert!(begun.elapsed() >= UNIT * 2);
             });
         });
     }
     guard.unlock().unwrap();
     leaves_nothing(&server);
-    drop(kind.make(&other, "bounded").try_lock_for(Duration::MAX).unwrap().unwrap());
+    drop(kind.make(&other, "bounded").try_lock_for(Duration::MAX).unwrap().into_option().unwrap());
     leaves_nothing(&server);
 }
 
@@ -100,7 +106,13 @@ fn a_shutdown_ends_waits_and_holds(kind: Kind) {
     }
     assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(lock.try_lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
-    kind.make(&other, "shut").try_lock_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+    kind.make(&other, "shut")
+        .try_lock_for(SOON)
+        .unwrap()
+        .into_option()
+        .expect("it is free")
+        .unlock()
+        .unwrap();
     leaves_nothing(&server);
 }
 
@@ -115,7 +127,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
             at_once(|| {
                 let begun = Instant::now();
                 let wait = Wait::at_most(UNIT).cancelled_by(&never);
-                assert!(answered(|| lock.lock_within(wait)).is_none());
+                assert!(answered(|| lock.lock_within(wait)).into_option().is_none());
                 assert!(begun.elapsed() >= UNIT);
             });
         });
@@ -137,7 +149,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     // Neither the limit nor the token comes first.
     let token = CancelToken::new();
     let wait = Wait::at_most(SOON).cancelled_by(&token);
-    drop(kind.make(&other, "both").lock_within(wait).unwrap().expect("it is free"));
+    drop(kind.make(&other, "both").lock_within(wait).unwrap().into_option().expect("it is free"));
     leaves_nothing(&server);
 }
 
@@ -151,7 +163,7 @@ impl Drop for Late {
                 // The lock is this thread's: the thread goes in again, and would wait for itself
                 // otherwise.
                 let again = lock.try_lock()?;
-                let is_mine = again.is_some() && lock.hold_count() == 2;
+                let is_mine = matches!(again, Taken(_)) && lock.hold_count() == 2;
                 drop(again);
                 guard.unlock().map(|()| is_mine)
             });
@@ -175,7 +187,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let ending = spawn(move || {
         LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
         // All that a wait uses, so that it is destroyed first.
-        assert!(answered(|| lock.try_lock_for(UNIT)).is_none());
+        assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
         barriers.0.wait();
         barriers.1.wait();
     });

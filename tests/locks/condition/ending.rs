@@ -1,5 +1,7 @@
 //! How a wait ends.
 
+use redlatch::Waited;
+
 use super::*;
 
 of_all_locks! {
@@ -14,17 +16,17 @@ fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
     let monitor = kind.make(&client(&server), "m");
     let guard = monitor.lock.lock().unwrap();
     let begun = Instant::now();
-    assert!(!monitor.condition.wait_for(&guard, UNIT).unwrap());
+    assert!(monitor.condition.wait_for(&guard, UNIT).unwrap().timed_out());
     assert!(begun.elapsed() >= UNIT);
-    assert!(!monitor.condition.wait_within(&guard, Instant::now() + UNIT).unwrap());
+    assert!(monitor.condition.wait_within(&guard, Instant::now() + UNIT).unwrap().timed_out());
     assert!(guard.is_held());
     let before = Commands::so_far(&server).scripts();
     for wait in [Duration::ZERO.into(), Instant::now().into(), Wait::NONE] {
-        assert!(!monitor.condition.wait_within(&guard, wait).unwrap());
+        assert!(monitor.condition.wait_within(&guard, wait).unwrap().timed_out());
     }
     assert_eq!(Commands::so_far(&server).scripts(), before, "the lock was not left");
     let limit = Wait::at_most(UNIT);
-    assert!(!monitor.condition.wait_while_within(&guard, limit, || true).unwrap());
+    assert!(monitor.condition.wait_while_within(&guard, limit, || true).unwrap().timed_out());
     guard.unlock().unwrap();
     leaves_nothing(&server, "m");
 }
@@ -87,7 +89,8 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
                     token.cancel();
                 })
             };
-            let ended = monitor.condition.wait_cancellable(&guard, &token).map(|()| true);
+            let ended =
+                monitor.condition.wait_cancellable(&guard, &token).map(|()| Waited::InTime(()));
             cancels.join();
             ended
         } else {
@@ -101,7 +104,7 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             }
         };
         match ended {
-            Ok(notified) => assert!(!notified && !by_cancel),
+            Ok(waited) => assert!(waited.timed_out() && !by_cancel),
             Err(error) => assert!(by_cancel && error.kind() == ErrorKind::Cancelled, "{error}"),
         }
         assert_eq!(proxy.fired(), 2 * times);

@@ -152,7 +152,7 @@ impl Guest {
         let (leave, told) = mpsc::channel();
         let thread = spawn(move || {
             let guard = lock.lock()?;
-            let notified = condition.wait_within(&guard, wait)?;
+            let notified = !condition.wait_within(&guard, wait)?.timed_out();
             // The receiver may be gone.
             let _ = tell.send(Instant::now());
             // The end of its channel.
@@ -205,13 +205,13 @@ fn a_wait_leaves_the_lock_and_comes_back_with_it(kind: Kind) {
     at_once(|| {
         let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
         let wait = Wait::at_most(SOON);
-        let guard = there.lock.lock_within(wait).unwrap().expect("the lock was left");
+        let guard = there.lock.lock_within(wait).unwrap().into_option().expect("the lock was left");
         assert!(there.condition.notify_one().unwrap());
         guest.thread.wait_asleep();
         assert!(!guest.is_back(), "the notifier has the lock");
         guard.unlock().unwrap();
         guest.wait_back();
-        assert!(there.lock.try_lock().unwrap().is_none(), "it has the lock again");
+        assert!(there.lock.try_lock().unwrap().into_option().is_none(), "it has the lock again");
         assert!(guest.leaves());
         leaves_nothing(&server, "m");
     });
@@ -329,7 +329,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let lock = client.reentrant_lock("mixed");
     let outer = lock.with_lease(UNIT * 300).lock().unwrap();
     let inner = lock.lock().unwrap();
-    assert!(!lock.new_condition("never").wait_for(&inner, UNIT).unwrap());
+    assert!(lock.new_condition("never").wait_for(&inner, UNIT).unwrap().timed_out());
     inner.unlock().unwrap();
     outer.check(lease * 4).unwrap();
     // Time is the subject.
@@ -485,7 +485,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
         guard.unlock().unwrap();
     });
     // The lock is left: others read meanwhile.
-    assert!(!changed.wait_for(&writes, UNIT).unwrap());
+    assert!(changed.wait_for(&writes, UNIT).unwrap().timed_out());
     assert!(writes.is_held());
     writes.unlock().unwrap();
     reader.join();
@@ -529,7 +529,7 @@ fn a_notification_without_a_waiter_is_not_remembered(kind: Kind) {
     assert!(!notify(&monitor));
     let guard = monitor.lock.lock().unwrap();
     assert_eq!(monitor.condition.notify_all().unwrap(), 0);
-    assert!(!monitor.condition.wait_for(&guard, UNIT).unwrap(), "it is not remembered");
+    assert!(monitor.condition.wait_for(&guard, UNIT).unwrap().timed_out(), "it is not remembered");
     guard.unlock().unwrap();
     leaves_nothing(&server, "m");
 }

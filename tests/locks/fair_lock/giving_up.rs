@@ -18,7 +18,7 @@ fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
                     let [outer, inner] = [at / 2 % 2, 1 - at / 2 % 2].map(|kind| &kinds[kind]);
                     let guard = outer.lock().unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have it");
-                    let again = inner.try_lock().unwrap().expect("its thread has it");
+                    let again = inner.try_lock().unwrap().into_option().expect("its thread has it");
                     thread::sleep(Duration::from_micros(round * 40));
                     assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
                     again.unlock().unwrap();
@@ -47,7 +47,8 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
         let (timed, cancelled) = (one.fair_lock("given up"), other.fair_lock("given up"));
         let cancel = token.clone();
         let length = queue(&server, "given up").len();
-        let quitter = spawn(move || answered(|| timed.try_lock_for(UNIT * 20)).is_none());
+        let quitter =
+            spawn(move || answered(|| timed.try_lock_for(UNIT * 20)).into_option().is_none());
         wait_queue(&server, "given up", length + 1);
         quitters.push(quitter);
         let quitter = spawn(move || {
@@ -122,7 +123,9 @@ fn a_shutdown_takes_the_waiters_out_of_the_queue() {
             let lock = one.fair_lock("known");
             let _held = lock.lock().unwrap();
             let waits = lock.clone();
-            assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10)).is_none()));
+            assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10))
+                .into_option()
+                .is_none()));
             wait_queue(&server, "known", 0);
         } else {
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();

@@ -106,7 +106,8 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
                 while !end.load(Ordering::SeqCst) {
                     // Grants are read in another order than they were made in: a late reader must
                     // not take the seat from a newer hold.
-                    let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
+                    let guard =
+                        lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
                     grants.fetch_add(1, Ordering::SeqCst);
                     let _ = guard.unlock();
@@ -371,7 +372,7 @@ fn a_hand_over_costs_a_request_and_a_release() {
     one.fair_lock("requests").lock().unwrap().unlock().unwrap();
     let guard = one.fair_lock("requests").lock().unwrap();
     let waits = other.fair_lock("requests");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
     wait_queue(&server, "requests", 0);
     guard.unlock().unwrap();
     // On a busy machine a sign of life comes in between, or the lease is raised.

@@ -1,5 +1,7 @@
 //! Lost messages and replies.
 
+use redlatch::{NotTaken, Taken};
+
 use super::*;
 
 /// A connection that is dead and open costs a part of the provisional lease at each grant, unless a
@@ -47,7 +49,7 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
         assert_eq!(unclear, action == Action::LoseReply);
         assert_eq!(holder(&mut redis, "lost"), None);
         on_script(&proxy, "lost", 1, action);
-        let guard = lock.try_lock().unwrap().unwrap();
+        let guard = lock.try_lock().unwrap().into_option().unwrap();
         on_script(&proxy, "lost", 1, action);
         drop(guard);
         leaves_nothing(&server, "lost");
@@ -83,7 +85,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
 
     // A waiter whose request has not been sent.
     let timed = lock.clone();
-    assert!(elsewhere(move || answered(|| timed.try_lock_for(UNIT / 10)).is_none()));
+    assert!(elsewhere(move || answered(|| timed.try_lock_for(UNIT / 10)).into_option().is_none()));
     let (waiting, cancel) = waits(&lock);
     waiting.wait_asleep();
     cancel.cancel();
@@ -200,7 +202,7 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             let guard = held.then(|| other.fair_lock(&name).lock().unwrap());
             on_script(&proxy, &name, times, action);
             let lock = client.fair_lock(&name);
-            let tried = if fired % 2 == 0 { lock.lock().map(Some) } else { lock.try_lock() };
+            let tried = if fired % 2 == 0 { lock.lock().map(Taken) } else { lock.try_lock() };
             let error = tried.map(drop).unwrap_err();
             is_clear(&error, &name, "given up in the background");
             fired += times;
@@ -223,7 +225,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
         for name in &names {
             let lock = client.fair_lock(name);
             lock.lock().unwrap().unlock().unwrap();
-            lock.try_lock().unwrap().unwrap().unlock().unwrap();
+            lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         }
         let before = Commands::so_far(&server).of("hset");
         server.pause();
@@ -232,7 +234,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
             .map(|name| {
                 let lock = client.fair_lock(name);
                 spawn(move || {
-                    let tried = if round == 1 { lock.try_lock() } else { lock.lock().map(Some) };
+                    let tried = if round == 1 { lock.try_lock() } else { lock.lock().map(Taken) };
                     tried.map(drop).unwrap_err()
                 })
             })
@@ -362,14 +364,14 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let () = redis.set(key, "precious").unwrap();
         let lock = client.fair_lock("typed");
         let mut took = 0;
-        for attempt in [lock.lock().map(Some), lock.try_lock_for(SOON), lock.try_lock()] {
+        for attempt in [lock.lock().map(Taken), lock.try_lock_for(SOON), lock.try_lock()] {
             match attempt {
                 // This key needed no question.
-                Ok(Some(guard)) => {
+                Ok(Taken(guard)) => {
                     took += 1;
                     guard.unlock().unwrap();
                 }
-                Ok(None) => panic!("trouble is no `None`"),
+                Ok(NotTaken) => panic!("trouble is no `NotTaken`"),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Redis, "{error}"),
             }
         }

@@ -180,7 +180,7 @@ fn behind(proxy: &Proxy) -> Client {
     let lock = client.fair_lock("warm");
     let guard = lock.lock().unwrap();
     let waits = client.fair_lock("warm");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10)).is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10)).into_option().is_none()));
     guard.unlock().unwrap();
     client
 }

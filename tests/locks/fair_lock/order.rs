@@ -64,16 +64,16 @@ fn a_try_does_not_pass_the_queue() {
     let () = redis.zadd(timeouts_key("tried"), &foreign, until).unwrap();
     for client in [&one, &other] {
         let lock = client.fair_lock("tried");
-        assert!(lock.try_lock().unwrap().is_none());
-        assert!(answered(|| lock.try_lock_for(Duration::ZERO)).is_none());
-        assert!(answered(|| lock.try_lock_for(UNIT)).is_none());
+        assert!(lock.try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| lock.try_lock_for(Duration::ZERO)).into_option().is_none());
+        assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
         assert!(!lock.is_locked().unwrap());
     }
     assert_eq!(wait_queue(&server, "tried", 1), [foreign]);
     let () = redis.del(&[queue_key("tried"), timeouts_key("tried")]).unwrap();
-    one.fair_lock("tried").try_lock().unwrap().unwrap().unlock().unwrap();
-    let guard = one.fair_lock("tried").try_lock().unwrap().unwrap();
-    assert!(other.fair_lock("tried").try_lock().unwrap().is_none());
+    one.fair_lock("tried").try_lock().unwrap().into_option().unwrap().unlock().unwrap();
+    let guard = one.fair_lock("tried").try_lock().unwrap().into_option().unwrap();
+    assert!(other.fair_lock("tried").try_lock().unwrap().into_option().is_none());
     assert!(queue(&server, "tried").is_empty(), "a try does not queue");
     drop(guard);
     leaves_nothing(&server, "tried");
@@ -138,7 +138,7 @@ fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
     line.add(&lock);
     // Though another thread waits.
     let inner = lock.lock().unwrap();
-    let tried = lock.try_lock().unwrap().unwrap();
+    let tried = lock.try_lock().unwrap().into_option().unwrap();
     assert_eq!(lock.hold_count(), 3);
     assert_eq!(holder(&mut server.connection(), "nested").unwrap().1, "1");
     drop((inner, tried));

@@ -92,7 +92,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     let guard = client.fair_lock("told late").lock().unwrap();
     // Makes the client listen.
     let waits = client.fair_lock("told late");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
     let mut redis = server.connection();
     let owner = holder(&mut redis, "told late").unwrap().0;
     wait_queue(&server, "told late", 0);

@@ -1,5 +1,7 @@
 //! Races.
 
+use redlatch::Taken;
+
 use super::*;
 
 #[test]
@@ -82,10 +84,10 @@ fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Rand
                             let wait = Duration::from_micros(random.below(5_000));
                             lock.try_lock_for(wait).or_else(unanswered)
                         }
-                        _ => lock.lock().map(Some),
+                        _ => lock.lock().map(Taken),
                     };
                     let released = guard.and_then(|guard| {
-                        let Some(guard) = guard else { return Ok(()) };
+                        let Taken(guard) = guard else { return Ok(()) };
                         grants.fetch_add(1, Ordering::SeqCst);
                         assert_eq!(redis.incr::<_, _, i64>("inside", 1).unwrap(), 1);
                         let () = redis.decr("inside", 1).unwrap();

@@ -211,7 +211,7 @@ fn the_rights_that_the_documents_name_suffice() {
         for client in [&restricted, &other, &restricted, &restricted] {
             line.add(&client.fair_lock(name));
         }
-        assert!(answered(|| restricted.fair_lock(name).try_lock_for(UNIT)).is_none());
+        assert!(answered(|| restricted.fair_lock(name).try_lock_for(UNIT)).into_option().is_none());
         // Long enough for signs of life.
         thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
         guard.unlock().unwrap();
@@ -226,7 +226,7 @@ fn the_rights_that_the_documents_name_suffice() {
     wait_subscribed(&server, &channel_of(name, &owner));
     assert!(restricted.fair_lock(name).force_unlock().unwrap());
     waiter.join();
-    restricted.fair_lock(name).try_lock().unwrap().unwrap().unlock().unwrap();
+    restricted.fair_lock(name).try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     leaves_nothing(&server, name);
 }
 

@@ -29,9 +29,14 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                     let locks: Vec<&dyn Lock> = locks.iter().map(|lock| &**lock).collect();
                     let all = MultiLock::new(&locks).unwrap();
                     let guard = match random.below(4) {
-                        0 => all.try_lock().unwrap(),
+                        0 => all.try_lock().unwrap().into_option(),
                         1 => if_answered(all.try_lock_for(Duration::from_millis(random.below(5)))),
-                        _ => Some(all.try_lock_for(LONG).unwrap().expect("they have locked up")),
+                        _ => Some(
+                            all.try_lock_for(LONG)
+                                .unwrap()
+                                .into_option()
+                                .expect("they have locked up"),
+                        ),
                     };
                     let Some(guard) = guard else { continue };
                     // On a busy machine a process may stand still for longer than a lock that was
@@ -150,7 +155,7 @@ fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let both = all_of(&client(&server), &["x", "y"]);
     let mut taken = 0;
     while !theirs.is_finished() || taken < 20 {
-        let guard = both.try_lock_for(LONG).unwrap().expect("they have locked up");
+        let guard = both.try_lock_for(LONG).unwrap().into_option().expect("they have locked up");
         thread::sleep(Duration::from_millis(1));
         guard.unlock().unwrap();
         thread::sleep(Duration::from_millis(1));
@@ -190,7 +195,7 @@ fn of_many_that_try_exactly_one_has_all() {
             spawn(move || {
                 for round in 0..200 {
                     together.wait();
-                    let guard = all.try_lock().unwrap();
+                    let guard = all.try_lock().unwrap().into_option();
                     had.fetch_add(usize::from(guard.is_some()), Ordering::SeqCst);
                     together.wait();
                     assert_eq!(had.load(Ordering::SeqCst), round + 1);
@@ -210,10 +215,10 @@ fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let (client, other) = (client(&server), client(&server));
     let busy = other.reentrant_lock("b").lock().unwrap();
     let hour = Duration::from_secs(3600);
-    assert!(all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().is_none());
+    assert!(all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().into_option().is_none());
     wait_until("the first one is free", SOON, || !is_held(&server, "a"));
     busy.unlock().unwrap();
-    let run = all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().unwrap();
+    let run = all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().into_option().unwrap();
     run.unlock().unwrap();
     assert!(is_held(&server, "a") && is_held(&server, "b"));
 }

@@ -92,7 +92,7 @@ fn all_parts_are_held_until_the_guard_goes() {
     guard.check(LONG / 2).unwrap();
     assert_eq!(guard.check(LONG * 2).unwrap_err().kind(), ErrorKind::EndsTooSoon);
     for name in NAMES {
-        assert!(other.reentrant_lock(name).try_lock().unwrap().is_none(), "{name}");
+        assert!(other.reentrant_lock(name).try_lock().unwrap().into_option().is_none(), "{name}");
     }
     guard.unlock().unwrap();
     for name in NAMES {
@@ -109,13 +109,13 @@ fn a_multi_lock_keeps_no_part_if_one_of_them_cannot_be_taken() {
     for taken in NAMES {
         let all = all_of(&client, &NAMES);
         let guard = other.reentrant_lock(taken).lock().unwrap();
-        assert!(all.try_lock().unwrap().is_none());
-        assert!(answered(|| all.try_lock_for(UNIT)).is_none());
+        assert!(all.try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| all.try_lock_for(UNIT)).into_option().is_none());
         for name in NAMES.into_iter().filter(|name| *name != taken) {
             wait_free(&server, name, SOON);
         }
         guard.unlock().unwrap();
-        all.try_lock().unwrap().unwrap().unlock().unwrap();
+        all.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     }
 }
 
@@ -190,7 +190,7 @@ fn parts_that_the_thread_holds_are_taken_once_more() {
     let part = client.reentrant_lock("b");
     let outer = part.lock().unwrap();
     let guard = all.lock().unwrap();
-    let again = all.try_lock().unwrap().unwrap();
+    let again = all.try_lock().unwrap().into_option().unwrap();
     assert_eq!(part.hold_count(), 3);
     again.unlock().unwrap();
     guard.unlock().unwrap();
@@ -200,7 +200,7 @@ fn parts_that_the_thread_holds_are_taken_once_more() {
     outer.unlock().unwrap();
     // An owned one waits for its own thread, too.
     let owned = all.lock_owned().unwrap();
-    assert!(all.try_lock().unwrap().is_none());
+    assert!(all.try_lock().unwrap().into_option().is_none());
     elsewhere(move || {
         assert!(owned.is_held());
         owned.unlock().unwrap();
@@ -215,7 +215,7 @@ fn locks_of_any_kind_go_together() {
     let (fair, plain) = (client.fair_lock("fair"), client.reentrant_lock("plain"));
     let both = MultiLock::new(&[&plain, &fair]).unwrap();
     let taken = other.fair_lock("fair").lock().unwrap();
-    assert!(both.try_lock().unwrap().is_none());
+    assert!(both.try_lock().unwrap().into_option().is_none());
     let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
     waiter.wait_asleep();
     taken.unlock().unwrap();
@@ -247,12 +247,12 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     assert_eq!(all.name(), "a, b, c");
     assert_eq!((all.is_locked().unwrap(), all.remaining_lease().unwrap()), (false, None));
     let guard = all.lock().unwrap();
-    all.lock_within(SOON.into()).unwrap().unwrap().forget();
+    all.lock_within(SOON.into()).unwrap().into_option().unwrap().forget();
     assert_eq!((guard.name(), guard.state()), ("a, b, c", HoldState::Held));
     assert!(all.hold_count() == 2 && all.is_held_by_current_thread());
     assert!(elsewhere({
         let part = other.reentrant_lock("c");
-        move || part.try_lock().unwrap().is_none()
+        move || part.try_lock().unwrap().into_option().is_none()
     }));
     all.unlock().unwrap();
     assert!(guard.is_held() && all.hold_count() == 1);
@@ -262,7 +262,7 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     assert!(!NAMES.iter().any(|name| is_held(&server, name)));
     assert!(all.hold_count() == 0 && !all.is_held_by_current_thread());
     let owned = all.lock_owned_cancellable(&CancelToken::new()).unwrap();
-    assert!(answered(|| all.try_lock_owned_for(UNIT)).is_none());
+    assert!(answered(|| all.try_lock_owned_for(UNIT)).into_option().is_none());
     elsewhere(move || owned.unlock().unwrap());
     assert!(!all.is_locked().unwrap());
 }
@@ -313,7 +313,7 @@ fn the_lease_of_a_multi_lock_is_its_shortest_and_force_unlocks_each_part() {
     assert!(!theirs.is_locked().unwrap());
     wait_until("the holder is told", SOON, || lost.load(Ordering::SeqCst) == 1);
     drop((longer, guard));
-    theirs.try_lock().unwrap().expect("all are free").unlock().unwrap();
+    theirs.try_lock().unwrap().into_option().expect("all are free").unlock().unwrap();
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! A quorum.
 
+use redlatch::Taken;
+
 use super::*;
 
 const FIVE: usize = 5;
@@ -81,8 +83,8 @@ fn a_majority_is_taken_and_excludes_every_other() {
     assert!(guard.remaining() < lease && guard.remaining() > VOTE / 2, "{:?}", guard.remaining());
     guard.check(VOTE / 2).unwrap();
     assert_eq!(guard.check(lease).unwrap_err().kind(), ErrorKind::EndsTooSoon);
-    assert!(theirs.try_lock().unwrap().is_none());
-    assert!(crate::common::answered(|| theirs.try_lock_for(UNIT)).is_none());
+    assert!(theirs.try_lock().unwrap().into_option().is_none());
+    assert!(crate::common::answered(|| theirs.try_lock_for(UNIT)).into_option().is_none());
     assert!(guard.is_held());
     guard.unlock().unwrap();
     assert_eq!(votes(&servers), 0);
@@ -100,7 +102,7 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     let (ours, theirs) = (of_five(&servers[..3]).unwrap(), of_five(&servers[2..]).unwrap());
     let guard = ours.lock().unwrap();
     assert_eq!((guard.names().count(), votes(&servers)), (3, 3));
-    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(theirs.try_lock().unwrap().into_option().is_none());
     assert!(guard.is_held());
     // Two of five are no majority, and the other two may be.
     assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
@@ -124,9 +126,9 @@ fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
     let others: Vec<_> = servers.iter().map(client).collect();
     let mut taken: Vec<_> =
         others[..2].iter().map(|it| it.reentrant_lock("vote").lock().unwrap()).collect();
-    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+    quorum.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     taken.push(others[2].reentrant_lock("vote").lock().unwrap());
-    assert!(quorum.try_lock().unwrap().is_none());
+    assert!(quorum.try_lock().unwrap().into_option().is_none());
     for server in &servers[3..] {
         wait_free(server, "vote", SOON);
     }
@@ -143,7 +145,7 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     servers[3].pause();
     for _ in 0..3 {
         let guard = ours.lock().unwrap();
-        assert!(theirs.try_lock().unwrap().is_none());
+        assert!(theirs.try_lock().unwrap().into_option().is_none());
         assert!(guard.is_held());
         guard.unlock().unwrap();
         theirs.lock().unwrap().unlock().unwrap();
@@ -164,7 +166,7 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     // The client gives back a late grant, so it can have the lock again when the servers are back.
     servers[3].resume();
     servers[4].resume();
-    wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Some(_))));
+    wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Taken(_))));
     for server in &servers[1..] {
         wait_free(server, "vote", SOON);
     }
@@ -220,7 +222,7 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     token.cancel();
     let error = quorum.lock_cancellable(&token).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
-    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+    quorum.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
 }
 
 /// Servers that say nothing, of clients that would go on waiting for them for a minute.
@@ -241,7 +243,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let waiter = spawn(move || {
             // Just handed on. The quorum has a second level of it.
             let _outer = first.lock().ok()?;
-            let guard = quorum.try_lock().unwrap().unwrap();
+            let guard = quorum.try_lock().unwrap().into_option().unwrap();
             Some((guard.names().count(), guard.leave_to_expire()))
         });
         wait_in_line(&servers[0], "vote", 1);
@@ -386,7 +388,7 @@ fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     whole.lock().unwrap().unlock().unwrap();
     proxies[..3].iter().for_each(Proxy::thaw);
-    wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Some(_))));
+    wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Taken(_))));
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
 

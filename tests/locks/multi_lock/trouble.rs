@@ -10,9 +10,9 @@ fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
     let mut dead = Worker::spawn_test("multi_lock::worker", "holder", &[&server.url(), &millis]);
     dead.expect_line("holds", SOON);
     let all = all_of(&client(&server), &["c", "b", "a"]);
-    assert!(all.try_lock().unwrap().is_none());
+    assert!(all.try_lock().unwrap().into_option().is_none());
     dead.sigkill();
-    all.try_lock_for(SOON).unwrap().unwrap().unlock().unwrap();
+    all.try_lock_for(SOON).unwrap().into_option().unwrap().unlock().unwrap();
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
         proxy.on_request(name_in(name), Action::Silence);
         // A request sent once more in time was answered.
         match all.try_lock() {
-            Ok(had) => had.expect("nobody has one").unlock().unwrap(),
+            Ok(had) => had.into_option().expect("nobody has one").unlock().unwrap(),
             Err(error) => assert!(error.outcome_unknown(), "{error}"),
         }
         wait_all_free(&server, &NAMES);

@@ -26,7 +26,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     writer.leaves();
     reader.wait_in();
     assert_eq!(mode(&mut redis, "stale").as_deref(), Some("read"));
-    assert!(other.write_lock().try_lock().unwrap().is_none(), "past a reader");
+    assert!(other.write_lock().try_lock().unwrap().into_option().is_none(), "past a reader");
     assert!(!stale.is_held());
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
@@ -155,7 +155,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let other = crate::common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").write_lock());
     writer.wait_in();
-    assert!(all.try_lock().unwrap().is_none());
+    assert!(all.try_lock().unwrap().into_option().is_none());
     wait_left(&server, "one");
     wait_left(&server, "two");
     writer.leaves();
@@ -165,7 +165,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
         guest.wait_in();
     }
     thread::sleep(Duration::from_millis(20));
-    let guard = all.try_lock().unwrap().expect("readers share it");
+    let guard = all.try_lock().unwrap().into_option().expect("readers share it");
     // (Its own is given back without waiting for the answer.)
     wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
     reading.into_iter().for_each(Guest::leaves);

@@ -22,7 +22,7 @@ fn worker() {
                     let writes = random.below(4) == 0;
                     let side: &dyn Lock = if writes { lock.write_lock() } else { lock.read_lock() };
                     let guard = match random.below(6) {
-                        0 => side.try_lock().unwrap(),
+                        0 => side.try_lock().unwrap().into_option(),
                         1 => {
                             if_answered(side.try_lock_for(Duration::from_millis(random.below(20))))
                         }
@@ -209,7 +209,8 @@ fn a_writer_among_many_readers_gets_its_turns() {
     for _ in 0..30 {
         let before = reads.load(Ordering::SeqCst);
         wait_until("others read", SOON, || reads.load(Ordering::SeqCst) > before + 5);
-        let guard = lock.write_lock().try_lock_for(SOON).unwrap().expect("it gets its turn");
+        let guard =
+            lock.write_lock().try_lock_for(SOON).unwrap().into_option().expect("it gets its turn");
         assert_eq!(inside.fetch_sub(1_000, Ordering::SeqCst), 0, "beside readers");
         thread::sleep(Duration::from_micros(200));
         inside.fetch_add(1_000, Ordering::SeqCst);

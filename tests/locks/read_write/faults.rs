@@ -1,5 +1,7 @@
 //! Faults.
 
+use redlatch::{NotTaken, Taken};
+
 use super::*;
 
 /// Where this executable's workers begin: a process that waits to read, reads, and says so.
@@ -44,7 +46,10 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     still.expect_line("reads", SOON);
     awake.leaves();
     // The reader is told so before it says that it holds the lock.
-    assert!(lock.write_lock().try_lock().unwrap().is_none(), "one writes beside one that reads");
+    assert!(
+        lock.write_lock().try_lock().unwrap().into_option().is_none(),
+        "one writes beside one that reads"
+    );
     still.send_line("");
     assert_eq!(still.expect_line("held", SOON), "true");
     still.expect_line("left", SOON);
@@ -79,7 +84,8 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
             assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
         }
         let other = crate::common::client(&server).read_write_lock("replies");
-        let writing = other.write_lock().try_lock_for(SOON).unwrap().expect("nothing is left");
+        let writing =
+            other.write_lock().try_lock_for(SOON).unwrap().into_option().expect("nothing is left");
         writing.unlock().unwrap();
         client.shutdown();
         wait_left(&server, "replies");
@@ -107,8 +113,8 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         let other = crate::common::client(&server).read_write_lock(&name);
         for lock in [lock.read_lock() as &dyn Lock, lock.write_lock()] {
             match lock.try_lock() {
-                Ok(Some(guard)) => drop(guard.unlock()),
-                Ok(None) => {}
+                Ok(Taken(guard)) => drop(guard.unlock()),
+                Ok(NotTaken) => {}
                 Err(error) => {
                     let text = format!("{error:#}").to_lowercase();
                     assert!(text.contains("a read-write lock needs"), "{command}: {error:#}");
@@ -127,8 +133,8 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         drop(guards);
         user.set(&["+@all"]);
         let guard = other.write_lock().try_lock_for(SOON).unwrap();
-        assert!(guard.is_some(), "{command}: it stays");
-        guard.unwrap().unlock().unwrap();
+        let Taken(guard) = guard else { panic!("{command}: it stays") };
+        guard.unlock().unwrap();
         client.shutdown();
         wait_free(&server, &name, SOON);
         for timeout in timeouts(&mut redis, &name) {

@@ -143,13 +143,13 @@ fn readers_of_several_processes_read_together_and_writers_alone() {
     let server = server();
     let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("several"));
     let reading = one.read_lock().lock().unwrap();
-    let also = two.read_lock().try_lock().unwrap().expect("readers share it");
+    let also = two.read_lock().try_lock().unwrap().into_option().expect("readers share it");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "several").len(), 2);
-    assert!(three.write_lock().try_lock().unwrap().is_none());
+    assert!(three.write_lock().try_lock().unwrap().into_option().is_none());
     assert!(elsewhere({
         let one = one.clone();
-        move || one.write_lock().try_lock().unwrap().is_none()
+        move || one.write_lock().try_lock().unwrap().into_option().is_none()
     }));
     assert!(three.read_lock().is_locked().unwrap() && !three.write_lock().is_locked().unwrap());
     reading.unlock().unwrap();
@@ -159,11 +159,11 @@ fn readers_of_several_processes_read_together_and_writers_alone() {
     let writing = three.write_lock().lock().unwrap();
     assert_eq!(mode(&mut redis, "several").as_deref(), Some("write"));
     assert!(owners(&mut redis, "several")[0].ends_with(":write"));
-    assert!(one.read_lock().try_lock().unwrap().is_none());
-    assert!(answered(|| one.write_lock().try_lock_for(UNIT)).is_none());
+    assert!(one.read_lock().try_lock().unwrap().into_option().is_none());
+    assert!(answered(|| one.write_lock().try_lock_for(UNIT)).into_option().is_none());
     assert!(elsewhere({
         let three = three.clone();
-        move || three.read_lock().try_lock().unwrap().is_none()
+        move || three.read_lock().try_lock().unwrap().into_option().is_none()
     }));
     assert!(!three.read_lock().is_locked().unwrap() && three.write_lock().is_locked().unwrap());
     writing.unlock().unwrap();
@@ -184,8 +184,8 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     wait_queue(&server, "front", 2);
     let other = Guest::of(three.read_lock());
     wait_queue(&server, "front", 3);
-    assert!(three.read_lock().try_lock().unwrap().is_none());
-    assert!(one.read_lock().try_lock().unwrap().is_none());
+    assert!(three.read_lock().try_lock().unwrap().into_option().is_none());
+    assert!(one.read_lock().try_lock().unwrap().into_option().is_none());
     // A thread that reads already is not kept out.
     assert!(!writer.is_in() && !same.is_in() && !other.is_in());
     reading.leaves();
@@ -212,7 +212,7 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     // Past the reader's turn: the process asks whether others may join it.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.read_lock().with_lease(60 * lease);
-    let joined = thread::spawn(move || longer.try_lock().unwrap().is_some());
+    let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
     assert!(!joined.join().unwrap(), "past a writer that waits");
     let left: u64 = redis::cmd("PTTL").arg("join").query(&mut server.connection()).unwrap();
     assert!(left <= 60_000, "the writer may have to wait for {left} ms");
@@ -256,7 +256,7 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
         let writer = Guest::of(lock.write_lock());
         while queue(&mut redis, "turn").is_empty() {}
         let reader = lock.read_lock().clone();
-        let passed = thread::spawn(move || reader.try_lock().unwrap().is_some());
+        let passed = thread::spawn(move || reader.try_lock().unwrap().into_option().is_some());
         assert!(!passed.join().unwrap(), "past a writer that waits");
         reading.unlock().unwrap();
         writer.wait_in();
@@ -347,10 +347,10 @@ fn an_owned_guard_belongs_to_no_thread() {
     let lock = client(&server).read_write_lock("owned");
     let owned = [lock.read_lock().lock_owned().unwrap(), lock.read_lock().lock_owned().unwrap()];
     assert_eq!(lock.read_lock().hold_count(), 0);
-    assert!(lock.write_lock().try_lock().unwrap().is_none());
+    assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
     elsewhere(move || drop(owned));
     let writing = lock.write_lock().lock_owned().unwrap();
-    assert!(lock.read_lock().try_lock().unwrap().is_none());
+    assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
     elsewhere(move || writing.unlock().unwrap());
     wait_left(&server, "owned");
 }
@@ -519,7 +519,12 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         // Long before the lease of the one that has left is over.
-        let writing = other.write_lock().try_lock_for(SOON).unwrap().expect("the lease has ended");
+        let writing = other
+            .write_lock()
+            .try_lock_for(SOON)
+            .unwrap()
+            .into_option()
+            .expect("the lease has ended");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
         writing.unlock().unwrap();
         wait_left(&server, "visited");

@@ -109,7 +109,7 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
             // It asks once more in that time, whatever it was told.
-            move || lock.write_lock().try_lock_for(UNIT * 15).unwrap().is_some()
+            move || lock.write_lock().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
         match reading {
@@ -133,7 +133,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         assert!(!second.writes() && lock.write_lock().is_locked().is_ok_and(|written| !written));
         assert!(elsewhere({
             let lock = lock.clone();
-            move || lock.write_lock().try_lock().unwrap().is_none()
+            move || lock.write_lock().try_lock().unwrap().into_option().is_none()
         }));
         reading.unlock().unwrap();
         assert!(!second.writes(), "its reader is there");
@@ -144,10 +144,10 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         reading.unlock().unwrap();
         // Writers alone.
         assert!(java.writes() && java.writes());
-        assert!(lock.read_lock().try_lock().unwrap().is_none());
-        assert!(lock.write_lock().try_lock().unwrap().is_none());
+        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
+        assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
         assert_eq!(java.writes_no_more(), Some(0));
-        assert!(lock.read_lock().try_lock().unwrap().is_none());
+        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
         assert_eq!(java.writes_no_more(), Some(1));
         let writing = lock.write_lock().lock().unwrap();
         assert!(!java.reads() && !java.writes());

@@ -77,7 +77,7 @@ fn a_cancel_that_races_with_the_release_loses_no_lock() {
             if waiter.join() { granted += 1 } else { cancelled += 1 }
         }
         // Neither a hold nor an entry in the queue is left.
-        lock.try_lock().unwrap().expect("free").unlock().unwrap();
+        lock.try_lock().unwrap().into_option().expect("free").unlock().unwrap();
     }
     println!("{granted} granted, {cancelled} cancelled");
 }
@@ -97,8 +97,9 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
         let leader = spawn(move || leader_lock.lock_cancellable(&leaders).unwrap_err());
         leader.wait_asleep();
         let impatient_lock = lock.clone();
-        let impatient =
-            spawn(move || assert!(answered(|| impatient_lock.try_lock_for(UNIT * 2)).is_none()));
+        let impatient = spawn(move || {
+            assert!(answered(|| impatient_lock.try_lock_for(UNIT * 2)).into_option().is_none());
+        });
         impatient.wait_asleep();
         let last_lock = lock.clone();
         let last = spawn(move || last_lock.lock().unwrap().unlock().unwrap());

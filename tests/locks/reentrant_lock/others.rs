@@ -8,11 +8,11 @@ fn two_clients_exclude_each_other_in_one_thread_too() {
     let (one, other) = (client(&server), client(&server));
     let (mine, theirs) = (one.reentrant_lock("two"), other.reentrant_lock("two"));
     let guard = mine.lock().unwrap();
-    assert!(theirs.try_lock().unwrap().is_none());
-    assert!(answered(|| theirs.try_lock_for(UNIT)).is_none());
+    assert!(theirs.try_lock().unwrap().into_option().is_none());
+    assert!(answered(|| theirs.try_lock_for(UNIT)).into_option().is_none());
     guard.unlock().unwrap();
-    let guard = theirs.try_lock().unwrap().unwrap();
-    assert!(mine.try_lock().unwrap().is_none());
+    let guard = theirs.try_lock().unwrap().into_option().unwrap();
+    assert!(mine.try_lock().unwrap().into_option().is_none());
     drop(guard);
     drop(mine.lock().unwrap());
 }
@@ -25,23 +25,23 @@ fn try_lock_takes_one_script_or_none() {
     let theirs = other.reentrant_lock("tried");
     // The second time the server knows the scripts without the question for rights.
     for _ in 0..2 {
-        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+        lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         theirs.lock().unwrap().unlock().unwrap();
     }
     let scripts = || Commands::so_far(&server).scripts();
 
     let before = scripts();
-    let guard = lock.try_lock().unwrap().unwrap();
+    let guard = lock.try_lock().unwrap().into_option().unwrap();
     assert_eq!(scripts() - before, 1, "free");
     let before = scripts();
-    assert!(theirs.try_lock().unwrap().is_none());
-    assert!(answered(|| theirs.try_lock_for(Duration::ZERO)).is_none());
+    assert!(theirs.try_lock().unwrap().into_option().is_none());
+    assert!(answered(|| theirs.try_lock_for(Duration::ZERO)).into_option().is_none());
     assert_eq!(scripts() - before, 2, "held elsewhere");
     let before = Commands::so_far(&server).of_locks();
     let same = lock.clone();
     elsewhere(move || {
-        assert!(same.try_lock().unwrap().is_none());
-        assert!(answered(|| same.try_lock_for(Duration::ZERO)).is_none());
+        assert!(same.try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| same.try_lock_for(Duration::ZERO)).into_option().is_none());
     });
     assert_eq!(Commands::so_far(&server).of_locks(), before, "held by a thread of this process");
     guard.unlock().unwrap();
@@ -57,7 +57,7 @@ fn try_lock_takes_one_script_or_none() {
     server.pause();
     let tried = lock.try_lock();
     server.resume();
-    assert!(tried.unwrap().is_none());
+    assert!(tried.unwrap().into_option().is_none());
     guard.unlock().unwrap();
     first.join();
 }
@@ -73,10 +73,10 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
         // A wait without an end would last until the test itself unlocks.
         elsewhere(move || {
             let begun = Instant::now();
-            assert!(answered(|| lock.try_lock_for(wait)).is_none());
+            assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
             assert!(begun.elapsed() >= wait);
             let begun = Instant::now();
-            assert!(answered(|| lock.lock_within(begun + wait)).is_none());
+            assert!(answered(|| lock.lock_within(begun + wait)).into_option().is_none());
             assert!(begun.elapsed() >= wait);
         });
     }
@@ -84,7 +84,7 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
     // A deadline that has passed leaves one try.
     let past = Instant::now();
     let guard = other.reentrant_lock("bounded").lock_within(past).unwrap();
-    guard.expect("it is free").unlock().unwrap();
+    guard.into_option().expect("it is free").unlock().unwrap();
 }
 
 #[test]
@@ -96,13 +96,15 @@ fn a_waiter_that_gave_up_leaves_nothing_behind() {
     let waiters: Vec<_> = (1..8)
         .map(|at| {
             let lock = lock.clone();
-            spawn(move || assert!(answered(|| lock.try_lock_for(UNIT / 10 * at)).is_none()))
+            spawn(move || {
+                assert!(answered(|| lock.try_lock_for(UNIT / 10 * at)).into_option().is_none());
+            })
         })
         .collect();
     waiters.into_iter().for_each(Running::join);
     guard.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
-    let guard = lock.try_lock().unwrap().expect("nobody stands before");
+    let guard = lock.try_lock().unwrap().into_option().expect("nobody stands before");
     guard.unlock().unwrap();
 }
 
@@ -142,7 +144,7 @@ fn a_java_services_release_wakes_a_waiter_and_its_hold_is_respected() {
         let lock = client.reentrant_lock(name);
         at_once(|| {
             hold_as_redisson(&mut redis, name, LONG);
-            assert!(lock.try_lock().unwrap().is_none());
+            assert!(lock.try_lock().unwrap().into_option().is_none());
             assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
             assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
             assert_eq!(holder(&mut redis, name).unwrap().0, FOREIGN);
@@ -374,7 +376,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let lock = clients[0].reentrant_lock("tried");
     let mut left = 0;
     for _ in 0..20 {
-        let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
+        let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
         let theirs = clients[1].reentrant_lock("tried");
         let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
         wait_in_line(&server, "tried", 1);
@@ -383,7 +385,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         thread::sleep(UNIT / 5);
         // The release and the next request, one behind the other: none can come between them.
         drop(guard);
-        left += usize::from(lock.try_lock().unwrap().is_none());
+        left += usize::from(lock.try_lock().unwrap().into_option().is_none());
         waits.join();
     }
     assert!(left > 10, "{left} of 20 times");
@@ -395,7 +397,7 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     let client = client(&server);
     let lock = client.reentrant_lock("alone");
     for _ in 0..5 {
-        let guard = lock.try_lock().unwrap().expect("it is free");
+        let guard = lock.try_lock().unwrap().into_option().expect("it is free");
         // Longer than a turn.
         thread::sleep(UNIT / 5);
         drop(guard);

@@ -18,7 +18,7 @@ fn guards_release_a_level_each_in_any_order() {
     drop(third);
     assert_eq!(lock.hold_count(), 1);
     assert!(lock.is_locked().unwrap());
-    assert!(elsewhere(move || lock.try_lock().unwrap().is_none()));
+    assert!(elsewhere(move || lock.try_lock().unwrap().into_option().is_none()));
     second.unlock().unwrap();
     assert!(!same.is_locked().unwrap());
 }
@@ -127,7 +127,7 @@ fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     type Act = fn(&ReentrantLock, &mut Option<LockGuard>) -> Result<(), Error>;
     let acts: [(&str, bool, Act); 6] = [
         ("lock", false, |lock, guard| lock.lock().map(|new| *guard = Some(new))),
-        ("try_lock", false, |lock, guard| lock.try_lock().map(|new| *guard = new)),
+        ("try_lock", false, |lock, guard| lock.try_lock().map(|new| *guard = new.into_option())),
         ("extend", true, |lock, _| lock.with_lease(LONG).lock().map(drop)),
         ("unlock", true, |_, guard| guard.take().unwrap().unlock()),
         ("force_unlock", true, |lock, _| lock.force_unlock().map(drop)),
@@ -288,7 +288,7 @@ fn a_forgotten_guard_keeps_the_lock_until_unlock() {
     assert_eq!(lock.hold_count(), 2);
     let other = lock.clone();
     elsewhere(move || {
-        assert!(other.try_lock().unwrap().is_none());
+        assert!(other.try_lock().unwrap().into_option().is_none());
         assert_eq!(other.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     });
     lock.unlock().unwrap();
@@ -422,7 +422,7 @@ fn a_panic_releases_the_lock() {
         panic!("the thread's own");
     });
     assert!(panicked.join().is_err());
-    lock.try_lock_for(SOON).unwrap().expect("free after the panic").unlock().unwrap();
+    lock.try_lock_for(SOON).unwrap().into_option().expect("free after the panic").unlock().unwrap();
 }
 
 #[test]
@@ -437,9 +437,9 @@ fn any_lock_may_stand_behind_the_trait() {
     for lock in &locks {
         let guards = [
             lock.lock().unwrap(),
-            lock.try_lock().unwrap().unwrap(),
-            lock.try_lock_for(SOON).unwrap().unwrap(),
-            answered(|| lock.lock_within(Instant::now().into())).unwrap(),
+            lock.try_lock().unwrap().into_option().unwrap(),
+            lock.try_lock_for(SOON).unwrap().into_option().unwrap(),
+            answered(|| lock.lock_within(Instant::now().into())).into_option().unwrap(),
             lock.lock_cancellable(&token).unwrap(),
         ];
         assert_eq!(lock.hold_count(), 5);

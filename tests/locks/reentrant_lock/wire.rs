@@ -105,8 +105,8 @@ fn an_inner_unlock_says_nothing_to_the_server() {
     let before = Commands::so_far(&server).of_locks();
     let inner: Vec<_> = (0..100).map(|_| lock.lock().unwrap()).collect();
     assert_eq!(lock.hold_count(), 101);
-    let tried = lock.try_lock().unwrap().unwrap();
-    let waited = lock.try_lock_for(SOON).unwrap().unwrap();
+    let tried = lock.try_lock().unwrap().into_option().unwrap();
+    let waited = lock.try_lock_for(SOON).unwrap().into_option().unwrap();
     assert_eq!(lock.hold_count(), 103);
     drop(tried);
     waited.unlock().unwrap();

@@ -45,7 +45,8 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
         let losses = Losses::of(&guard);
         take_away();
         // Another client has it already, and keeps it.
-        let theirs = other.reentrant_lock("gone").try_lock_for(SOON).unwrap().unwrap();
+        let theirs =
+            other.reentrant_lock("gone").try_lock_for(SOON).unwrap().into_option().unwrap();
         let held = holder(&mut server.connection(), "gone");
         // If no renewal found it, the lease would end.
         assert_eq!(losses.wait(), LostReason::Revoked, "{way}");

@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, mpsc};
 
+use redlatch::Waited;
+
 use super::*;
 
 /// "Waits until all parties have invoked await." "Returns the arrival index of the current thread,
@@ -36,7 +38,7 @@ fn a_barrier_trips_at_its_number_of_parties_which_must_be_valid() {
     let alone = barrier(&client, "alone", 1);
     for _ in 0..3 {
         assert_eq!(alone.wait().unwrap(), 0);
-        assert_eq!(alone.wait_for(Duration::ZERO).unwrap(), Some(0));
+        assert_eq!(alone.wait_for(Duration::ZERO).unwrap(), Waited::InTime(0));
     }
     let none = client.cyclic_barrier("none");
     for error in [
@@ -167,7 +169,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let plain = barrier(&clients[0], "early", 2);
     let cancelled = CancelToken::new();
     cancelled.cancel();
-    type Leaves = fn(&CyclicBarrier, &CancelToken) -> Result<Option<u32>, Error>;
+    type Leaves = fn(&CyclicBarrier, &CancelToken) -> Result<Waited<u32>, Error>;
     let leaves: [Leaves; 3] = [
         |barrier, _| barrier.wait_for(UNIT),
         |barrier, _| barrier.wait_for(Duration::ZERO),
@@ -183,9 +185,9 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             // Two of them: the second one changes nothing.
             for client in &clients {
                 // A busy server may answer too late.
-                answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
-                    Err(error) if error.kind() == ErrorKind::Cancelled => Ok(None),
-                    left => left.inspect(|left| assert_eq!(*left, None)),
+                let _ = answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
+                    Err(error) if error.kind() == ErrorKind::Cancelled => Ok(Waited::TimedOut),
+                    left => left.inspect(|left| assert_eq!(*left, Waited::TimedOut)),
                 });
             }
             assert!(!first.is_finished() && !last.is_finished(), "this one is complete");
@@ -511,8 +513,8 @@ fn the_parties_of_a_generation_agree_whatever_they_do() {
                 spawn(move || {
                     thread::sleep(Duration::from_millis(pause));
                     match barrier.wait_for(Duration::from_millis(patience)) {
-                        Ok(Some(index)) => Some(index),
-                        Ok(None) => None,
+                        Ok(Waited::InTime(index)) => Some(index),
+                        Ok(Waited::TimedOut) => None,
                         Err(error) if error.kind() == ErrorKind::Broken => None,
                         // The busy server has not answered in time.
                         Err(error) if error.is_transient() => Some(UNKNOWN),

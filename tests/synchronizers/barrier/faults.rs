@@ -1,5 +1,7 @@
 //! Faults.
 
+use redlatch::Waited;
+
 use super::*;
 
 /// Does this to the next scripts of this name.
@@ -222,7 +224,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                 Err(error) if error.to_string().contains("it has arrived is not known") => {}
                 Err(error) if error.to_string().contains("nothing was changed") => {}
                 Err(error) => break error,
-                Ok(left) => assert_eq!(left, None),
+                Ok(left) => assert_eq!(left, Waited::TimedOut),
             }
             assert!(reset.reset().unwrap());
         };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, CyclicBarrier, Error, ErrorKind, Wait};
+use redlatch::{CancelToken, Client, CyclicBarrier, Error, ErrorKind, Wait, Waited};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
@@ -49,9 +49,9 @@ fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
 
 /// A party whose time is over has broken the barrier; a busy server may say so too late for it.
 #[track_caller]
-fn left(barrier: &CyclicBarrier, outcome: Result<Option<u32>, Error>) {
+fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     match outcome {
-        Ok(left) => assert_eq!(left, None),
+        Ok(left) => assert_eq!(left, Waited::TimedOut),
         Err(error) => {
             assert!(error.to_string().contains("the call's own time was over"), "{error}");
         }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, Leader, LeaderElection, Leadership, Wait};
+use redlatch::{
+    Attempt, CancelToken, Client, ErrorKind, Leader, LeaderElection, Leadership, Taken, Wait,
+};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -30,8 +32,8 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     let first = elections[0].campaign().unwrap();
     assert!(first.is_leader());
     first.check(RENEWED / 4).unwrap();
-    assert!(answered(|| elections[1].campaign_for(Duration::ZERO)).is_none());
-    assert!(answered(|| elections[1].campaign_for(UNIT)).is_none());
+    assert!(answered(|| elections[1].campaign_for(Duration::ZERO)).into_option().is_none());
+    assert!(answered(|| elections[1].campaign_for(UNIT)).into_option().is_none());
     let known = elections[1].leader().unwrap().unwrap();
     assert!(leads(Some(&known), &clients[0]), "{known:?}");
     assert_eq!((known.token, &known), (first.token(), &elections[0].leader().unwrap().unwrap()));
@@ -326,7 +328,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         let cancels = token.clone();
         let waits = spawn(move || match ends {
             "a limit" => its.campaign_for(UNIT).map(drop_some),
-            _ => its.campaign_cancellable(&token).map(|it| drop_some(Some(it))),
+            _ => its.campaign_cancellable(&token).map(|it| drop_some(Taken(it))),
         });
         proxy.wait_fired(fired + 1, SOON);
         cancels.cancel();
@@ -343,8 +345,8 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
 }
 
 /// Whether it leads; if so, no more.
-fn drop_some(leadership: Option<Leadership>) -> bool {
-    leadership.is_some()
+fn drop_some(leadership: Attempt<Leadership>) -> bool {
+    leadership.into_option().is_some()
 }
 
 /// It has the lock already, which was handed on to it.

@@ -43,7 +43,7 @@ fn an_acquire_whose_reply_or_request_is_lost_takes_permits_once() {
         stays(&server, "acquired", 5, 0);
     }
     on_acquire(&proxy, "acquired", 1, Action::LoseReply);
-    assert!(semaphore.try_acquire_many(6).unwrap().is_none());
+    assert!(semaphore.try_acquire_many(6).unwrap().into_option().is_none());
     semaphore.add_permits(5).unwrap();
     stays(&server, "acquired", 10, 0);
 }
@@ -118,7 +118,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
         }
         is
     });
-    assert!(semaphore.try_acquire_many(7).unwrap().is_none());
+    assert!(semaphore.try_acquire_many(7).unwrap().into_option().is_none());
     let request = seen.lock().unwrap().clone();
     semaphore.add_permits(2).unwrap();
     drop(redis.req_packed_command(&request).unwrap());
@@ -230,7 +230,7 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
         proxy.freeze();
         let release = spawn(move || permit.release().unwrap_err());
         wait_until("the lease ends", SOON, || Instant::now() > ends);
-        let next = found.then(|| other.try_acquire_for(SOON).unwrap().unwrap());
+        let next = found.then(|| other.try_acquire_for(SOON).unwrap().into_option().unwrap());
         proxy.thaw();
         let error = release.join();
         assert!(
@@ -482,14 +482,17 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
         (
             |pool, _| {
                 pool.try_acquire_many(4).map(|got| {
-                    got.unwrap().into_iter().for_each(|it| {
+                    got.into_option().unwrap().into_iter().for_each(|it| {
                         let _ = it.into_id();
                     });
                 })
             },
             (0, 5),
         ),
-        (|pool, _| pool.try_acquire_many(5).map(|got| assert!(got.is_none())), (4, 1)),
+        (
+            |pool, _| pool.try_acquire_many(5).map(|got| assert!(got.into_option().is_none())),
+            (4, 1),
+        ),
         (|pool, id| pool.release(id), (5, 0)),
         (|pool, id| pool.update_lease_time(id, LONG).map(|done| assert!(done)), (3, 2)),
         (|pool, _| pool.set_permits(9), (7, 2)),
@@ -567,7 +570,7 @@ fn the_rights_that_the_message_names_are_enough() {
     semaphore.set_permits(1).unwrap();
     let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
     assert!(semaphore.update_lease_time(&id, UNIT).unwrap());
-    assert!(semaphore.try_acquire_for(SOON).unwrap().is_some());
+    assert!(semaphore.try_acquire_for(SOON).unwrap().into_option().is_some());
     assert!(semaphore.remaining_lease(&id).unwrap().is_none());
     assert_eq!(semaphore.permits().unwrap(), 1);
     assert!(semaphore.delete().unwrap());

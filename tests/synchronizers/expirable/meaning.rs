@@ -13,7 +13,7 @@ fn permits_are_set_counted_added_and_removed() {
     };
     assert_eq!(semaphore.name(), "numbers");
     assert_eq!(counts(), (0, 0, 0));
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert!(semaphore.try_set_permits(3).unwrap());
     assert!(!semaphore.try_set_permits(7).unwrap());
     let two = semaphore.acquire_many(2).unwrap();
@@ -23,7 +23,7 @@ fn permits_are_set_counted_added_and_removed() {
     semaphore.set_permits(1).unwrap();
     assert_eq!(counts(), (-1, 2, 1), "permits that are out stay with their holders");
     assert!(two.iter().all(ExpirablePermit::is_held));
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     drop(two);
     assert_eq!(counts(), (1, 0, 1));
     semaphore.add_permits(-3).unwrap();
@@ -68,9 +68,9 @@ fn permits_come_back_by_release_and_by_drop() {
     let semaphore = semaphore(&client, "taken", 5);
     let one = semaphore.acquire().unwrap();
     assert!(one.is_held() && one.state() == HoldState::Held);
-    let mut three = semaphore.try_acquire_many(3).unwrap().unwrap();
+    let mut three = semaphore.try_acquire_many(3).unwrap().into_option().unwrap();
     assert_eq!(stored(&server, "taken"), (1, 4));
-    assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    assert!(semaphore.try_acquire_many(2).unwrap().into_option().is_none());
     assert_eq!(stored(&server, "taken"), (1, 4), "none is taken before all are there");
     one.release().unwrap();
     // Permits belong to no thread, and each is given back by itself.
@@ -92,14 +92,16 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "bounded", 1);
-    let held = semaphore.try_acquire_for(SOON).unwrap().unwrap();
+    let held = semaphore.try_acquire_for(SOON).unwrap().into_option().unwrap();
     at_once(|| {
         let begun = Instant::now();
-        assert!(answered(|| semaphore.try_acquire_for(UNIT)).is_none());
-        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).is_none());
-        assert!(answered(|| semaphore.try_acquire_many_for(1, UNIT)).is_none());
-        assert!(answered(|| semaphore.acquire_many_within(1, Instant::now())).is_none());
-        assert!(semaphore.acquire_within(Wait::NONE).unwrap().is_none());
+        assert!(answered(|| semaphore.try_acquire_for(UNIT)).into_option().is_none());
+        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).into_option().is_none());
+        assert!(answered(|| semaphore.try_acquire_many_for(1, UNIT)).into_option().is_none());
+        assert!(
+            answered(|| semaphore.acquire_many_within(1, Instant::now())).into_option().is_none()
+        );
+        assert!(semaphore.acquire_within(Wait::NONE).unwrap().into_option().is_none());
         assert!(begun.elapsed() >= UNIT * 3);
     });
     let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
@@ -123,9 +125,10 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
     let error = semaphore.acquire_within(wait).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     held.release().unwrap();
-    let permit = semaphore.acquire_within(Wait::at_most(SOON)).unwrap().unwrap();
+    let permit = semaphore.acquire_within(Wait::at_most(SOON)).unwrap().into_option().unwrap();
     permit.release().unwrap();
-    let several = semaphore.acquire_many_within(1, Wait::at_most(SOON)).unwrap().unwrap();
+    let several =
+        semaphore.acquire_many_within(1, Wait::at_most(SOON)).unwrap().into_option().unwrap();
     assert_eq!(several.len(), 1);
     drop(several);
     stays(&server, "bounded", 1, 0);
@@ -184,7 +187,10 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         .collect();
     // Enough for those behind, not for the first: no thread passes it.
     semaphore.add_permits(2).unwrap();
-    assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
+    assert!(
+        semaphore.try_acquire().unwrap().into_option().is_none(),
+        "nor does one that does not wait"
+    );
     thread::sleep(UNIT);
     assert!(served.lock().unwrap().is_empty());
     for expected in [1, 2, 3, 3, 4] {

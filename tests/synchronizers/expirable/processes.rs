@@ -45,9 +45,11 @@ fn contend(job: &Job) {
                     let need = 1 + u32::try_from(random.below(PERMITS.into())).unwrap();
                     let wait = Duration::from_micros(random.below(3_000));
                     let taken = match random.below(6) {
-                        0 => semaphore.try_acquire_many(need).unwrap(),
+                        0 => semaphore.try_acquire_many(need).unwrap().into_option(),
                         1 => if_answered(semaphore.try_acquire_many_for(need, wait)),
-                        2 => semaphore.with_lease(LONG).try_acquire_many(need).unwrap(),
+                        2 => {
+                            semaphore.with_lease(LONG).try_acquire_many(need).unwrap().into_option()
+                        }
                         _ => Some(semaphore.acquire_many(need).unwrap()),
                     };
                     let Some(permits) = taken else { continue };

@@ -157,7 +157,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     // No client gets more than there are; the reply has the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
     assert!((next - java.now()).abs() <= 61_000, "{next}");
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert_eq!((java.available_4(), semaphore.acquired_permits().unwrap()), (0, 3));
     // Each gives back the other's.
     semaphore.release(&a).unwrap();
@@ -174,7 +174,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
     // The lease ends: the next client has the permit, and a late release takes it from no client.
-    let all = semaphore.try_acquire_many_for(3, SOON).unwrap().unwrap();
+    let all = semaphore.try_acquire_many_for(3, SOON).unwrap().into_option().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
     semaphore.set_permits(2).unwrap();
@@ -193,7 +193,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     java.acquire_3(TEXT_ID, Some(LONG)).unwrap();
     let ours = semaphore.acquire().unwrap();
     assert!(java.acquire_3("another", None).unwrap_err().is_some());
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     // Redisson 3.16's ids are others: neither gives back the other's.
     assert!(!semaphore.try_release(&TEXT_ID.parse().unwrap()).unwrap());
     assert!(!java.release_3(ours.id().to_string().as_bytes()));
@@ -203,7 +203,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     stays(&server, "java", 2, 0);
     // The permits come back by themselves, to either.
     java.acquire_3(TEXT_ID, Some(LEASE)).unwrap();
-    drop(semaphore.try_acquire_many_for(2, SOON).unwrap().unwrap());
+    drop(semaphore.try_acquire_many_for(2, SOON).unwrap().into_option().unwrap());
     stays(&server, "java", 2, 0);
     let short = semaphore.with_lease(LEASE).acquire_many(2).unwrap();
     wait_until("it gets one", SOON, || java.acquire_3(TEXT_ID, Some(LONG)).is_ok());
@@ -212,7 +212,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     drop(short);
     // Redisson's request has taken back no more than it needed.
     assert_eq!(semaphore.available_permits().unwrap(), 2);
-    drop(semaphore.try_acquire_many(2).unwrap().unwrap());
+    drop(semaphore.try_acquire_many(2).unwrap().into_option().unwrap());
     stays(&server, "java", 2, 0);
 }
 
@@ -262,7 +262,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     wait_until("it ends", SOON, || semaphore.remaining_lease(&ids[0]).unwrap().is_none());
     assert_eq!(stored(&server, "found"), (1, 2), "a question changes nothing");
     assert_eq!(semaphore.available_permits().unwrap(), 3);
-    let permit = semaphore.try_acquire().unwrap().unwrap();
+    let permit = semaphore.try_acquire().unwrap().into_option().unwrap();
     // Two came back, one of the three is taken.
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 2);
     assert_eq!(stored(&server, "found"), (2, 1));
@@ -300,7 +300,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);
-    drop(semaphore.try_acquire_many(2).unwrap().unwrap());
+    drop(semaphore.try_acquire_many(2).unwrap().into_option().unwrap());
     stays(&server, "skewed", 2, 0);
 }
 

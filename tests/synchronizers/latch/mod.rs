@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, CountDownLatch, Error, ErrorKind};
+use redlatch::{CancelToken, Client, CountDownLatch, Error, ErrorKind, Taken};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The channel of a latch.
@@ -81,7 +81,7 @@ fn a_latch_opens_at_zero_and_may_be_set_anew() {
     let latch = client.count_down_latch("again");
     assert_eq!(latch.name(), "again");
     latch.wait().unwrap();
-    assert!(answered(|| latch.wait_for(Duration::ZERO)));
+    assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     for round in 1..4 {
         assert!(latch.try_set_count(round).unwrap());
         assert!(!latch.try_set_count(9).unwrap());
@@ -89,7 +89,7 @@ fn a_latch_opens_at_zero_and_may_be_set_anew() {
         let waiters = waiters(&latch, 3);
         for left in (0..round).rev() {
             assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-            assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+            assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
             let begun = Instant::now();
             latch.count_down().unwrap();
             assert_eq!(latch.count().unwrap(), left);
@@ -175,8 +175,8 @@ fn a_bounded_wait_ends_at_its_deadline() {
             spawn(move || {
                 at_once(|| {
                     let begun = Instant::now();
-                    assert!(!answered(|| latch.wait_for(UNIT * 2)));
-                    assert!(!answered(|| latch.wait_within(begun + UNIT * 3)));
+                    assert!(answered(|| latch.wait_for(UNIT * 2)).timed_out());
+                    assert!(answered(|| latch.wait_within(begun + UNIT * 3)).timed_out());
                     assert!(begun.elapsed() >= UNIT * 3);
                 });
             })
@@ -190,7 +190,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
     let short = spawn(move || answered(|| short.wait_for(UNIT * 2)));
     short.wait_asleep();
     let rest = waiters(&latch, 3);
-    assert!(!short.join());
+    assert!(short.join().timed_out());
     latch.count_down().unwrap();
     rest.into_iter().for_each(|waiter| {
         waiter.join();
@@ -206,12 +206,12 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     // Once more when it listens: after that it is quiet until its next question, seconds later.
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
-    assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+    assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     // Without a message: a waiter finds out later.
     let () = server.connection().del("truth").unwrap();
-    assert!(answered(|| latch.wait_for(Duration::ZERO)));
-    assert!(answered(|| latch.wait_within(Instant::now())));
-    assert!(latch.wait_within(redlatch::Wait::NONE).unwrap());
+    assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
+    assert!(!answered(|| latch.wait_within(Instant::now())).timed_out());
+    assert!(!latch.wait_within(redlatch::Wait::NONE).unwrap().timed_out());
     assert!(!waiter.is_finished());
     assert!(!latch.delete().unwrap());
     assert!(latch.try_set_count(1).unwrap());
@@ -225,7 +225,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
     let latch = latch(&client(&server), "looked at", 1);
     let before = Commands::so_far(&server);
     for _ in 0..3 {
-        assert!(!answered(|| latch.wait_for(Duration::ZERO)));
+        assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     }
     // Time is the subject: an unwanted message would be there soon.
     thread::sleep(UNIT);
@@ -283,7 +283,8 @@ fn timeouts_and_cancels_that_race_with_the_opening_strand_no_waiter() {
                     if at < 2 {
                         let (wait, begun) =
                             (Duration::from_micros(random.below(600)), Instant::now());
-                        let open = if_answered(latch.wait_for(wait).map(Some)).unwrap_or(false);
+                        let waited = if_answered(latch.wait_for(wait).map(Taken));
+                        let open = waited.is_some_and(|waited| !waited.timed_out());
                         assert!(open || begun.elapsed() >= wait);
                         opened += u64::from(open);
                     } else {

@@ -1,5 +1,7 @@
 //! Never more than there are, and none lost.
 
+use redlatch::Taken;
+
 use super::*;
 
 /// Where this executable's workers begin.
@@ -121,7 +123,7 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     });
     for round in 0..5 {
         let permit = theirs.try_acquire_for(SOON / 4).unwrap();
-        assert!(permit.is_some(), "round {round}");
+        assert!(permit.into_option().is_some(), "round {round}");
     }
     stop.store(true, Ordering::SeqCst);
     greedy.join();
@@ -141,7 +143,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let count = Arc::clone(&taken);
     let greedy = spawn(move || {
         while !stopped.load(Ordering::SeqCst) {
-            let Some(permit) = mine.try_acquire().unwrap() else { continue };
+            let Taken(permit) = mine.try_acquire().unwrap() else { continue };
             count.fetch_add(1, Ordering::SeqCst);
             thread::sleep(UNIT / 100);
             drop(permit);

@@ -24,7 +24,7 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
     assert_eq!(semaphore.time_to_live().unwrap(), Some(Duration::MAX));
     assert!(semaphore.expire(Some(UNIT)).unwrap());
     wait_until("it is gone", SOON, || semaphore.time_to_live().unwrap().is_none());
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert!(!semaphore.release_if_exists(1).unwrap());
     let error = semaphore.expire(Some(Duration::ZERO)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");

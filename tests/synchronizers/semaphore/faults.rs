@@ -25,7 +25,7 @@ fn a_lost_reply_of_a_refusal_is_a_refusal_and_takes_nothing_later() {
     let client = behind(&proxy);
     let semaphore = semaphore(&client, "refused", 1);
     on_acquire(&proxy, "refused", 1, Action::LoseReply);
-    assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    assert!(semaphore.try_acquire_many(2).unwrap().into_option().is_none());
     assert_eq!(proxy.fired(), 1);
     semaphore.release_many(3).unwrap();
     stays(&server, "refused", 4);
@@ -492,7 +492,7 @@ fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
     let free = first.available_permits().unwrap();
     assert!((0..=3).contains(&free), "{free}");
     first.add_permits(3 - free).unwrap();
-    drop(first.try_acquire_many_for(3, SOON).unwrap().expect("all are there"));
+    drop(first.try_acquire_many_for(3, SOON).unwrap().into_option().expect("all are there"));
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn permits_are_set_anew_and_a_semaphore_is_removed() {
     let out = semaphore.acquire().unwrap();
     assert!(semaphore.delete().unwrap() && !semaphore.delete().unwrap());
     assert!(!server.connection().exists::<_, bool>("anew").unwrap());
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     // Waiters go on waiting, until there are permits again.
     let waiting = crate::common::client(&server).semaphore("anew");
     let waiter = spawn(move || waiting.acquire_many(2).unwrap().forget());
@@ -535,7 +535,7 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     let permit = semaphore.acquire_many_cancellable(2, &CancelToken::new()).unwrap();
     assert_eq!(permit.permits(), 2);
     let begun = Instant::now();
-    assert!(answered(|| semaphore.acquire_many_within(2, begun + UNIT)).is_none());
+    assert!(answered(|| semaphore.acquire_many_within(2, begun + UNIT)).into_option().is_none());
     assert!(begun.elapsed() >= UNIT);
     let token = CancelToken::new();
     let (waiting, cancel) = (semaphore.clone(), token.clone());
@@ -545,7 +545,7 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
     drop(permit);
     let late = Instant::now() + SOON;
-    assert_eq!(semaphore.acquire_many_within(3, late).unwrap().unwrap().permits(), 3);
+    assert_eq!(semaphore.acquire_many_within(3, late).unwrap().into_option().unwrap().permits(), 3);
     stays(&server, "even", 3);
 }
 

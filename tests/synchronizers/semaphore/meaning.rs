@@ -8,7 +8,7 @@ fn permits_are_set_once_added_taken_away_and_drained() {
     let semaphore = client(&server).semaphore("numbers");
     assert_eq!(semaphore.name(), "numbers");
     assert_eq!(semaphore.available_permits().unwrap(), 0);
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert_eq!(semaphore.drain_permits().unwrap(), 0);
     assert!(semaphore.try_set_permits(3).unwrap());
     assert!(!semaphore.try_set_permits(7).unwrap());
@@ -17,7 +17,7 @@ fn permits_are_set_once_added_taken_away_and_drained() {
     assert_eq!(semaphore.available_permits().unwrap(), 7);
     semaphore.add_permits(-9).unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), -2);
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert_eq!(semaphore.drain_permits().unwrap(), -2);
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     semaphore.add_permits(5).unwrap();
@@ -82,10 +82,10 @@ fn permits_come_back_by_release_and_by_drop() {
     let (one, two) = (semaphore.acquire().unwrap(), semaphore.acquire_many(2).unwrap());
     assert_eq!((one.permits(), two.permits()), (1, 2));
     assert_eq!(semaphore.available_permits().unwrap(), 2);
-    assert!(semaphore.try_acquire_many(3).unwrap().is_none());
+    assert!(semaphore.try_acquire_many(3).unwrap().into_option().is_none());
     assert_eq!(semaphore.available_permits().unwrap(), 2, "none is taken before all are there");
-    let rest = semaphore.try_acquire_many(2).unwrap().unwrap();
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    let rest = semaphore.try_acquire_many(2).unwrap().into_option().unwrap();
+    assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     one.release().unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 1);
     // Permits belong to no thread.
@@ -147,8 +147,8 @@ fn no_permits_are_granted_at_once() {
     let semaphore = client(&server).semaphore("zero");
     let before = Commands::so_far(&server).scripts();
     drop(semaphore.acquire_many(0).unwrap());
-    semaphore.try_acquire_many(0).unwrap().unwrap().release().unwrap();
-    drop(semaphore.try_acquire_many_for(0, LONG).unwrap().unwrap());
+    semaphore.try_acquire_many(0).unwrap().into_option().unwrap().release().unwrap();
+    drop(semaphore.try_acquire_many_for(0, LONG).unwrap().into_option().unwrap());
     semaphore.release_many(0).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before);
     assert!(!server.connection().exists::<_, bool>("zero").unwrap());
@@ -159,19 +159,19 @@ fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
     let server = server();
     let semaphore = semaphore(&client(&server), "bounded", 1);
     let begun = Instant::now();
-    assert!(answered(|| semaphore.try_acquire_many_for(2, UNIT)).is_none());
+    assert!(answered(|| semaphore.try_acquire_many_for(2, UNIT)).into_option().is_none());
     assert!(begun.elapsed() >= UNIT);
-    let held = semaphore.try_acquire_for(SOON).unwrap().unwrap();
+    let held = semaphore.try_acquire_for(SOON).unwrap().into_option().unwrap();
     at_once(|| {
         let begun = Instant::now();
-        assert!(answered(|| semaphore.try_acquire_for(UNIT)).is_none());
-        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).is_none());
+        assert!(answered(|| semaphore.try_acquire_for(UNIT)).into_option().is_none());
+        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).into_option().is_none());
         assert!(begun.elapsed() >= UNIT * 2);
     });
-    assert!(answered(|| semaphore.try_acquire_for(Duration::ZERO)).is_none());
-    assert!(answered(|| semaphore.acquire_within(Instant::now())).is_none());
+    assert!(answered(|| semaphore.try_acquire_for(Duration::ZERO)).into_option().is_none());
+    assert!(answered(|| semaphore.acquire_within(Instant::now())).into_option().is_none());
     held.release().unwrap();
-    assert!(semaphore.try_acquire_for(Duration::MAX).unwrap().is_some());
+    assert!(semaphore.try_acquire_for(Duration::MAX).unwrap().into_option().is_some());
     stays(&server, "bounded", 1);
 }
 
@@ -244,7 +244,10 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         .collect();
     // Enough for those behind, not for the first: no thread passes it.
     semaphore.release_many(2).unwrap();
-    assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
+    assert!(
+        semaphore.try_acquire().unwrap().into_option().is_none(),
+        "nor does one that does not wait"
+    );
     thread::sleep(UNIT);
     assert!(served.lock().unwrap().is_empty());
     for at in 0..5 {
@@ -401,9 +404,9 @@ fn a_process_leaves_to_others_the_permits_that_they_may_wait_for() {
     release_as_java(&server, "shares", 8);
     proxy.wait_fired(1, SOON);
     let theirs = other.semaphore("shares").try_acquire_many(4).unwrap();
-    assert!(theirs.is_some(), "it took more than its half");
+    let theirs = theirs.into_option().expect("it took more than its half");
     proxy.release();
-    theirs.unwrap().release().unwrap();
+    theirs.release().unwrap();
     for (waiter, _) in waiters {
         waiter.join().unwrap();
     }

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, Error, ErrorKind, ExpirableSemaphore, Permit, Semaphore};
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, ExpirableSemaphore, NotTaken, Permit, Semaphore, Taken,
+};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The channel of a name without braces.
@@ -98,13 +100,13 @@ impl Contender {
                 let acquired = self.semaphore.acquire_cancellable(&token);
                 canceller.join().unwrap();
                 match acquired {
-                    Err(error) if error.kind() == ErrorKind::Cancelled => None,
-                    acquired => Some(acquired?),
+                    Err(error) if error.kind() == ErrorKind::Cancelled => NotTaken,
+                    acquired => Taken(acquired?),
                 }
             }
-            _ => Some(self.semaphore.acquire_many(need)?),
+            _ => Taken(self.semaphore.acquire_many(need)?),
         };
-        let Some(mut permit) = permit else { return Ok(false) };
+        let Taken(mut permit) = permit else { return Ok(false) };
         let need = permit.permits();
         self.count.taken(need, self.permits);
         if self.random.below(8) == 0 {

@@ -18,7 +18,7 @@ const CHANGES: [Change; 10] = [
     Change {
         before: Some(3),
         after: Some(1),
-        ask: |it| it.try_acquire_many(2).map(|permit| permit.unwrap().forget()),
+        ask: |it| it.try_acquire_many(2).map(|permit| permit.into_option().unwrap().forget()),
     },
     Change { before: Some(3), after: Some(5), ask: |it| it.release_many(2) },
     Change { before: None, after: Some(2), ask: |it| it.release_many(2) },

@@ -73,7 +73,8 @@ fn a_java_services_release_wakes_a_waiter() {
 fn a_message_without_a_permit_grants_nothing() {
     let server = server();
     let semaphore = client(&server).semaphore("lies");
-    let waiter = spawn(move || answered(|| semaphore.try_acquire_for(UNIT * 5)).is_some());
+    let waiter =
+        spawn(move || answered(|| semaphore.try_acquire_for(UNIT * 5)).into_option().is_some());
     wait_subscribed(&server, &channel("lies"));
     let mut redis = server.connection();
     while !waiter.is_finished() {

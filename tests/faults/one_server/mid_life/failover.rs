@@ -74,7 +74,8 @@ fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     moments.fails_over(it);
     let _ = it.clear(guard.unlock());
     let other = it.good((kind.other)(&it.rich.other, &it.name).try_lock_for(SOON));
-    let _ = other.unwrap_or_else(|| panic!("{}: nobody else gets it", it.what)).unlock();
+    let _ =
+        other.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", it.what)).unlock();
     moments.rights_are_back();
 }
 
@@ -136,7 +137,11 @@ fn latch<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     while it.good(theirs.count()) > 0 {
         it.good(theirs.count_down());
     }
-    assert!(it.clear(waiter.join()).unwrap_or(true), "{}: it is not told", it.what);
+    assert!(
+        !it.clear(waiter.join()).is_ok_and(|waited| waited.timed_out()),
+        "{}: it is not told",
+        it.what
+    );
     moments.rights_are_back();
 }
 

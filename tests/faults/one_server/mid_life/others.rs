@@ -4,7 +4,7 @@
 //! others go on, and once the rights are back no permit, count or notification is lost, and none has
 //! been given twice.
 
-use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, ReentrantLock};
+use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, NotTaken, ReentrantLock, Taken};
 
 use super::*;
 
@@ -139,12 +139,12 @@ fn take(
 ) -> Result<Option<Permits>, Error> {
     Ok(if leased {
         let got = client.expirable_semaphore(name).try_acquire_many_for(permits, wait)?;
-        got.map(|mut all| {
+        got.into_option().map(|mut all| {
             Box::new(move || all.drain(..).try_for_each(ExpirablePermit::release)) as _
         })
     } else {
         let got = client.semaphore(name).try_acquire_many_for(permits, wait)?;
-        got.map(|it| Box::new(move || it.release()) as _)
+        got.into_option().map(|it| Box::new(move || it.release()) as _)
     })
 }
 
@@ -288,7 +288,7 @@ fn count(it: &Play<'_>, from: u64) {
         assert!(!waiter.is_finished(), "{}: it opened early", it.what);
         it.good(theirs.count_down());
     }
-    assert!(it.good(waiter.join()), "{}: it is not told", it.what);
+    assert!(!it.good(waiter.join()).timed_out(), "{}: it is not told", it.what);
     it.give_back();
     assert_eq!(it.good(latch.count()), 0, "{}", it.what);
 }
@@ -301,7 +301,11 @@ fn awaited_count(it: &Play<'_>) {
     it.wait_in_wait(&waiter, &format!("redisson_countdownlatch__channel__{{{}}}", it.name));
     it.take_away();
     it.good(theirs.count_down());
-    assert!(it.clear(waiter.join()).unwrap_or(true), "{}: it is not told", it.what);
+    assert!(
+        !it.clear(waiter.join()).is_ok_and(|waited| waited.timed_out()),
+        "{}: it is not told",
+        it.what
+    );
 }
 
 impl Play<'_> {
@@ -405,7 +409,8 @@ impl Play<'_> {
     pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
         let leads = self.good(election.campaign_for(SOON));
-        let leads = leads.unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
+        let leads =
+            leads.into_option().unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
         let leader = self.good(election.leader());
         assert_eq!(leader.map(|it| it.token), Some(leads.token()), "{}", self.what);
         self.good(leads.resign());
@@ -419,7 +424,7 @@ fn before_campaign(it: &Play<'_>) {
     }
     it.take_away();
     if let Ok(leads) = it.clear(election.campaign_for(SOON)) {
-        let leads = leads.expect("nobody leads");
+        let leads = leads.into_option().expect("nobody leads");
         drop(it.clear(leads.resign()));
     }
     it.leads_on(&it.rich.other);
@@ -438,7 +443,7 @@ fn leadership(it: &Play<'_>) {
         next.campaign_for(SOON).map(|got| {
             // The end of its channel.
             let _ = go_on.1.recv();
-            got.map(|got| got.token())
+            got.into_option().map(|got| got.token())
         })
     });
     it.waits_until("the next one waits, or leads", || {
@@ -462,8 +467,8 @@ fn candidacy(it: &Play<'_>) {
         (it.poor.leader_election(&it.name), it.rich.other.leader_election(&it.name));
     let leads = it.good(theirs.campaign());
     let waiter = spawn(move || match election.campaign_for(LONGER)? {
-        Some(leads) => leads.resign(),
-        None => Ok(()),
+        Taken(leads) => leads.resign(),
+        NotTaken => Ok(()),
     });
     it.waits_until("it waits", || {
         waiter.is_finished()
@@ -496,7 +501,7 @@ impl Play<'_> {
             let notified = condition.wait_for(&guard, wait);
             // Its release may be refused: the lease ends.
             let _ = guard.unlock();
-            notified
+            notified.map(|waited| !waited.timed_out())
         });
         self.waits_until("it waits", || waits() || waiter.is_finished());
         waiter
@@ -505,7 +510,8 @@ impl Play<'_> {
     pub(super) fn notify(&self, client: &Client) -> bool {
         let (lock, condition) = self.monitor(client);
         let guard = self.good(lock.try_lock_for(SOON));
-        let guard = guard.unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
+        let guard =
+            guard.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
         let notified = self.good(condition.notify_one());
         self.good(guard.unlock());
         notified
@@ -527,7 +533,7 @@ fn before_wait(it: &Play<'_>) {
     let _ = condition.notify_one();
     it.take_away();
     let waited = it.clear(condition.wait_for(&guard, UNIT));
-    assert!(!waited.unwrap_or(false), "{}: notified by nobody", it.what);
+    assert!(waited.is_ok_and(|waited| waited.timed_out()), "{}: notified by nobody", it.what);
     drop(it.clear(guard.unlock()));
     it.give_back();
     it.nobody_waits();

@@ -1,0 +1,37 @@
+//! What a wait with a limit returns.
+
+/// The result of a wait that may end before that for which it waits: of a latch, a condition or a
+/// barrier.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), redlatch::Error> {
+/// # let ready = redlatch::Client::connect("redis://localhost")?.count_down_latch("ready");
+/// if ready.wait_for(Duration::from_secs(60))?.timed_out() {
+///     eprintln!("not all workers are ready");
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// It is no `bool`: the compiler warns of `ready.wait_for(limit)?;`, which goes on as if all workers
+/// were ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it says whether the wait timed out"]
+pub enum Waited<T = ()> {
+    /// It happened within the limit. A barrier says here how many parties were missing.
+    InTime(T),
+    /// The limit was over first.
+    TimedOut,
+}
+
+impl<T> Waited<T> {
+    pub(crate) fn of(happened: Option<T>) -> Self {
+        happened.map_or(Self::TimedOut, Self::InTime)
+    }
+
+    /// Returns whether the limit was over before it happened.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        matches!(self, Self::TimedOut)
+    }
+}
