@@ -30,7 +30,7 @@ use std::time::Duration;
 use log::Level;
 use redlatch_client::sync::atomic::{AtomicI64, Ordering};
 use redlatch_client::sync::{Mutex, Thread, clock};
-use redlatch_client::{CancelToken, Command, Failure, Outcome, Route, is_transient, was_cut};
+use redlatch_client::{CancelToken, Command, Failure, Outcome, Route, was_cut};
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -43,7 +43,7 @@ use crate::scripts::barrier::{
     BarrierPosition, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, forgotten,
     read_message,
 };
-use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR};
+use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, Waited, acquire, outlast,
     slow_poll_or,
@@ -113,8 +113,9 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999.
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer; the message says
-    /// whether the number may have been set. Also the errors of [`parties`](Self::parties).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
+    /// message says whether the number may have been set. Also the errors of
+    /// [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -135,7 +136,7 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, or does not answer for
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, or does not answer for
     ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then breaks the
     ///   barrier. If the server does not answer that either, the client repeats it in the background
     ///   for up to four minutes (if the party is known to have arrived, for its lease, after which
@@ -161,9 +162,10 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the barrier
-    /// is broken, the error is [`Redis`](ErrorKind::Redis). It is of an
-    /// [unknown outcome](Error::outcome_unknown) if the party may have arrived: the others may pass.
+    /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the
+    /// barrier is broken, the error is [server trouble](ErrorKind#server-trouble). It is of an
+    /// [unknown outcome](Error::outcome_unknown) if the party may have arrived: the others may
+    /// pass.
     ///
     /// # Blocking
     ///
@@ -178,10 +180,11 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after an error of kind
-    /// [`Redis`](ErrorKind::Redis). The error is of an [unknown outcome](Error::outcome_unknown) if
-    /// the party has arrived, or may have, and the server did not answer when it left: the others
-    /// may pass. Also the errors of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after
+    /// [server trouble](ErrorKind#server-trouble). The error is of an
+    /// [unknown outcome](Error::outcome_unknown) if the party has arrived, or may have, and the
+    /// server did not answer when it left: the others may pass. Also the errors of
+    /// [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -228,8 +231,8 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if a key holds
-    /// other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
+    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
     /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///

@@ -205,8 +205,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
-    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    /// answer in time. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown),
     /// [`Forked`](ErrorKind::Forked).
     ///
@@ -301,9 +301,9 @@ impl ClientBuilder {
     ///   does not fit the server (a Sentinel, or no cluster), if no Sentinel knows the master, if
     ///   the server is too old or lacks the URL's database, or if the system gives no threads or no
     ///   random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the client cannot reach the server or its Sentinels, if
-    ///   they do not answer in time, or if they refuse the client because of its password, their
-    ///   protected mode, their number of connections, or the right to run scripts.
+    /// - [Server trouble](ErrorKind#server-trouble) if the client cannot reach the server or its
+    ///   Sentinels, if they do not answer in time, or if they refuse the client because of its
+    ///   password, their protected mode, their number of connections, or the right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
     /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
     ///

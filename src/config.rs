@@ -365,11 +365,11 @@ impl ClientBuilder {
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
     /// as taken. If too few do, the call returns a transient error of kind
-    /// [`Redis`](ErrorKind::Redis) with their number. The client releases the lock, and the call
-    /// holds nothing. A renewal that too few replicas acknowledge has failed: the guard says
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
-    /// succeeds before the lease ends, the lock is lost. So at least `count` replicas have each
-    /// lock that a guard calls held, with its lease.
+    /// [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. The client releases the lock,
+    /// and the call holds nothing. A renewal that too few replicas acknowledge has failed: the
+    /// guard says [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no
+    /// renewal succeeds before the lease ends, the lock is lost. So at least `count` replicas have
+    /// each lock that a guard calls held, with its lease.
     ///
     /// This applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an

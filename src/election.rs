@@ -142,8 +142,8 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if a key holds
-    /// other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
+    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
     /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
     ///

@@ -10,6 +10,12 @@ use redlatch_client::sync::is_forked;
 
 /// The kind of an [`Error`].
 ///
+/// # Server trouble
+///
+/// The kinds from [`Unavailable`](Self::Unavailable) to [`Refused`](Self::Refused) say how the
+/// server, or the way to it, failed. [Operations](crate::guide::operations#errors) lists those that
+/// may pass by themselves, and those through which a wait goes on.
+///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind};
 ///
@@ -20,6 +26,8 @@ use redlatch_client::sync::is_forked;
 ///         ErrorKind::EndsTooSoon => "stop here, the lock may end",
 ///         ErrorKind::Cancelled | ErrorKind::ShutDown => "end the work",
 ///         ErrorKind::Forked => "fork before the first client connects",
+///         ErrorKind::Denied | ErrorKind::LoginRefused => "look at the user of the URL",
+///         ErrorKind::OutOfMemory => "give the server memory",
 ///         _ if error.is_transient() => "try again in a moment",
 ///         _ => "look at the server",
 ///     }
@@ -45,8 +53,31 @@ pub enum ErrorKind {
     /// The process is a child that was forked from one that had connected a client. Nothing was
     /// done, and the parent keeps its locks. Fork before the first client connects.
     Forked,
-    /// The server refused, broke the connection, or did not answer in time.
-    Redis,
+    /// The server that has the key is away, starts, is a replica, or is being replaced by another
+    /// one; or the connection broke.
+    Unavailable,
+    /// The server did not answer in time, or let no connection in in time; or it granted the lock,
+    /// and the lease was over before the answer was read.
+    TimedOut,
+    /// The server has no connection left (`maxclients`).
+    TooManyClients,
+    /// Fewer replicas have the change than [`replica_acks`](crate::ClientBuilder::replica_acks) or
+    /// the server's `min-replicas-to-write` asks for.
+    TooFewReplicas,
+    /// The server has no memory left (`maxmemory`).
+    OutOfMemory,
+    /// The server carries out no such command now: a script runs for too long, or it accepts no
+    /// writes because it cannot save its data.
+    Busy,
+    /// The user lacks a right, or the server or a proxy does not offer a command.
+    Denied,
+    /// The server does not let the client in: its user, password or certificate is wrong or
+    /// missing, the server is in protected mode, or the TLS handshake failed.
+    LoginRefused,
+    /// A key of this name holds other data.
+    WrongType,
+    /// The server refuses for another reason, which the message names.
+    Refused,
     /// The server's answer makes no sense.
     Protocol,
     /// The calling thread would wait for itself: it holds the read lock and takes the write lock,
@@ -59,6 +90,49 @@ pub enum ErrorKind {
     Expired,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
+}
+
+impl ErrorKind {
+    /// Returns whether the server, or the way to it, failed: see [server
+    /// trouble](Self#server-trouble).
+    #[must_use]
+    pub fn is_server_trouble(self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable
+                | Self::TimedOut
+                | Self::TooManyClients
+                | Self::TooFewReplicas
+                | Self::OutOfMemory
+                | Self::Busy
+                | Self::Denied
+                | Self::LoginRefused
+                | Self::WrongType
+                | Self::Refused
+        )
+    }
+
+    /// What a caller and a wait expect of trouble of this kind. Errors that know better say so
+    /// ([`Error::transient`], [`Error::endured`]). The table in `docs/operations.md` shows this.
+    pub(crate) fn outlook(self) -> Outlook {
+        match self {
+            Self::Unavailable | Self::TimedOut | Self::TooManyClients => {
+                Outlook::Endured(Passing::Outage)
+            }
+            Self::TooFewReplicas => Outlook::Endured(Passing::Unacknowledged),
+            Self::OutOfMemory | Self::Busy => Outlook::MayPass,
+            _ => Outlook::Stays,
+        }
+    }
+}
+
+/// Whether trouble may pass by itself, and whether a wait goes on until it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    Stays,
+    /// The caller may ask again. A wait ends.
+    MayPass,
+    Endured(Passing),
 }
 
 /// An error of a lock or of its server.
@@ -106,8 +180,7 @@ struct Details {
     name: Option<Arc<str>>,
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
-    transient: bool,
-    passing: Option<Passing>,
+    outlook: Outlook,
     outcome_unknown: bool,
 }
 
@@ -139,7 +212,7 @@ impl Error {
     /// Before you repeat the call, look at [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        self.0.transient
+        self.0.outlook != Outlook::Stays
     }
 
     /// Returns whether the server may have carried out the request, or may still do so, because the
@@ -176,26 +249,28 @@ impl Error {
             name: None,
             message,
             source: None,
-            transient: false,
-            passing: None,
+            outlook: kind.outlook(),
             outcome_unknown: false,
         }))
     }
 
-    /// Sets whether the trouble may pass by itself.
+    /// Sets whether the trouble may pass by itself. A wait ends in any case.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
-        self.0.transient = transient;
+        self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Stays };
         self
     }
 
     /// Marks trouble that a wait outlasts. It is transient, too.
-    pub(crate) fn passing_as(mut self, passing: Passing) -> Self {
-        self.0.passing = Some(passing);
-        self.transient(true)
+    pub(crate) fn endured(mut self, passing: Passing) -> Self {
+        self.0.outlook = Outlook::Endured(passing);
+        self
     }
 
     pub(crate) fn passing(&self) -> Option<Passing> {
-        self.0.passing
+        match self.0.outlook {
+            Outlook::Endured(passing) => Some(passing),
+            Outlook::Stays | Outlook::MayPass => None,
+        }
     }
 
     /// Sets whether the server may have carried out the request.
@@ -266,7 +341,8 @@ impl Error {
     pub(crate) fn late_grant(name: &Arc<str>) -> Self {
         let message = "it was granted, but the lease was over before the reply was read; nothing is \
                        held, take a longer lease";
-        Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
+        // A longer lease helps, and a longer wait does not.
+        Self::new(ErrorKind::TimedOut, message.to_owned()).transient(true).of(name)
     }
 
     /// The error of a grant that does not count, for this reason, and was given back.
@@ -407,6 +483,49 @@ mod tests {
 
     use super::*;
 
+    const ALL: [ErrorKind; 21] = [
+        ErrorKind::Unavailable,
+        ErrorKind::TimedOut,
+        ErrorKind::TooManyClients,
+        ErrorKind::TooFewReplicas,
+        ErrorKind::OutOfMemory,
+        ErrorKind::Busy,
+        ErrorKind::Denied,
+        ErrorKind::LoginRefused,
+        ErrorKind::WrongType,
+        ErrorKind::Refused,
+        ErrorKind::Protocol,
+        ErrorKind::LeaseLost,
+        ErrorKind::NotHeld,
+        ErrorKind::EndsTooSoon,
+        ErrorKind::Cancelled,
+        ErrorKind::ShutDown,
+        ErrorKind::Forked,
+        ErrorKind::WouldDeadlock,
+        ErrorKind::Expired,
+        ErrorKind::Broken,
+        ErrorKind::Config,
+    ];
+
+    #[test]
+    fn the_table_of_kinds_is_the_codes() {
+        let page = include_str!("../docs/operations.md");
+        let (_, table) = page.split_once("| `ErrorKind` |").unwrap();
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let listed: Vec<_> =
+            rows.map(|row| row.split(" | ").take(3).collect::<Vec<_>>().join(" | ")).collect();
+        let word = |is: bool| if is { "yes" } else { "no" };
+        let meant = ALL.map(|kind| {
+            let error = Error::new(kind, String::new());
+            let (transient, goes_on) = (error.is_transient(), error.passing().is_some());
+            format!("| `{kind:?}` | {} | {}", word(transient), word(goes_on))
+        });
+        assert_eq!(listed, meant);
+        let of_server = ALL.iter().filter(|kind| kind.is_server_trouble()).count();
+        assert_eq!(of_server, 10);
+        assert!(ALL[..of_server].iter().all(|kind| kind.is_server_trouble()));
+    }
+
     fn chain(error: &dyn StdError) -> Vec<String> {
         let below = error.source().map(chain).unwrap_or_default();
         std::iter::once(error.to_string()).chain(below).collect()
@@ -415,11 +534,11 @@ mod tests {
     #[test]
     fn each_link_of_the_chain_is_said_once() {
         let refused = || redis::RedisError::from(io::Error::other("no route"));
-        let error = Error::new(ErrorKind::Redis, "no connection".to_owned());
+        let error = Error::new(ErrorKind::Unavailable, "no connection".to_owned());
         let error = error.caused_by(refused()).of(&"orders".into()).now("nothing is held");
         let message = "\"orders\": no connection; nothing is held";
         assert_eq!(chain(&error), [message, "no route"]);
         assert_eq!(format!("{error:#}"), format!("{message}: no route"));
-        assert_eq!(format!("{error:?}"), format!("Error(Redis, {message}: no route)"));
+        assert_eq!(format!("{error:?}"), format!("Error(Unavailable, {message}: no route)"));
     }
 }

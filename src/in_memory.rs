@@ -119,8 +119,8 @@ impl InMemoryServer {
     }
 
     /// The server refuses so many of the next requests, of any client: an error of kind
-    /// [`Redis`](ErrorKind::Redis) that is not transient, so it ends waits, too. The requests that
-    /// clients make by themselves (renewals, releases of dropped guards) count.
+    /// [`Refused`](ErrorKind::Refused), which is not transient, so it ends waits, too. The
+    /// requests that clients make by themselves (renewals, releases of dropped guards) count.
     pub fn fail_next(&self, requests: usize) {
         self.server.with_faults(|faults| faults.refusals = requests);
     }

@@ -68,9 +68,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`. [`Redis`](ErrorKind::Redis)
-    /// if the server refuses or does not answer; the message says whether the count may have been
-    /// set. Also the errors of [`count`](Self::count).
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
+    /// message says whether the count may have been set. Also the errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -139,9 +139,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer. If the outcome is
-    /// unknown, the client repeats the count-down in the background, and it is applied once: do not
-    /// count down again. The message says whether that is so. Also the errors of
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. If the
+    /// outcome is unknown, the client repeats the count-down in the background, and it is applied
+    /// once: do not count down again. The message says whether that is so. Also the errors of
     /// [`count`](Self::count).
     ///
     /// # Blocking
@@ -185,10 +185,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
-    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
+    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
+    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -279,9 +279,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
-    /// whether the latch may have been removed), or if the key holds other data, which stays as it
-    /// is. Also the errors of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
+    /// message says whether the latch may have been removed), or if the key holds other data, which
+    /// stays as it is. Also the errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///

@@ -91,9 +91,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// After an error the call has taken nothing. If the outcome of a request is unknown, the
     /// client releases in the background anything that it may have taken.
     ///
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time, or
-    ///   if the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer
-    ///   makes no sense.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if the
+    ///   server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the thread has
     ///   taken a million levels.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
@@ -224,10 +224,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time, or
-    ///   if the key holds other data than a lock, which stays as it is. If the reply was lost, the
-    ///   message says that the outcome is not known. The client does not send the request twice,
-    ///   because a second one would take the lock from the next holder.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time, or if the key holds other data than a lock, which stays as it is. If the
+    ///   reply was lost, the message says that the outcome is not known. The client does not send
+    ///   the request twice, because a second one would take the lock from the next holder.
     /// - [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
@@ -244,10 +244,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time, or
-    /// if the key holds other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    /// answer in time, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if its
+    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use log::Level;
 use redlatch_client::sync::clock;
-use redlatch_client::{Command, Failure, Outcome, is_transient};
+use redlatch_client::{Command, Failure, Outcome};
 
 use super::{Watchdog, renewal};
-use crate::scripts::{Mark, RequestId, Requests, VALID_FOR};
+use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;

@@ -173,8 +173,8 @@ impl Condition {
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
     ///   is that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
-    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
     ///   [`Client::shutdown`].
@@ -398,9 +398,10 @@ impl Condition {
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock,
     ///   [`LeaseLost`](ErrorKind::LeaseLost) if it has lost it: no waiter was notified. (Take the
     ///   lock again, and notify then.)
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time. If
-    ///   the message says that the outcome is not known, notify again: one notification too many
-    ///   does no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time. If the message says that the outcome is not known, notify again: one
+    ///   notification too many does no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes
+    ///   no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
     ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.

@@ -235,11 +235,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before. Its present holder keeps
     ///   it.
     /// - [`NotHeld`](ErrorKind::NotHeld) if all levels were released before, by [`Lock::unlock`].
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses, is away, or does not answer in time.
-    ///   The caller no longer holds the lock. The client repeats the release in the background, so
-    ///   others get the lock when its lease ends or sooner. Also if the connection broke and the
-    ///   server, asked once more, no longer knows the hold: it was most likely released, but it may
-    ///   have been lost before.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time. The caller no longer holds the lock. The client repeats the release in the
+    ///   background, so others get the lock when its lease ends or sooner. Also if the connection
+    ///   broke and the server, asked once more, no longer knows the hold: it was most likely
+    ///   released, but it may have been lost before.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
@@ -268,11 +268,12 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
     /// [`Forked`](ErrorKind::Forked) as for [`unlock`](Self::unlock): the lock is not left taken.
-    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server
-    /// does not extend its lease: the lock is not left taken, and the client releases it in the
-    /// background. (If the server has extended the lease and its reply was lost, the client repeats
-    /// the release for as long as that lease. Only if the client ends before that does the lock
-    /// stay taken.) After an error no lock of a [`MultiLock`](crate::MultiLock) is left taken.
+    /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock on
+    /// and the server does not extend its lease: the lock is not left taken, and the client
+    /// releases it in the background. (If the server has extended the lease and its reply was lost,
+    /// the client repeats the release for as long as that lease. Only if the client ends before
+    /// that does the lock stay taken.) After an error no lock of a [`MultiLock`](crate::MultiLock)
+    /// is left taken.
     ///
     /// # Blocking
     ///

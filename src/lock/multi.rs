@@ -83,8 +83,8 @@ mod votes;
 ///
 /// - A verb that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
 ///   name of that part and its server's address, and the call has taken nothing. It also fails with
-///   [`Redis`](ErrorKind::Redis) if a part was lost several times during the wait for the next
-///   ones. A time limit is for all parts together.
+///   [`TimedOut`](ErrorKind::TimedOut) if a part was lost several times during the wait
+///   for the next ones. A time limit is for all parts together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
 ///   does not hold one of them, this is an error, and the others are released all the same.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
@@ -323,7 +323,7 @@ impl MultiLock {
             "{absent} servers of a quorum have no lock in its list, and the answers of the others \
              do not decide; connect to all of them"
         );
-        Error::new(ErrorKind::Redis, message).of(&self.parts[0].handle().site.name)
+        Error::new(ErrorKind::Unavailable, message).of(&self.parts[0].handle().site.name)
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
@@ -348,7 +348,7 @@ impl MultiLock {
         }
         let message = "its lease ended several times before the other locks were granted; nothing \
                        was taken, take a longer lease";
-        Err(Error::new(ErrorKind::Redis, message.to_owned()).transient(true))
+        Err(Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true))
     }
 
     /// Takes one part after the other, in their order, until it does not get one.

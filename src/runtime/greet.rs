@@ -68,7 +68,7 @@ pub(crate) fn greet(
             "the server at {} is a read-only replica: connect to the master{master}",
             endpoint.address()
         );
-        return Err(Error::new(ErrorKind::Redis, message).transient(true));
+        return Err(Error::new(ErrorKind::Unavailable, message));
     }
     Ok(Greeting { round_trip, warnings: info.warnings(endpoint, config, is_cluster) })
 }
@@ -214,7 +214,7 @@ fn is_unknown(error: &RedisError) -> bool {
 }
 
 fn lacks_scripts(why: &str) -> Error {
-    Error::new(ErrorKind::Redis, format!("redlatch needs Lua scripts, and {why}"))
+    Error::new(ErrorKind::Denied, format!("redlatch needs Lua scripts, and {why}"))
 }
 
 fn unusable(why: &str) -> Result<(), Error> {

@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use log::Level;
 use redlatch_client::pubsub::HEARTBEAT;
 use redlatch_client::sync::clock;
-use redlatch_client::{Cause, Failure, Lane, Node, Posted, is_redirect, is_transient, slot_of};
+use redlatch_client::{Cause, Failure, Lane, Node, Posted, is_redirect, slot_of};
 
 use self::mending::Mending;
 use self::own_link::OwnLink;
@@ -284,7 +284,7 @@ impl Renewer {
 /// Whether to ask the server again, since it did not answer or its refusal may be transient.
 fn may_pass(failure: &Failure) -> bool {
     match failure {
-        Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),
+        Failure::Refused(cause) => scripts::is_transient(&cause.error) || is_redirect(&cause.error),
         failure => failure.is_the_links(),
     }
 }

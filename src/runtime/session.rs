@@ -90,7 +90,8 @@ impl Session {
                     Err(error) => return Err(error),
                 }
             }
-            let nobody = || Error::new(ErrorKind::Redis, "the cluster has no server".to_owned());
+            let nobody =
+                || Error::new(ErrorKind::Unavailable, "the cluster has no server".to_owned());
             return Err(refusal.unwrap_or_else(nobody));
         }
         let endpoint = Endpoint::of(url, &config.connection)?;

@@ -144,14 +144,14 @@ impl Once<'_> {
 /// A request that was sent once came too late.
 pub(crate) fn late() -> Error {
     let message = "the request reached the server too late, or one of the two clocks jumped";
-    Error::new(ErrorKind::Redis, message.to_owned())
+    Error::new(ErrorKind::Refused, message.to_owned())
 }
 
 /// The server lacks an earlier change of the sequence, and has done nothing.
 pub(crate) fn behind() -> Error {
     let message = "the server does not know an earlier change by this client; it may have just \
                    become the master";
-    Error::new(ErrorKind::Redis, message.to_owned())
+    Error::new(ErrorKind::Refused, message.to_owned())
 }
 
 /// A request that was sent more than once came too late.
@@ -159,7 +159,7 @@ fn forgotten() -> Error {
     let message = format!(
         "the request was sent again after more than {VALID_FOR:?}, when the server may have forgotten it"
     );
-    Error::new(ErrorKind::Redis, message)
+    Error::new(ErrorKind::Refused, message)
 }
 
 #[cfg(all(test, testkit))]

@@ -275,5 +275,5 @@ pub(super) fn parsed(text: &[u8]) -> Option<i64> {
 
 fn foreign() -> Error {
     let message = "the key holds other data than a number: use another name";
-    Error::new(ErrorKind::Redis, message.to_owned())
+    Error::new(ErrorKind::WrongType, message.to_owned())
 }

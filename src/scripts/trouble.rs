@@ -6,11 +6,11 @@ use redis::{RedisError, Value};
 use redlatch_client::sync::is_forked;
 use redlatch_client::{
     Cause, ConnectError, Failure, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE,
-    error_reply, is_transient, reply_code, was_cut,
+    error_reply, reply_code, was_cut,
 };
 
 use super::Rights;
-use crate::error::{Error, ErrorKind, Passing};
+use crate::error::{Error, ErrorKind, Outlook};
 
 /// The reason why a script has no answer.
 #[derive(Clone, Debug)]
@@ -62,9 +62,8 @@ impl From<Failure> for Trouble {
                 let message = format!(
                     "the call's own time was over before the server at {address} was asked"
                 );
-                let error = Error::new(ErrorKind::Redis, message);
-                let error = error.caused_by_shared(cause.error.clone());
-                return Self::Unsent(error.passing_as(Passing::Outage));
+                let error = Error::new(ErrorKind::TimedOut, message);
+                return Self::Unsent(error.caused_by_shared(cause.error.clone()));
             }
             Failure::TimedOut(_) if was_cut() => {
                 format!("the call's own time was over before the server at {address} answered")
@@ -86,14 +85,15 @@ impl From<Failure> for Trouble {
         // The bytes that came were no reply, or no sent command's reply.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
-        let kind = if is_odd { ErrorKind::Protocol } else { ErrorKind::Redis };
-        let error = Error::new(kind, what).caused_by_shared(error);
-        // Nothing shows that a retry would succeed.
-        Self::Unknown(if is_odd {
-            error.transient(true)
-        } else {
-            error.passing_as(Passing::Outage)
-        })
+        Self::Unknown(
+            match failure {
+                // The next connection may do better, but nothing shows that.
+                _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
+                Failure::TimedOut(_) => Error::new(ErrorKind::TimedOut, what),
+                _ => Error::new(ErrorKind::Unavailable, what),
+            }
+            .caused_by_shared(error),
+        )
     }
 }
 
@@ -101,7 +101,7 @@ impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Unusable(why) => Self::new(ErrorKind::Config, why),
-            ConnectError::NotReady(why) => Self::new(ErrorKind::Redis, why).transient(true),
+            ConnectError::NotReady(why) => Self::new(ErrorKind::Unavailable, why),
             ConnectError::Unreachable(cause) => unreachable(&cause),
         }
     }
@@ -131,13 +131,13 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
     let detail = source.detail().unwrap_or_default();
     let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
         (Kind::AuthenticationFailed, _) => {
-            (ErrorKind::Redis, format!("{server} refuses the user or password of the URL"))
+            (ErrorKind::LoginRefused, format!("{server} refuses the user or password of the URL"))
         }
         (_, "NOAUTH") => {
-            (ErrorKind::Redis, format!("{server} wants a password: put it into the URL"))
+            (ErrorKind::LoginRefused, format!("{server} wants a password: put it into the URL"))
         }
         (_, "DENIED") => (
-            ErrorKind::Redis,
+            ErrorKind::LoginRefused,
             format!(
                 "{server} is in protected mode and lets only its own machine in: give it a password, \
                  or switch protected-mode off where its network is trusted"
@@ -145,7 +145,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
         ),
         (_, NO_MASTER) => {
             let message = format!("no master can be had: {detail}");
-            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+            return Error::new(ErrorKind::Unavailable, message);
         }
         (_, NO_SERVICE) => {
             let message = format!("no master can be had: {detail}");
@@ -155,7 +155,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             let message = format!(
                 "{server} has no connection left: raise its maxclients, or close other clients"
             );
-            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+            return Error::new(ErrorKind::TooManyClients, message);
         }
         _ if detail.contains("DB index") => {
             (ErrorKind::Config, format!("{server} has no database with the URL's number"))
@@ -165,18 +165,18 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             return Error::new(ErrorKind::Protocol, message);
         }
         (Kind::Client, _) if detail.starts_with(NO_CERTIFICATE) => (
-            ErrorKind::Redis,
+            ErrorKind::LoginRefused,
             format!("{server} asks for a client certificate: set tls_client_certificate"),
         ),
         (Kind::Client, _) if detail.starts_with(REFUSED_CERTIFICATE) => (
-            ErrorKind::Redis,
+            ErrorKind::LoginRefused,
             format!(
                 "{server} refuses the client certificate: does the server trust the authority that \
                  signed the tls_client_certificate, and has it not expired?"
             ),
         ),
         (Kind::Client, _) => (
-            ErrorKind::Redis,
+            ErrorKind::LoginRefused,
             format!(
                 "the TLS handshake with {server} failed: is its certificate for that host, and trusted \
                  on this machine (#insecure at the URL's end trusts any), and does that port speak TLS?"
@@ -187,18 +187,18 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
         }
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
-            return passing(Error::new(ErrorKind::Redis, message), source);
+            return Error::new(meaning(source).0, message);
         }
         _ if source.is_timeout() => {
             let hint = if *met { "" } else { "; is the address right?" };
             let message =
                 format!("no connection to {server} within connect_timeout ({source}){hint}");
-            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+            return Error::new(ErrorKind::TimedOut, message);
         }
         _ => {
             let hint = if *met { "does it run?" } else { "does it run, and is the address right?" };
             let message = format!("no connection to {server} ({source}); {hint}");
-            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
+            return Error::new(ErrorKind::Unavailable, message);
         }
     };
     Error::new(kind, what).caused_by_shared(source.clone())
@@ -213,7 +213,7 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     }
     let said = error.detail().unwrap_or("whether replicas have it is not known");
     let message = format!("only {said}, says the server at {address}");
-    Error::new(ErrorKind::Redis, message).passing_as(Passing::Unacknowledged)
+    Error::new(ErrorKind::TooFewReplicas, message)
 }
 
 /// The error for a reply to a user that needs these rights. If this library can name the cause, its
@@ -221,14 +221,15 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
 /// the source as well.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
-    let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
+    let (kind, hint) = meaning(error);
     let told_of = |what: &str, hint: &str| {
         let message = format!("the server at {address} refuses {what}: {hint}");
-        passing(Error::new(ErrorKind::Redis, message), error)
+        Error::new(kind, message)
     };
     let told = |hint: &str| told_of("it", hint);
-    let is_forbidden = code == "NOPERM";
-    if is_forbidden || code == "ERR" && is_missing(detail) {
+    if kind == ErrorKind::Denied {
+        let is_forbidden = reply_code(error) == "NOPERM";
+        let detail = error.detail().unwrap_or_default();
         let (which, advice) = (missing_right(detail), rights.advice());
         let why = if is_forbidden {
             "its access rights (ACL) forbid it"
@@ -238,39 +239,70 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
         let hint = format!("{why}: {which}{advice} (table of rights: docs/operations.md)");
         return told(&hint).caused_by_shared(error.clone());
     }
-    if code == "WRONGTYPE" {
+    if reply_code(error) == "WRONGTYPE" {
         let plain = Arc::new(without_script(error));
         return told(&wrong_type(cause.holds, rights)).caused_by_shared(plain);
     }
-    let hint = match code {
-        "NOAUTH" => "it wants a password: put it into the URL",
-        "ERR" if detail.contains("not an integer") => "the key holds other data: use another name",
-        "ERR" if detail.contains("would overflow") => {
-            "there would be more permits than Redis can count, which is 2^63 - 1"
+    match hint {
+        Some(hint) => told(hint).caused_by_shared(error.clone()),
+        // These may be the words of a proxy, which knows only some commands.
+        None => told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
+    }
+}
+
+/// What a server's refusal is a case of, and what it means, if this library can say it better than
+/// the server.
+fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
+    let detail = error.detail().unwrap_or_default();
+    let (kind, hint) = match reply_code(error) {
+        "LOADING" => {
+            (ErrorKind::Unavailable, "it is still loading its data: try again in a moment")
         }
-        "TOKENS" => {
-            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53: \
-             set one that is higher than all tokens so far"
-        }
-        "OOM" => "it has no memory left (maxmemory)",
-        "READONLY" => "it is a read-only replica: connect to the master",
-        "MISCONF" => "it accepts no writes, because it cannot save its data",
-        "LOADING" => "it is still loading its data: try again in a moment",
-        "BUSY" => "a script keeps it busy (SCRIPT KILL ends it)",
-        "CLUSTERDOWN" | "TRYAGAIN" => {
+        "READONLY" => (ErrorKind::Unavailable, "it is a read-only replica: connect to the master"),
+        "CLUSTERDOWN" | "TRYAGAIN" => (
+            ErrorKind::Unavailable,
             "no server of the cluster has this key now: it is on its way to another server, its \
              server is gone and no other has taken over yet, or the servers do not agree which of \
-             them has it"
+             them has it",
+        ),
+        "MASTERDOWN" => return (ErrorKind::Unavailable, None),
+        "NOREPLICAS" => return (ErrorKind::TooFewReplicas, None),
+        _ if detail.contains("max number of clients") => return (ErrorKind::TooManyClients, None),
+        "OOM" => (ErrorKind::OutOfMemory, "it has no memory left (maxmemory)"),
+        "BUSY" => (ErrorKind::Busy, "a script keeps it busy (SCRIPT KILL ends it)"),
+        "MISCONF" => (ErrorKind::Busy, "it accepts no writes, because it cannot save its data"),
+        "NOPERM" => return (ErrorKind::Denied, None),
+        "ERR" if is_missing(detail) => return (ErrorKind::Denied, None),
+        "NOAUTH" => (ErrorKind::LoginRefused, "it wants a password: put it into the URL"),
+        "WRONGTYPE" => return (ErrorKind::WrongType, None),
+        "ERR" if detail.contains("not an integer") => {
+            (ErrorKind::WrongType, "the key holds other data: use another name")
         }
-        "MOVED" | "ASK" => {
+        "TOKENS" => (
+            ErrorKind::WrongType,
+            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53: \
+             set one that is higher than all tokens so far",
+        ),
+        "ERR" if detail.contains("would overflow") => (
+            ErrorKind::Refused,
+            "there would be more permits than Redis can count, which is 2^63 - 1",
+        ),
+        "MOVED" | "ASK" => (
+            ErrorKind::Refused,
             "it is part of a cluster and does not have this key: connect to the cluster, by \
-             redis-cluster:// in place of redis://"
+             redis-cluster:// in place of redis://",
+        ),
+        "CROSSSLOT" => {
+            (ErrorKind::Refused, "the name's braces put key and channel into different slots")
         }
-        "CROSSSLOT" => "the name's braces put key and channel into different slots",
-        // These may be the words of a proxy, which knows only some commands.
-        _ => return told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
+        _ => return (ErrorKind::Refused, None),
     };
-    told(hint).caused_by_shared(error.clone())
+    (kind, Some(hint))
+}
+
+/// Whether a server that refuses a command so may carry it out before long.
+pub(crate) fn is_transient(error: &RedisError) -> bool {
+    meaning(error).0.outlook() != Outlook::Stays
 }
 
 /// The error for a key of the wrong type. `holds`: the type under the name's own key.
@@ -324,18 +356,6 @@ fn is_missing(detail: &str) -> bool {
     said.iter().any(|said| detail.contains(said))
 }
 
-/// Adds two facts that this reply shows: whether the trouble passes, and whether a wait goes on in
-/// spite of it.
-fn passing(error: Error, reply: &RedisError) -> Error {
-    match reply_code(reply) {
-        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" => {
-            error.passing_as(Passing::Outage)
-        }
-        "NOREPLICAS" => error.passing_as(Passing::Unacknowledged),
-        _ => error.transient(is_transient(reply)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -347,33 +367,42 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_pass_are_transient() {
-        let passing = [
-            "BUSY Redis is busy running a script",
-            "CLUSTERDOWN The cluster is down",
-            "ERR max number of clients reached",
-            "LOADING Redis is loading the dataset in memory",
-            "MASTERDOWN Link with MASTER is down",
-            "MISCONF Redis is configured to save RDB snapshots",
-            "NOREPLICAS Not enough good replicas to write",
-            "OOM command not allowed when used memory > 'maxmemory'",
-            "READONLY You can't write against a read only replica",
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-        ];
-        let staying = [
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            "ERR unknown command",
-            "ERR The user executing the script can't run this command or subcommand",
-            "NOAUTH Authentication required",
-            "ERR ACL failure in script: User me has no permissions to run the 'time' command",
-            "NOPERM this user has no permissions to run the 'evalsha' command",
-            "WRONGTYPE Operation against a key holding the wrong kind of value",
-        ];
-        let all = passing.iter().map(|text| (text, true));
-        for (text, transient) in all.chain(staying.iter().map(|text| (text, false))) {
+    fn each_refusal_has_its_kind() {
+        use ErrorKind::{
+            Busy, Denied, LoginRefused, OutOfMemory, Refused, TooFewReplicas, TooManyClients,
+            Unavailable, WrongType,
+        };
+        for (text, transient, kind) in [
+            ("BUSY Redis is busy running a script", true, Busy),
+            ("CLUSTERDOWN The cluster is down", true, Unavailable),
+            ("ERR max number of clients reached", true, TooManyClients),
+            ("LOADING Redis is loading the dataset in memory", true, Unavailable),
+            ("MASTERDOWN Link with MASTER is down", true, Unavailable),
+            ("MISCONF Redis is configured to save RDB snapshots", true, Busy),
+            ("NOREPLICAS Not enough good replicas to write", true, TooFewReplicas),
+            ("OOM command not allowed when used memory > 'maxmemory'", true, OutOfMemory),
+            ("READONLY You can't write against a read only replica", true, Unavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", true, Unavailable),
+            ("CROSSSLOT Keys in request don't hash to the same slot", false, Refused),
+            ("ERR unknown command", false, Denied),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                false,
+                Denied,
+            ),
+            ("NOAUTH Authentication required", false, LoginRefused),
+            (
+                "ERR ACL failure in script: User me has no permissions to run the 'time' command",
+                false,
+                Denied,
+            ),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", false, Denied),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", false, WrongType),
+        ] {
             let error = refused(&said(text), Rights::Locks);
             assert_eq!(error.is_transient(), transient, "{text}: {error}");
-            assert_eq!(error.kind(), ErrorKind::Redis, "{text}");
+            assert_eq!(error.is_transient(), is_transient(&said(text).error), "{text}");
+            assert_eq!(error.kind(), kind, "{text}");
             assert!(!error.outcome_unknown(), "{text}");
             let all = format!("{error:#}");
             let said = text.split_once(' ').unwrap().1;
@@ -419,7 +448,7 @@ mod tests {
         for text in ["MOVED 866 127.0.0.1:7001", "ASK 866 127.0.0.1:7001"] {
             let error = refused(&said(text), Rights::Locks);
             assert!(error.to_string().contains("redis-cluster://"), "{error}");
-            assert_eq!(error.kind(), ErrorKind::Redis);
+            assert_eq!(error.kind(), ErrorKind::Refused);
         }
     }
 

@@ -109,9 +109,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
-    /// whether the change may have been made), or if the key holds other data, which stays as it
-    /// is. Also the other errors of [`available_permits`](Self::available_permits).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
+    /// message says whether the change may have been made), or if the key holds other data, which
+    /// stays as it is. Also the other errors of [`available_permits`](Self::available_permits).
     ///
     /// The other verbs that change the semaphore fail in these ways.
     ///
@@ -206,9 +206,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer: the call has taken
-    /// nothing, and the client gives back in the background any permits that the server may have
-    /// given. Also the errors of [`available_permits`](Self::available_permits).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer: the
+    /// call has taken nothing, and the client gives back in the background any permits that the
+    /// server may have given. Also the errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -247,10 +247,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
-    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
+    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
+    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -268,9 +268,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
-    /// whether the client repeats the release in the background), or if too few replicas
-    /// acknowledge the release (the permit is given back). Also the other errors of
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
+    /// message says whether the client repeats the release in the background), or if too few
+    /// replicas acknowledge the release (the permit is given back). Also the other errors of
     /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking

@@ -141,9 +141,9 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer (the message says
-    /// whether the change may have been made), or if the key holds other data, which stays as it
-    /// is. Also the other errors of [`available_permits`](Self::available_permits).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
+    /// message says whether the change may have been made), or if the key holds other data, which
+    /// stays as it is. Also the other errors of [`available_permits`](Self::available_permits).
     ///
     /// The other verbs that change the semaphore fail in these ways.
     ///
@@ -225,10 +225,10 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, or if the key holds
-    /// other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
+    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
+    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -263,9 +263,10 @@ impl ExpirableSemaphore {
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or
     ///   its lease has ended. Nothing was changed.
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer. The message says
-    ///   whether the client repeats the release in the background. Also if the connection broke and
-    ///   the server, asked once more, no longer knows the permit: it was most likely given back.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. The
+    ///   message says whether the client repeats the release in the background. Also if the
+    ///   connection broke and the server, asked once more, no longer knows the permit: it was most
+    ///   likely given back.
     /// - The other errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking

@@ -34,9 +34,10 @@ macro_rules! permit_verbs {
                 /// unknown, the client gives back in the background any permits that the server may
                 /// have given.
                 ///
-                /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer, if the
-                ///   key holds other data, or if a permit's lease was over before the reply was
-                ///   read. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+                /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not
+                ///   answer, if the key holds other data, or if a permit's lease was over before
+                ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's answer
+                ///   makes no sense.
                 /// - [`Config`](ErrorKind::Config) if the name is empty or the lease is not usable.
                 /// - [`ShutDown`](ErrorKind::ShutDown) after
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.

@@ -36,7 +36,7 @@ impl Site {
             Ok(()) => {
                 let message = "another process has just handed it on, and its lease cannot be made \
                                longer";
-                Error::new(ErrorKind::Redis, message.to_owned())
+                Error::new(ErrorKind::Refused, message.to_owned())
             }
             Err(trouble) => trouble.into_error(),
         };

@@ -247,7 +247,9 @@ impl Site {
                 let message = "the connection broke, and the server, asked once more, no longer \
                                knew the hold: it was most likely released just now, but it may \
                                have been lost before; the caller no longer holds it";
-                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+                let error = Error::new(ErrorKind::Unavailable, message.to_owned());
+                // Nothing is repeated.
+                Err(error.transient(false).unknown(true).of(name))
             }
             Err(trouble) => {
                 let state = "the caller no longer holds it; the client repeats the release in the \

@@ -8,7 +8,7 @@ use redlatch_client::pubsub::{Confirmation, Subscription, Waking};
 use redlatch_client::sync::{Thread, clock};
 
 use super::wait::{Claim, Wait, doze};
-use crate::error::{Error, ErrorKind, Passing};
+use crate::error::{Error, ErrorKind};
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
 
@@ -200,7 +200,7 @@ fn is_confirmed(
                  messages",
                 core.address()
             );
-            Err(Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage).of(name))
+            Err(Error::new(ErrorKind::TimedOut, message).of(name))
         }
         Confirmation::Pending => Ok(false),
     }

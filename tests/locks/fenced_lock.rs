@@ -214,7 +214,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
         let () = redis.set(token_key(name), value).unwrap();
         let lock = client(&server).fenced_lock(name);
         let error = lock.try_lock().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
         assert!(error.to_string().contains("fencing token"), "{error}");
         assert!(!error.to_string().contains(value), "{error}");
         assert!(lock.lock().is_err());

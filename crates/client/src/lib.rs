@@ -30,6 +30,6 @@ pub use connection::{
     Failure, IoDirection, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News,
     Node, Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies,
     ReplyReceiver, RightsQuestion, Route, Script, ServerEvent, ServerInfo, Servers, Settings,
-    Transport, connection_name, decimal, error_reply, host_name, is_redirect, is_transient,
-    reply_code, slot_of, unfollowed, was_cut, was_cut_while_answering, write_decimal,
+    Transport, connection_name, decimal, error_reply, host_name, is_redirect, reply_code, slot_of,
+    unfollowed, was_cut, was_cut_while_answering, write_decimal,
 };

@@ -49,7 +49,7 @@ impl Worker {
             };
             let index = if let Ok(Waited::InTime(index)) = passed { index } else { 0 };
             let outcome = match &passed {
-                Err(error) if error.outcome_unknown() && error.kind() != ErrorKind::Redis => {
+                Err(error) if error.outcome_unknown() && !error.kind().is_server_trouble() => {
                     Outcome::Unsure
                 }
                 _ => outcome(&passed.as_ref().map(|waited| !waited.timed_out())),

@@ -156,7 +156,7 @@ pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -
         Err(ErrorKind::Cancelled) => Outcome::Cancelled,
         Err(ErrorKind::LeaseLost | ErrorKind::EndsTooSoon) => Outcome::Lost,
         Err(ErrorKind::Broken) => Outcome::Broken,
-        Err(ErrorKind::Redis) => Outcome::Trouble,
+        Err(kind) if kind.is_server_trouble() => Outcome::Trouble,
         Err(_) => Outcome::Wrong,
     }
 }

@@ -142,7 +142,7 @@ impl GuardLevels {
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
-        match failed.min_by_key(|error| error.kind() == ErrorKind::Redis) {
+        match failed.min_by_key(|error| error.kind().is_server_trouble()) {
             Some(error) if ended.len() < self.needed => Err(error),
             _ => Ok(()),
         }

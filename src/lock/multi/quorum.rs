@@ -71,7 +71,7 @@ pub(super) fn acquire(
         if late == MOST_LOST {
             let message = "a majority was granted, but its lease was over before all had answered; \
                            nothing is held, take a longer lease";
-            let error = Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
+            let error = Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true);
             return Err(error.of(&parts[0].handle().site.name));
         }
         if wait.is_over() {
@@ -105,7 +105,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
     let (so_many, listed) = (failed.len(), lock.parts.len());
     let transient = failed.iter().any(Error::is_transient);
     let unknown = failed.iter().any(Error::outcome_unknown);
-    let kind = failed.first().map_or(ErrorKind::Redis, Error::kind);
+    let kind = failed.first().map_or(ErrorKind::Unavailable, Error::kind);
     let message = match lock.rule {
         Rule::MajorityOf(all) if all > listed => format!(
             "{so_many} of the {listed} connected servers of a quorum of {all} failed, so there is \
@@ -121,7 +121,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
-        error = error.passing_as(outage.unwrap_or(Passing::Unacknowledged));
+        error = error.endured(outage.unwrap_or(Passing::Unacknowledged));
     }
     if let Some(first) = failed.into_iter().next() {
         if let Some(name) = first.name() {

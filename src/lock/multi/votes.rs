@@ -60,7 +60,7 @@ pub(super) fn at_once<T: Send, R: Send>(
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             Err(error) => {
                 let message = "the system gives no thread that could ask the server".to_owned();
-                Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
+                Err(Error::new(ErrorKind::Unavailable, message).caused_by(error).transient(true))
             }
         });
         ends.collect()

@@ -51,11 +51,11 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer,
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
     ///   release in the background.
-    /// - [`Redis`](ErrorKind::Redis) if too few replicas acknowledge the release. The permits are
-    ///   given back.
+    /// - [`TooFewReplicas`](ErrorKind::TooFewReplicas) if too few replicas acknowledge the release.
+    ///   The permits are given back.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking

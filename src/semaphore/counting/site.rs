@@ -463,7 +463,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn too_few() -> Error {
-        Error::new(ErrorKind::Redis, "too few replicas".to_owned())
+        Error::new(ErrorKind::TooFewReplicas, "too few replicas".to_owned())
     }
 
     fn session(url: &str) -> Session {

@@ -151,7 +151,7 @@ impl ExpirablePermit {
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost before. A process that has it
     ///   now keeps it.
     /// - [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
-    /// - [`Redis`](ErrorKind::Redis) if the server refuses or does not answer,
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
     ///   release in the background, and the permit is free when its lease ends or sooner. Also if
     ///   the connection broke and the server, asked once more, no longer knows the permit.

@@ -172,7 +172,10 @@ impl ExpirableSite {
         let message = "the connection broke, and the server, asked once more, no longer knew the \
                        permit: it was most likely given back just now, but its lease may have \
                        ended before";
-        Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(&self.name)
+        Error::new(ErrorKind::Unavailable, message.to_owned())
+            .transient(false)
+            .unknown(true)
+            .of(&self.name)
     }
 
     /// Takes the answer to a release.

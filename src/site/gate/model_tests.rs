@@ -188,7 +188,7 @@ impl Synchronizer for Visitor<'_> {
             self.has_failed.set(true);
             thread::yield_now();
             name.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
-            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            let error = Error::new(ErrorKind::Refused, "no server".to_owned());
             name.fail_before(arrivals, &error);
             return Err(error);
         }
@@ -306,7 +306,7 @@ impl Name {
             }
             Ok(None) => None,
             Err(error) => {
-                if error.kind() == ErrorKind::Redis && !visitor.has_failed.get() {
+                if error.kind() == ErrorKind::Refused && !visitor.has_failed.get() {
                     let reach = self.failed_up_to.load(Ordering::SeqCst);
                     assert!(ticket <= reach, "failed by an older error");
                     self.seen.failed.fetch_add(1, Ordering::SeqCst);

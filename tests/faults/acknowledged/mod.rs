@@ -138,7 +138,7 @@ fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Run
 #[track_caller]
 fn too_few(error: &Error) {
     let said = error.to_string();
-    assert_eq!(error.kind(), ErrorKind::Redis, "{said}");
+    assert_eq!(error.kind(), ErrorKind::TooFewReplicas, "{said}");
     assert!(error.is_transient() && !error.outcome_unknown(), "{said}");
     assert!(said.contains("only 0 of 1 replicas acknowledged it within 300ms"), "{said}");
     assert!(said.contains("nothing is held"), "{said}");

@@ -66,7 +66,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
         proxy.refuse();
         let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
         assert_eq!(proxy.fired(), fired);
-        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert!(error.kind().is_server_trouble(), "{error}");
         // Over a connection of the watchdog's that is open already, it is released at once.
         let was_held = holder(&mut server.connection(), "closed").is_some();
         proxy.accept();
@@ -173,7 +173,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
             })
             .collect();
         let errors: Vec<_> = threads.into_iter().map(Running::join).collect();
-        assert!(errors.iter().all(|error| error.kind() == ErrorKind::Redis), "{errors:?}");
+        assert!(errors.iter().all(|error| error.kind().is_server_trouble()), "{errors:?}");
         let sent = errors.iter().filter(|error| error.outcome_unknown()).count() as u64;
         assert!(sent > 0, "the test shows nothing: {errors:?}");
         server.resume();

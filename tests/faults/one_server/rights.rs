@@ -180,7 +180,7 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
     let server = server();
     let client = user(&server, &["-pexpire"]);
     let error = client.reentrant_lock("endless").lock().map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert_eq!(pttl(&mut server.connection(), "endless"), -2, "a key has stayed");
 }
 

@@ -490,12 +490,12 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
     server.kill();
     let other = client.reentrant_lock("other");
     let error = other.lock().map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(other.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert!(error.kind().is_server_trouble(), "{error}");
+    assert!(other.is_locked().unwrap_err().kind().is_server_trouble());
     // At the slow poll at the latest.
     for waiter in waiters {
         let error = waiter.join();
-        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert!(error.kind().is_server_trouble(), "{error}");
     }
     server.restart_empty();
     other.lock().unwrap().unlock().unwrap();

@@ -240,7 +240,7 @@ mod scenario {
     pub(super) fn a_name_of_another_kind_is_refused_with_its_cause(one: &Client, other: &Client) {
         assert!(one.semaphore("number").try_set_permits(1).unwrap());
         let error = other.reentrant_lock("number").lock().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Redis);
+        assert_eq!(error.kind(), ErrorKind::WrongType);
         assert!(error.to_string().contains("string"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ fn exactly_as_many_requests_fail_as_asked() {
     let lock = client.reentrant_lock("orders");
     server.fail_next(2);
     let error = lock.try_lock().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Redis);
+    assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(!error.is_transient(), "{error}");
     // A wait does not outlast it either.
     lock.try_lock_for(LONG).unwrap_err();

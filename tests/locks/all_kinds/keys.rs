@@ -60,7 +60,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
-        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
         assert_eq!(error.name(), Some("string"));
         assert!(error.to_string().contains("holds a string: use another name"), "{error}");
     }
@@ -109,7 +109,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     }
     let () = fill.query(&mut server.connection()).unwrap();
     for outcome in use_all("large") {
-        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Redis);
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::WrongType);
         let more = read_by_scripts().unwrap().saturating_sub(before);
         // Ten bytes a field.
         assert!(more < 1_000_000, "{more} bytes");

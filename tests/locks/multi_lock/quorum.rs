@@ -105,7 +105,7 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     assert!(theirs.try_lock().unwrap().into_option().is_none());
     assert!(guard.is_held());
     // Two of five are no majority, and the other two may be.
-    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(ours.is_locked().unwrap());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
@@ -156,7 +156,8 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     let took = begun.elapsed();
     // Two of them say nothing, and neither is waited for to the end.
     assert!(took < RESPONSE_TIMEOUT, "{took:?}");
-    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("vote")));
+    assert!(error.kind().is_server_trouble(), "{error:?}");
+    assert_eq!(error.name(), Some("vote"));
     assert!(error.is_transient());
     assert!(error.to_string().contains("3 of the 5"), "{error}");
     assert!(format!("{error:#}").contains(&servers[0].port().to_string()), "{error:#}");
@@ -194,7 +195,7 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
     wait_until("it is told", SOON, || !guard.is_held());
     servers[4].kill();
-    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
 
 /// The servers that answer do not decide: one that does not may have the vote that is missing.
@@ -208,8 +209,8 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     }
     assert!(theirs.is_locked().unwrap());
     servers[4].kill();
-    assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Redis);
-    assert_eq!(theirs.remaining_lease().unwrap_err().kind(), ErrorKind::Redis);
+    assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
+    assert!(theirs.remaining_lease().unwrap_err().kind().is_server_trouble());
     drop(guard);
 }
 
@@ -385,7 +386,7 @@ fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
     let error = cut.lock().unwrap_err();
     let took = begun.elapsed();
     assert!(took < RESPONSE_TIMEOUT, "{took:?}");
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.kind().is_server_trouble(), "{error}");
     whole.lock().unwrap().unlock().unwrap();
     proxies[..3].iter().for_each(Proxy::thaw);
     wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Taken(_))));

@@ -56,7 +56,8 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     there.kill();
     for error in [waiter.join(), all.lock().unwrap_err(), all.try_lock().unwrap_err()] {
         let told = error.to_string();
-        assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{told}");
+        assert!(error.kind().is_server_trouble(), "{error:?}");
+        assert_eq!(error.name(), Some("b"), "{told}");
         assert!(told.contains(&there.port().to_string()), "{told}");
         assert!(told.contains("nothing was taken"), "{told}");
         wait_all_free(&here, &["a", "c"]);
@@ -65,7 +66,8 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     there.restart_empty();
     there.pause();
     let error = all.lock().unwrap_err();
-    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{error}");
+    assert!(error.kind().is_server_trouble(), "{error:?}");
+    assert_eq!(error.name(), Some("b"), "{error}");
     wait_all_free(&here, &["a", "c"]);
     there.resume();
     all.lock().unwrap().unlock().unwrap();
@@ -117,7 +119,7 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
     let begun = Instant::now();
     let error = guard.unlock().unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.kind().is_server_trouble(), "{error}");
     assert!(!is_held(&here, "a"));
     there.resume();
     names.iter().for_each(|name| wait_free(&there, name, SOON));

@@ -102,7 +102,8 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
         all.lock_owned_within(Wait::at_most(UNIT * 5)).map(|_| NotTaken),
     ] {
         let error = limited.unwrap_err();
-        assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{error}");
+        assert!(error.kind().is_server_trouble(), "{error:?}");
+        assert_eq!(error.name(), Some("b"), "{error}");
         wait_all_free(&here, &["a", "c"]);
     }
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());

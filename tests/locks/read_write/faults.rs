@@ -81,7 +81,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
             reading.unlock()
         })();
         if let Err(error) = outcome {
-            assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+            assert!(error.kind().is_server_trouble(), "{error}");
         }
         let other = crate::common::client(&server).read_write_lock("replies");
         let writing =

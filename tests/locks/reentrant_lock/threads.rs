@@ -51,7 +51,7 @@ fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
     // A key without an end is no lock, but other data under its name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), None);
-    assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::WrongType);
     assert!(lock.try_lock().is_err());
 }
 
@@ -85,7 +85,7 @@ fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
             lock.try_lock_for(SOON).map(drop).unwrap_err(),
             lock.force_unlock().map(drop).unwrap_err(),
         ] {
-            assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("key")), "{what}");
+            assert_eq!((error.kind(), error.name()), (ErrorKind::WrongType, Some("key")), "{what}");
             assert!(error.to_string().contains("use another name"), "{what}: {error}");
             assert!(!format!("{error:?} {error:#}").contains("precious"), "{what}: {error:?}");
         }

@@ -294,7 +294,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
                             drop(permits);
                         }
                         Err(error) => {
-                            assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+                            assert!(error.kind().is_server_trouble(), "{error}");
                             errors.fetch_add(1, Ordering::SeqCst);
                         }
                     }

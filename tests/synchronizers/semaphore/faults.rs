@@ -366,7 +366,7 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
     assert_eq!(keys.len(), 1);
     let () = redis.del(&keys[0]).unwrap();
     let () = redis.rpush(&keys[0], "no string").unwrap();
-    assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::Redis);
+    assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::WrongType);
     assert!(semaphore.release().is_err());
     // Tried again until it can be done.
     drop(permit);

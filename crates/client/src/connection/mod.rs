@@ -49,7 +49,7 @@ pub use node::Node;
 pub use outcome::{Cause, Failure, Outcome};
 pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
-    is_transient, reply_code,
+    reply_code,
 };
 pub use server::ServerInfo;
 pub use servers::{Route, Servers};

@@ -119,23 +119,6 @@ pub(super) fn turns_away(error: &RedisError) -> bool {
         || error.detail().is_some_and(|text| text.contains("max number of clients"))
 }
 
-/// Whether this error may pass before long: the server starts, is busy or full, or another one
-/// takes over.
-pub fn is_transient(error: &RedisError) -> bool {
-    matches!(
-        reply_code(error),
-        "BUSY"
-            | "CLUSTERDOWN"
-            | "LOADING"
-            | "MASTERDOWN"
-            | "MISCONF"
-            | "NOREPLICAS"
-            | "OOM"
-            | "READONLY"
-            | "TRYAGAIN"
-    ) || error.detail().is_some_and(|detail| detail.contains("max number of clients reached"))
-}
-
 /// The error for a text that came inside another reply.
 pub fn error_reply(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));

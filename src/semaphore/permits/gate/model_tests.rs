@@ -201,7 +201,7 @@ impl Pool {
         if chance(self.odds.error) {
             self.seen.failed.fetch_add(1, Ordering::SeqCst);
             self.give_to_server(taken);
-            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            let error = Error::new(ErrorKind::Refused, "no server".to_owned());
             self.fail_before(arrivals, &error);
             return Err(error);
         }

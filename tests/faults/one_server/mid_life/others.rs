@@ -97,13 +97,8 @@ impl Play<'_> {
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
             // (A lease may have ended by itself, too, or be about to.)
-            let is_known = matches!(
-                error.kind(),
-                ErrorKind::Redis
-                    | ErrorKind::LeaseLost
-                    | ErrorKind::EndsTooSoon
-                    | ErrorKind::NotHeld
-            );
+            let known = [ErrorKind::LeaseLost, ErrorKind::EndsTooSoon, ErrorKind::NotHeld];
+            let is_known = error.kind().is_server_trouble() || known.contains(&error.kind());
             assert!(is_known, "{}: {error}", self.what);
         })
     }
@@ -337,7 +332,7 @@ impl Play<'_> {
     ) {
         if let Err(error) = &its {
             let kind = error.kind();
-            let known = matches!(kind, ErrorKind::Broken | ErrorKind::Redis);
+            let known = kind == ErrorKind::Broken || kind.is_server_trouble();
             assert!(known, "{}: {error}", self.what);
         }
         match theirs.join() {
