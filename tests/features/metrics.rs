@@ -1,4 +1,4 @@
-//! What the crate `metrics` gets from an observer.
+//! The values that an observer gives the crate `metrics`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use redlatch::{Client, MetricsObserver};
 
 use crate::common::*;
 
-/// Each series so far, with the number of a gauge or a counter, or how many values there were.
+/// Each series so far, with the value of a gauge or counter, or the number of a histogram's values.
 /// (A snapshot of the recorder empties all of them.)
 struct Seen(Snapshotter, BTreeMap<String, f64>);
 

@@ -13,7 +13,7 @@ use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
 use redlatch::{Client, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
-/// Commands, waiting and renewal all go over TLS: the server listens to nothing else.
+/// Commands, waiting and renewal all go over TLS, since the server has no other port.
 #[test]
 fn locks_work_over_tls() {
     if !Server::supports_tls() {
@@ -40,7 +40,7 @@ fn locks_work_over_tls() {
     for thread in threads {
         thread.join().unwrap();
     }
-    // The last drop's release is on its way, over the other client's connection perhaps.
+    // The last drop's release is on its way, perhaps over the other client's connection.
     let lock = clients[0].reentrant_lock("secret");
     wait_until("it is free", Duration::from_secs(20), || !lock.is_locked().unwrap());
 }
@@ -70,7 +70,8 @@ fn tls_on_one_side_only_is_said_so() {
     }
     let server = Server::builder().tls().start().unwrap();
     let connect = |url: &str| {
-        // To read the system's certificates takes a part of it, on a busy machine most of 300 ms.
+        // Reading the system's certificates takes a part of the time, on a busy machine most of 300
+        // ms.
         let builder = Client::builder(url).connect_timeout(Duration::from_secs(3));
         builder.connect().map(drop).unwrap_err().to_string()
     };
@@ -81,7 +82,7 @@ fn tls_on_one_side_only_is_said_so() {
     assert!(said.contains("without TLS (redis://)"), "{said}");
 }
 
-/// With trust only in the signer.
+/// The client trusts only the signer.
 #[test]
 fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
     if !Server::supports_tls() {
@@ -95,7 +96,7 @@ fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
     let own = fs::read(server.tls_authority()).unwrap();
     let others = fs::read(other.tls_authority()).unwrap();
     connect(own.clone()).unwrap().reentrant_lock("trusted").lock().unwrap().unlock().unwrap();
-    // Several in one file.
+    // One file may have several certificates.
     connect([others.clone(), own].concat()).unwrap();
     let error = connect(others).map(drop).unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
@@ -120,7 +121,7 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     let client = builder().tls_client_certificate(certificate.clone(), key).connect().unwrap();
     client.reentrant_lock("mutual").lock().unwrap().unlock().unwrap();
 
-    // The server says so and hangs up; on a busy machine the end may overtake the word.
+    // The server says so and hangs up. On a busy machine the end may overtake the message.
     wait_until("the server's word is read", Duration::from_secs(20), || {
         let error = builder().connect().map(drop).unwrap_err();
         assert!(error.kind().is_server_trouble(), "{error:#}");
@@ -144,7 +145,8 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
 }
 
-/// Sentinels and servers alike, and the master's successor: one authority has signed them all.
+/// One authority has signed the certificates of the Sentinels, the servers and the master's
+/// successor.
 #[test]
 fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     if !Server::supports_tls() {
@@ -186,7 +188,7 @@ fn a_cluster_is_used_over_tls() {
         let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
         builder.tls_ca_certificates(authority.clone()).connect().unwrap()
     });
-    // Each is another server's.
+    // Each certificate is another server's.
     for name in ["a", "b", "c"] {
         let guard = clients[0].reentrant_lock(name).lock().unwrap();
         let waiter = clients[1].reentrant_lock(name);
@@ -230,7 +232,7 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     }
 }
 
-/// A call that got nothing: "not now", if the server had answered just before.
+/// Whether a call got no answer. The call returns "not now" if the server had answered just before.
 #[track_caller]
 fn is_unanswered(outcome: Result<bool, Error>) {
     match outcome {
@@ -288,7 +290,7 @@ struct Shared {
 }
 
 impl Relay {
-    /// With the URL of the server behind it.
+    /// The relay before a server, and the URL that leads through it.
     fn before(server: &Server) -> (Self, String) {
         let url = server.tls_url();
         let (_, rest) = url.split_once("://").unwrap();
@@ -364,10 +366,10 @@ impl Shared {
 }
 
 impl Drop for Relay {
-    /// To be dropped after its clients.
+    /// Drop the relay after its clients.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
-        // A test that fails may have left a half.
+        // A test that fails may have left half of the bytes undelivered.
         let _lets_go = self.go_on.send(());
         drop(TcpStream::connect(self.address));
         let ended = self.acceptor.take().map(JoinHandle::join);

@@ -4,19 +4,19 @@ use redlatch::Taken;
 
 use super::*;
 
-/// Processes hand each other the lock: another's connection wrote the grant.
+/// Processes hand each other the lock, so that another process's connection wrote the grant.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
     const TIMES: usize = 12;
     let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
-    // (Readers have it together: see below.)
+    // (Readers have the lock together: see below.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "read") {
         let inside = Arc::new(AtomicBool::new(false));
         let client = || pair.patient().connect().unwrap();
         let clients: Vec<_> = (0..CLIENTS).map(|_| client()).collect();
-        // Two threads of each process.
+        // Each process has two threads.
         let threads: Vec<_> = clients
             .iter()
             .chain(&clients)
@@ -39,7 +39,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader is a grant to all readers behind it, and each asks for itself.
+/// A grant to one reader lets in all readers behind it, and each asks for itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let pair = Pair::start(UNIT / 20);
@@ -96,8 +96,8 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
     }
 }
 
-/// A process that asks in vain gives the lock back to those behind it at once, not at its lease's
-/// end.
+/// A process that asks in vain gives the lock back to those behind it at once, and not only at the
+/// lease's end.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let pair = Pair::start(Duration::ZERO);
@@ -124,8 +124,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     }
 }
 
-/// A reader enters beside others of its process by a question, when their turn is over; and the
-/// writer reads as well by another.
+/// A reader enters beside others of its process by a question, once their turn is over. The writer
+/// reads as well by another question.
 #[test]
 fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let pair = Pair::start(Duration::ZERO);
@@ -156,7 +156,8 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     assert!(pair.is_free("beside"));
 }
 
-/// The second copy goes over a connection that has written nothing, and finds the lock its own.
+/// The second copy goes over a connection that has written nothing, and finds that the owner has
+/// the lock already.
 #[test]
 fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() {
     let pair = Pair::start(Duration::ZERO);
@@ -184,14 +185,14 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Redis up to 7.0 counts what a connection has seen for its own. The server promises that of its
-/// writes alone.
+/// Redis up to 7.0 counts other connections' writes, too, if the connection has seen them. The
+/// server promises this only for the connection's own writes.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());
-    // Shorter than the lease of a handed-on lock: there is nothing to make longer.
+    // The lease is shorter than that of a handed-on lock, so nothing makes it longer.
     let lease = UNIT * 15;
     for kind in KINDS {
         let first = barrier(&ours, kind, "anew");

@@ -37,17 +37,17 @@ impl Pair {
         Self { replica, network, master }
     }
 
-    /// The builder of a client that waits for the replica for as long as that takes.
+    /// The builder of a client that waits for the replica without a limit.
     fn patient(&self) -> ClientBuilder {
         Client::builder(&self.master.url()).watchdog_timeout(LONG).replica_acks(1, LONG)
     }
 
-    /// The builder of a client that does not wait for it for long.
+    /// The builder of a client that does not wait for the replica for long.
     fn impatient(&self) -> ClientBuilder {
         settings(&self.master.url())
     }
 
-    /// Cuts the replica off, or lets it hear again; the master still counts on it.
+    /// Cuts the replica off, or connects it again. The master still counts on it.
     fn cut_off(&self, cut: bool) {
         if cut { self.network.freeze() } else { self.network.thaw() }
     }
@@ -99,12 +99,12 @@ fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     }
 }
 
-/// One of each kind, under this name.
+/// A lock of each kind with this name.
 fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
     KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
 }
 
-/// Takes a lock as soon as the replica keeps up: after it was away that may take a moment.
+/// Takes a lock as soon as the replica keeps up. After the replica was away that may take a moment.
 #[track_caller]
 fn taken(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
@@ -121,7 +121,7 @@ fn taken(lock: &dyn Lock) -> LockGuard {
     guard.unwrap()
 }
 
-/// Waits until so many stand in the lock's queue, this thread as the last one.
+/// Waits until the lock's queue has this number of places, the last one with this thread.
 fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Running<T>) {
     let queue = match kind {
         "fair" => "redisson_lock_queue",
@@ -148,7 +148,7 @@ fn too_few(error: &Error) {
 fn a_granted_lock_is_on_the_replica_too() {
     let pair = Pair::start(UNIT / 10);
     let client = pair.patient().connect().unwrap();
-    // Each twice: the first time the server does not know the script.
+    // Each call is made twice. The first time, the server does not know the script.
     for round in 0..2 {
         for (kind, lock) in locks(&client, &format!("round {round}")) {
             let name = lock.name();
@@ -247,7 +247,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
             .collect();
         let permits = client.semaphore("permits");
         waiters.push(("permits", spawn(move || permits.acquire().map(drop))));
-        // Time is the subject: each wait has met the outage by then.
+        // Time is the subject: by then each wait has met the outage.
         thread::sleep(WITHIN * 3);
         if let Some(ended) = waiters.iter().position(|(_, waiter)| waiter.is_finished()) {
             let (kind, waiter) = waiters.swap_remove(ended);
@@ -285,7 +285,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
         .collect();
     waiters.iter().for_each(Running::wait_asleep);
     pair.replica.pause();
-    // The turn is over: the lock goes back to the server.
+    // The turn is over, so the lock goes back to the server.
     let begun = Instant::now();
     guard.unlock().unwrap();
     waiters.into_iter().for_each(|waiter| too_few(&waiter.join()));
@@ -301,11 +301,11 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
 fn a_refused_request_waits_for_no_replica() {
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
-    // (A fair lock's word for that is a number, which others' grants are, too.)
+    // (A fair lock answers a refusal with a number, and so also grants to others.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
-        // The first one asks for rights, and the server knows the script after the second.
+        // The first call asks for rights. After the second, the server knows the script.
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         pair.cut_off(true);
@@ -340,7 +340,7 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 fn one_question_serves_all_threads_that_ask_together() {
     const THREADS: usize = 16;
     const TIMES: usize = 4;
-    // While one question is on its way all the others come, on a busy machine, too.
+    // While one question is on its way, all others come, even on a busy machine.
     let pair = Pair::start(UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
@@ -357,7 +357,8 @@ fn one_question_serves_all_threads_that_ask_together() {
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
 }
 
-/// Each server has its own time, which is not counted twice where replicas are waited for.
+/// Each server has its own time. It does not count twice for a server whose replicas the client
+/// waits for.
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
@@ -401,7 +402,7 @@ fn an_unusable_setting_is_an_error_of_connect() {
     let error = settings(user.url()).connect().map(drop).unwrap_err();
     assert!(error.to_string().contains("replica_acks needs WAIT"), "{error}");
     assert!(!error.is_transient() && !error.outcome_unknown(), "{error}");
-    // Later the call's error says so, and it holds nothing.
+    // If the right is missing later, the call's error says so, and the client holds nothing.
     user.set(&["+wait"]);
     let client = settings(user.url()).connect().unwrap();
     user.set(&["-wait"]);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Permits: some are free, and a taker has them only when the replica knows.
+/// A taker has free permits only once the replica knows.
 #[test]
 fn permits_count_when_the_replica_has_them() {
     let pair = Pair::start(Duration::ZERO);
@@ -26,7 +26,7 @@ fn permits_count_when_the_replica_has_them() {
     too_few(&semaphore.try_acquire().unwrap_err());
     too_few(&semaphore.drain_permits().unwrap_err());
     assert_eq!(free(&pair.master), 2, "given back");
-    // Nothing was taken: there is nothing to acknowledge.
+    // Nothing was taken, so there is nothing to acknowledge.
     assert!(semaphore.try_acquire_many(3).unwrap().into_option().is_none());
     pair.cut_off(false);
     drop(permit(2));
@@ -34,8 +34,8 @@ fn permits_count_when_the_replica_has_them() {
     wait_until("all are back", SOON, || free(&pair.master) == 3);
 }
 
-/// A release waits for the replica as an acquire does; without an acknowledgement it counts all the
-/// same.
+/// A release waits for the replica as an acquire does. Without an acknowledgement the release still
+/// counts.
 #[test]
 fn a_release_waits_for_the_replica_and_a_drop_does_not() {
     let pair = Pair::start(Duration::ZERO);

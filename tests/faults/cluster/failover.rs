@@ -1,10 +1,10 @@
-//! Masters that fail, and the servers whose view counts then.
+//! Masters that fail, and the servers whose view then counts.
 
 use redlatch::NotTaken;
 
 use super::*;
 
-/// The server says that no server has any slot, and would say so for ever.
+/// The removed server says that no server has any slot, and would say so for ever.
 #[test]
 fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let cluster = cluster();
@@ -30,7 +30,7 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
 }
 
-/// The server goes on saying that the slots are its own, as they were before.
+/// The server goes on saying that it has its former slots.
 #[test]
 fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let cluster = with_replicas();
@@ -118,7 +118,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 #[test]
 fn a_loss_at_a_failover_is_reported() {
     let cluster = with_replicas();
-    // A renewal must tell of the loss.
+    // A renewal must report the loss.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
     let client = builder.client_tracking(false).connect().unwrap();
     let slot = cluster.slot("lost");
@@ -126,10 +126,10 @@ fn a_loss_at_a_failover_is_reported() {
     let guard = client.reentrant_lock("lost").lock().unwrap();
     old.kill();
     cluster.wait_taken_over(slot, old);
-    // As if the replica had not had it yet.
+    // The key goes, as if the replica had not had it yet.
     let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
     assert_eq!(guard.state(), HoldState::Held);
-    // A thread uses the slot, and finds out: the client asks for its holds there at once.
+    // A thread uses the slot and finds out, so the client asks for its holds there at once.
     client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
     wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
 }
@@ -145,11 +145,11 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     let begun = Instant::now();
     let error = lock.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // Two timeouts; a call that waits goes on for a minute.
+    // The call takes two timeouts. A call that waits goes on for a minute.
     assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
 }
 
-/// The wait's own end counts, and not the two timeouts of one request.
+/// The wait's own end counts, not the two timeouts of one request.
 #[test]
 fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     let cluster = with_replicas();
@@ -200,7 +200,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     for (name, waiter) in names[3..].iter().zip(waiters) {
         let (got, ended) = waiter.join();
         let error = got.unwrap_err();
-        // The wait does not pause beyond its end.
+        // The wait does not pause past its end.
         assert!(ended >= 3 * crate::common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
         if *name == "ended token" {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");
@@ -219,7 +219,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
 #[test]
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     let cluster = cluster();
-    // A request would have longer than the wait.
+    // A request could take longer than the wait.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG);
     let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
     let lock = client.reentrant_lock("down");
@@ -244,7 +244,7 @@ fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
     let lock = client.reentrant_lock("held");
     let guard = without_room_for_threads(|| {
         let guard = lock.lock().unwrap();
-        // Past its first renewal, whose thread cannot be started.
+        // The time is past the first renewal, whose thread cannot be started.
         thread::sleep(lease / 2);
         guard
     });

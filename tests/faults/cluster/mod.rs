@@ -1,7 +1,8 @@
-//! Redis Cluster: every synchronizer there, slots that move while they are used, masters that die.
+//! Redis Cluster: every synchronizer in it, slots that move while they are used, and masters that
+//! die.
 
-// With REDLATCH_SOAK=600 slots move for so many seconds:
-// `cargo test --test faults slot_moves_again -- --nocapture`.
+// With `REDLATCH_SOAK=600` slots move for 600 seconds: `cargo test --test faults slot_moves_again
+// -- --nocapture`.
 
 mod failover;
 mod moves;
@@ -40,7 +41,7 @@ fn with_replicas() -> Cluster {
 
 /// Two clients, one for each way of messages in a cluster.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
-    // In the second one's protocol, messages differ from replies.
+    // In the second client's protocol, messages differ from replies.
     ["2", "3"].map(|protocol| {
         Client::builder(&format!("{}?protocol={protocol}", cluster.url()))
             .watchdog_timeout(LONG)
@@ -66,7 +67,7 @@ fn names(cluster: &Cluster) -> Vec<String> {
     names.into_iter().map(|(_, name)| name).collect()
 }
 
-/// How many keys a server tracks.
+/// The number of keys that a server tracks.
 fn tracked(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"));
@@ -280,7 +281,8 @@ impl Contest {
         contest
     }
 
-    /// Waits for so many more turns. A holder that does not know of its hold has it for a minute.
+    /// Waits for this number of further turns. A holder that does not know of its hold has it for a
+    /// minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;
         wait_until("the threads go on", SOON, || self.turns.load(Ordering::SeqCst) >= until);
@@ -307,7 +309,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         &cluster.servers()[at + 3]
     };
     let names = names(&cluster);
-    // A replica counts from up to a second after it has come.
+    // A replica begins to count up to a second after it has come.
     for name in &names {
         let lock = client.reentrant_lock(name);
         wait_until("its replica counts", SOON, || {
@@ -321,7 +323,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         assert!(redis.exists::<_, bool>(name).unwrap(), "{name}");
         guard.unlock().unwrap();
     }
-    // One master has no replica any more; the others have theirs.
+    // One master has lost its replica, and the others have theirs.
     replica(&names[0]).pause();
     let error = client.reentrant_lock(&names[0]).try_lock().unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("replica"), "{error}");
@@ -352,7 +354,7 @@ fn a_password_is_that_of_all_servers() {
     assert!(!error.to_string().contains("another"), "{error}");
 }
 
-/// Also those that the cluster names, and not the URL.
+/// The URL's user holds even for servers that the cluster names, and not the URL.
 #[test]
 fn the_urls_user_is_that_of_all_servers() {
     let cluster = cluster();
@@ -360,7 +362,7 @@ fn the_urls_user_is_that_of_all_servers() {
         let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all"];
         redis::cmd("ACL").arg(&rules).exec(&mut server.connection()).unwrap();
     }
-    // Of one server only.
+    // The URL names one server only.
     let url = cluster.servers()[0].url().replace("redis://", "redis-cluster://app:word@");
     let clients = [(); 2].map(|()| Client::builder(&url).watchdog_timeout(LONG).connect().unwrap());
     for name in names(&cluster) {
@@ -380,7 +382,7 @@ fn the_urls_user_is_that_of_all_servers() {
     }
 }
 
-/// New passwords of all servers, also of one to which a slot has moved.
+/// All servers get new passwords, also one to which a slot has moved.
 #[test]
 fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
     let cluster = cluster();

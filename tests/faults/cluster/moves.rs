@@ -18,7 +18,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
         .collect();
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
-    // Longer than a lease: each is renewed there.
+    // The time is longer than a lease, so each hold is renewed there.
     thread::sleep(lease * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held);
     for other in others {
@@ -32,7 +32,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
     assert_eq!(semaphore.available_permits().unwrap(), 1);
 }
 
-/// While the slot is on its way, its keys are in two places, and the lock's alone can be used.
+/// While the slot is on its way, its keys are in two places. Only the lock's key can be used.
 #[test]
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     let cluster = cluster();
@@ -55,7 +55,7 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     guard.unlock().unwrap();
 }
 
-/// A reader's timeout is a key of its own. If the lock has moved and the timeout has not, the older
+/// A reader's timeout is a separate key. If the lock has moved and the timeout has not, the older
 /// timeout would replace one that a renewal made anew.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
@@ -137,7 +137,8 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             let listens = |server| waiters.len() == heard(server).len();
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
-            // If messages go to all servers, none says that the slot has moved: a poll finds out.
+            // If messages go to all servers, none says that the slot has moved, and a poll finds
+            // out.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
             // A waiter that listens anew has asked once more, or does so now.

@@ -1,13 +1,13 @@
-//! Barriers and elections: all are told of a party or leader that was killed.
+//! Barriers and elections: all learn that a party or leader was killed.
 
 use redlatch::Waited;
 
 use super::*;
 
-/// Of parties and leaders.
+/// The lease of parties and leaders.
 const LEASE: Duration = RENEWED;
 
-/// Arrives at a barrier, or campaigns, and says what became of it.
+/// Arrives at a barrier or campaigns, and reports the outcome.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -29,7 +29,8 @@ fn start(cluster: &Cluster, role: &str, name: &str) -> Worker {
     Worker::spawn_test("cluster::parties::worker", "worker", &[&cluster.url(), role, name])
 }
 
-/// A name of each server, in both ways of messages, all at once: they mostly wait.
+/// Runs the test for a name of each server and both ways of messages. All run at once, since they
+/// mostly wait.
 fn everywhere(test: impl Fn(&Cluster, [Client; 2], &str) + Sync) {
     let cluster = &cluster();
     thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Holds a lock, waits for another one in its slot, and says how many threads it has.
+/// Holds a lock, waits for another one in its slot, and reports the number of its threads.
 #[test]
 fn follower() {
     let Some(job) = Job::from_env() else { return };
@@ -52,7 +52,7 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     wait_until("the old one's threads end", SOON, || threads() == 2);
     let asked = others.reentrant_lock("{left}:waited");
     wait_until("nobody is connected there but this test", SOON, || {
-        // A client that asks nothing has no news of the slot until the next renewal: the new master
+        // A client that asks nothing has no news of the slot until the next renewal. The new master
         // has all keys of the old one, so none has changed.
         assert!(asked.is_locked().unwrap());
         has(old, "pubsub") == 0 && has(old, "normal") == 1
@@ -62,11 +62,11 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     assert!(follower.wait_exit(SOON).success());
 }
 
-/// How many processes there are, each with a thread for each kind of lock in the slot.
+/// The number of processes. Each has a thread for each kind of lock in the slot.
 const PROCESSES: usize = 3;
 const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 
-/// Takes locks of one slot again and again. A server of its own counts the processes inside.
+/// Takes locks of one slot again and again. A separate server counts the processes inside.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -128,7 +128,7 @@ fn process() {
 /// The processes' work, while slots move.
 struct Processes {
     workers: Vec<Worker>,
-    /// Counts the processes inside; no part of the cluster.
+    /// The server that counts the processes inside. It is no part of the cluster.
     _witness: Server,
 }
 
@@ -154,7 +154,7 @@ impl Processes {
         self.workers.iter_mut().map(turns).collect()
     }
 
-    /// Waits for so many more turns of each process.
+    /// Waits for this number of further turns of each process.
     fn go_on(&mut self, turns: u32) {
         let before = self.turns();
         wait_until("all processes go on", SOON, || {
@@ -180,7 +180,8 @@ impl Processes {
     }
 }
 
-/// Moves the slot of contended locks so often, with a pause between the steps of each second move.
+/// Moves the slot of contended locks several times, with a pause between the steps of every second
+/// move.
 fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
     let slot = cluster.slot("contended");
     for round in 0..times {

@@ -32,7 +32,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let held = other.reentrant_lock("first").lock().unwrap();
     assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).into_option().is_none());
     drop(held);
-    // One name each, so that no other thread uses the lanes of some.
+    // Each thread has its own name, so that no two of them use the same lane.
     let mut names = (0..).map(|at| format!("later:{at}"));
     for _ in 0..4 {
         at_once(|| {
@@ -81,9 +81,9 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let mut random = Random::new();
     let mut redis = server.connection();
     for round in 0..60 {
-        // All are let in after each, and no call sees two of them: the test first waits until the
-        // kill is found out, since a lock may be passed on in a process for a while without a
-        // command.
+        // After each kill, all threads get in, and no call sees two kills. The test first waits
+        // until the kill is noticed, since threads of a process may pass a lock on for a while
+        // without a command.
         for client in &clients {
             client.reentrant_lock("contended").is_locked().unwrap();
         }
@@ -143,7 +143,7 @@ fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
 fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     let server = server();
     let mut redis = server.connection();
-    // Another try, if the machine kept a thread from running.
+    // The test tries again if the machine kept a thread from running.
     let heard = (0..5).any(|_| {
         let proxy = Proxy::before(&server);
         // The client waits for the held-back replies, and has another connection for the others.
@@ -151,8 +151,8 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         let client = client.connect().unwrap();
         warm_up(&client);
         hold_as_redisson(&mut redis, "between", LONG);
-        // The second try is the one after the subscription. Its answer, "busy", is on its way when
-        // the message comes.
+        // The second try comes after the subscription. Its answer, "busy", is on its way when the
+        // message comes.
         let tries = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
             let acquire = takes(bytes) && contains(bytes, "between");
@@ -188,10 +188,10 @@ fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     wait_subscribed(&server, &channel("half open"));
     waiter.wait_asleep();
-    // The message and all after it go nowhere.
+    // The message and everything after it are lost.
     proxy.on_reply("message", Action::Silence);
     release_as_redisson(&mut redis, "half open", &channel("half open"));
-    // The slow poll. Without one it would wait for ever.
+    // The slow poll ends the wait. Without one the thread would wait for ever.
     waiter.join();
 }
 
@@ -225,7 +225,7 @@ fn replies_that_come_byte_by_byte_are_whole() {
 fn a_far_server_costs_no_connection_for_each_drop() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // A round trip to another continent.
+    // The delay of a round trip to another continent.
     proxy.set_delay(UNIT * 9 / 10);
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
     warm_up(&client);

@@ -1,7 +1,7 @@
-//! Rights that are taken away from a client that has them, between two of its scripts.
+//! A client loses rights between two of its scripts.
 //!
-//! Whatever is taken away, and whenever: the call ends with an error or has done all of its work,
-//! nobody gets the lock beside another holder, others get it when a lease has ended, and no key of
+//! Whatever is taken away, and whenever, the call ends with an error or has done all of its work.
+//! No client gets the lock beside another holder. Others get it when a lease has ended. No key of
 //! the lock stays without an end.
 
 mod failover;
@@ -15,10 +15,11 @@ type Make = fn(&Client, &str) -> Box<dyn Lock>;
 
 struct Kind {
     what: &'static str,
-    /// Its rows in the table of `docs/operations.md`, besides each client's.
+    /// The synchronizer's rows in the table of `docs/operations.md`, besides those of every client.
     rows: &'static [&'static str],
     make: Make,
-    /// For the other clients, which it keeps out, and which keep it out.
+    /// Makes the lock of the other clients, which keep the client of few rights out, and which it
+    /// keeps out.
     other: Make,
 }
 
@@ -45,10 +46,11 @@ const KINDS: [Kind; 6] = [
 
 /// The lease of the client of few rights, but for [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The others'; longer than the lease of a grant by message, so such a hold is extended.
+/// The lease of the other clients. It is longer than that of a grant by message, so such a hold is
+/// extended.
 const LONGER: Duration = Duration::from_millis(2_500);
 
-/// Each right of these rows in `docs/operations.md`, some categories at once, and some channels or
+/// Each right of these rows in `docs/operations.md`, some whole categories, and some channels or
 /// keys.
 fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
     let text =
@@ -77,8 +79,8 @@ fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
     all
 }
 
-/// Whether these may matter where the server does not know the scripts: they are sent as texts, whose
-/// commands need the same rights.
+/// Whether these rights may matter if the server does not know the scripts. Then the client sends
+/// texts, whose commands need the same rights.
 fn is_of_texts(rules: &[String]) -> bool {
     rules[0].contains("eval") || rules[0].contains('@') || rules[0].starts_with("reset")
 }
@@ -90,7 +92,7 @@ enum When {
     Before,
     /// The client holds the lock, and another one waits for it.
     Held,
-    /// So, too, and the server does not know the scripts any more.
+    /// As [`Held`](Self::Held), and the server has forgotten the scripts.
     HeldAndFlushed,
     /// The client holds the lock, and has to renew it.
     Renewed,
@@ -108,29 +110,31 @@ struct Case {
     lock: Box<dyn Lock>,
     other: Box<dyn Lock>,
     third: Box<dyn Lock>,
-    /// Keeps all of them out, and asks only now and then.
+    /// The lock of a client that keeps all others out, and asks only now and then.
     judge: Box<dyn Lock>,
     id: String,
 }
 
 impl Case {
-    /// No other client gets the lock while this guard has it.
+    /// Checks that no other client gets the lock while this guard has it.
     fn is_alone(&self, guard: &LockGuard) {
         let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
         if let Taken(got) = got {
-            // (Both are held at the moment between these two questions, or one has ended.)
+            // (If both answers are yes, both guards were held at the moment between the two
+            // questions.)
             assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
         }
         self.ends();
     }
 
-    /// Each of the lock's keys has an end, and none a later one than any lease.
+    /// Checks that each of the lock's keys has an end, none later than the end of the longest
+    /// lease.
     fn ends(&self) {
         let mut redis = self.server.connection();
         let keys: Vec<String> = redis.keys(format!("*{}*", self.name)).unwrap();
         for key in keys {
             let most = if key.contains("token") || key.starts_with("redisson_lock_") {
-                // Those of a fair lock stay, as Redisson's do.
+                // The keys of a fair lock stay, as with Redisson.
                 continue;
             } else if key.contains("queue") {
                 60_000
@@ -142,13 +146,13 @@ impl Case {
         }
     }
 
-    /// As the server says.
+    /// Whether the client of few rights has the lock, as the server says.
     fn has_it(&self) -> bool {
         let fields: Vec<String> = self.server.connection().hkeys(&self.name).unwrap();
         fields.iter().any(|owner| owner.starts_with(&self.id))
     }
 
-    /// The release by the client of few rights is an error, or is done.
+    /// Releases the lock as the client of few rights. The release is an error or is done.
     fn unlock(&self, guard: LockGuard) {
         match guard.unlock() {
             Ok(()) => assert!(!self.has_it(), "{}: it was not released", self.what),
@@ -162,7 +166,7 @@ impl Case {
         assert!(is_lost || error.kind().is_server_trouble(), "{}: {error}", self.what);
     }
 
-    /// Another client gets the lock.
+    /// Checks that another client gets the lock.
     fn goes_on(&self, lock: &dyn Lock) {
         let guard = lock.try_lock_for(SOON);
         let guard = guard.unwrap_or_else(|error| panic!("{}: {error}", self.what));
@@ -172,15 +176,16 @@ impl Case {
         self.had_it(guard);
     }
 
-    /// Nobody took the lock away from this guard: on a busy machine it may have ended by itself.
+    /// Checks that no client took the lock away from this guard. On a busy machine the hold may
+    /// have ended by itself.
     fn had_it(&self, guard: LockGuard) {
         if let Err(error) = guard.unlock() {
             assert!(error.to_string().contains("its lease ran out"), "{}: {error}", self.what);
         }
     }
 
-    /// Until so many wait. (A writer that does not listen yet is passed by a reader, which may have
-    /// ended by then.)
+    /// Waits until this number of waiters wait. (A reader passes a writer that does not listen yet,
+    /// and may have ended by then.)
     fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
         let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
         wait_until(&what, SOON, || {
@@ -225,7 +230,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         what,
         name,
     });
-    // Its connection has asked for its rights. (A busy machine may see the end of a lease.)
+    // The client's connection asks for its rights. (On a busy machine a lease may end.)
     drop(held(&*case.lock));
     let rules = rules.to_vec();
     let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
@@ -298,7 +303,8 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 let case = Arc::clone(&case);
                 spawn(move || {
                     let guard = held(&*case.lock);
-                    // At once: a release soon after a hand-over is a script's short way.
+                    // The rights go at once, since a release soon after a hand-over takes a
+                    // script's shortcut.
                     take_away();
                     case.unlock(guard);
                 })
@@ -315,7 +321,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         }
     }
     case.goes_on(&*case.other);
-    // Its connections may have no rights to say good-bye either.
+    // The client's connections may lack even the right to say good-bye.
     poor.shutdown();
     case.ends();
 }
@@ -333,8 +339,8 @@ fn takes_each_away(when: When) {
     many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
 }
 
-/// A test that has hundreds of threads takes turns with the others: all at once would leave a server
-/// no time to answer within its clients' limits.
+/// A test that has hundreds of threads takes turns with the others. All at once would leave a
+/// server no time to answer within its clients' limits.
 fn takes_turns() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -383,7 +389,8 @@ fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
     takes_each_away(When::Waits);
 }
 
-/// A release and a grant to a waiter need no memory: each has written before it needs some.
+/// A release and a grant to a waiter need no free memory, since Redis lets a script go on that
+/// wrote before it needs memory.
 #[test]
 fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
     let server = server();
@@ -408,7 +415,7 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
         };
         let in_line = |count, waiter: &Client| {
             wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
-            // A writer that does not listen yet is passed by a reader.
+            // A reader passes a writer that does not listen yet.
             wait_subscribed(&server, &own_channel(waiter.id()));
         };
         let guard = (kind.make)(first, name).lock().unwrap();

@@ -1,8 +1,8 @@
-//! Faults and their results: each fault ends in a grant, a clear error or a lost guard, none in a
-//! hang, two holders, or a hold without a guard that stays.
+//! Faults and their results. Each fault ends in a grant, a clear error or a lost guard. None ends
+//! in a hang, two holders, or a hold that stays without a guard.
 //!
-//! The leases are so long that no test sees their end, unless it says otherwise: a lock that is
-//! free again was released.
+//! Unless a test says otherwise, the leases are so long that it does not see their end. So a lock
+//! that is free again was released.
 
 mod connections;
 mod mid_life;
@@ -26,10 +26,10 @@ use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// Short enough to see its end.
+/// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -37,7 +37,7 @@ fn worker() {
     let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock(job.arg(1));
     match job.role() {
-        // Holds the lock until the test tells it to look at it.
+        // Holds the lock until the test asks for its state.
         "holder" | "leader" => {
             let own = lock.with_watchdog(RENEWED);
             let lock = if job.role() == "leader" { own } else { lock };
@@ -56,7 +56,7 @@ fn worker() {
             let _ = job.wait_line();
             job.say(&format!("calls {}", calls.load(Ordering::SeqCst)));
         }
-        // Takes the lock in turn with others.
+        // Takes turns at the lock with others.
         "waiter" => {
             job.say("waits");
             let guard = lock.lock().unwrap();
@@ -153,26 +153,26 @@ fn is_script(bytes: &[u8]) -> bool {
     contains(bytes, "EVAL")
 }
 
-/// Does this to the next requests that take the lock of this name.
+/// Applies the action to the next requests that take the lock of this name.
 fn on_acquire(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| takes(bytes) && contains(bytes, name));
 }
 
-/// Does this to the next requests that release the lock of this name.
+/// Applies the action to the next requests that release the lock of this name.
 fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         gives_back(bytes) && contains(bytes, &channel(name))
     });
 }
 
-/// A client behind a network, which has its connection and knows its scripts.
+/// A client behind a network. The client has its connection, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, warm_up)
 }
 
 fn warm_up(client: &Client) {
     let lock = client.reentrant_lock("warm");
-    // The first one asks for rights, and so the server does not know the script yet.
+    // The first call asks for rights, so after it the server does not know the script yet.
     lock.lock().unwrap().unlock().unwrap();
     let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
     guards.0.unlock().unwrap();

@@ -16,7 +16,8 @@ fn enduring(server: &Server, failover_timeout: Duration) -> Client {
     impatient(&server.url()).failover_timeout(failover_timeout).connect().unwrap()
 }
 
-/// Does not end before the other client gives up the lock or the permits that it has `kept`.
+/// A wait that does not end before the other client gives up the lock or the permits that it has
+/// `kept`.
 type Waits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 /// A client's waits, of every kind that there is, until the token is cancelled.
@@ -73,7 +74,7 @@ fn wait_answered(server: &Server) {
     }
 }
 
-/// A client's holds of all that: no other gets any of it.
+/// A client's holds of everything, so that no other client gets any of it.
 struct Kept {
     locks: Vec<OwnedLockGuard>,
     permit_lease: ExpirablePermit,
@@ -107,7 +108,8 @@ impl Kept {
     }
 }
 
-/// Threads that sleep at the restart, threads that ask meanwhile, and threads that come meanwhile.
+/// The waiters are threads that sleep at the restart, threads that ask meanwhile, and threads that
+/// come meanwhile.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     bound();
@@ -139,7 +141,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         waiting.push((what, spawn(come)));
     }
     barrier.wait();
-    // Time is the subject: each that waits for a lock asks within it.
+    // Time is the subject: each waiter for a lock asks within the time.
     thread::sleep(UNIT * 15);
     for (what, waiter) in &waiting {
         assert!(!waiter.is_finished(), "{what} has not waited");
@@ -149,7 +151,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // A waiter that does not listen yet is passed over, and finds that out by itself.
+    // A notification passes over a waiter that does not listen yet. The waiter finds out by itself.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -174,7 +176,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     let leaders: Vec<_> = waits(&client, Some(&token)).into_iter().map(start).collect();
     leaders.iter().for_each(|(_, leader)| leader.wait_queued());
     let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
-    // Time is the subject: those in front ask within it, and again after it.
+    // Time is the subject: the threads in front ask within the time, and again after it.
     thread::sleep(UNIT * 10);
     server.restart_empty();
     wait_answered(&server);
@@ -216,7 +218,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
     leader.wait_queued();
     let follower = spawn(move || followed.wait());
-    // Time is the subject: the leader asks within it, and the follower is told.
+    // Time is the subject: the leader asks within the time, and the follower learns the answer.
     thread::sleep(UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");
     proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);
@@ -233,7 +235,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     follower.join().unwrap();
 }
 
-/// The second call begins when half of the first one's time is over.
+/// The second call begins when half of the first call's time is over.
 #[test]
 fn each_call_endures_an_outage_for_the_failover_timeout_from_its_own_first_failure() {
     let server = server();
@@ -293,7 +295,7 @@ fn a_wait_that_is_let_in_no_more_ends_at_once() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// Behind one name a server may become a replica, and be one no more.
+/// The server behind a name may become a replica, and then a master again.
 #[test]
 fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_all() {
     let server = server();
@@ -320,6 +322,6 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
         waiter.join().unwrap();
     }
     assert_eq!(refused, 0);
-    // One request in 100 ms, and perhaps by hash and by text.
+    // There is one request in 100 ms, perhaps both by hash and by text.
     assert!((2..CROWD as u64 / 2).contains(&asked), "{asked} requests");
 }

@@ -67,7 +67,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
         let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
         assert_eq!(proxy.fired(), fired);
         assert!(error.kind().is_server_trouble(), "{error}");
-        // Over a connection of the watchdog's that is open already, it is released at once.
+        // The lock is released at once over a connection of the watchdog's that is open already.
         let was_held = holder(&mut server.connection(), "closed").is_some();
         proxy.accept();
         wait_free(&server, "closed", SOON);
@@ -90,7 +90,7 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
     proxy.cut_all();
     drop(guards);
-    // Tried in vain meanwhile, again and again.
+    // Meanwhile the client tries again and again, in vain.
     proxy.wait_fired(4, SOON);
     proxy.clear_rules();
     let mut redis = server.connection();
@@ -114,8 +114,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "refused");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second one: it passes, to a server that refuses it. (With nothing to raise it
-            // would be granted without a write.)
+            // The second request passes, to a server that refuses it. (If there were nothing to
+            // raise, the request would be granted without a write.)
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();
@@ -221,7 +221,7 @@ fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
         ("overtaken, fair", Box::new(client.fair_lock("overtaken, fair"))),
     ];
     for (name, lock) in &locks {
-        // The first one asks for rights, and so the server does not know the script yet.
+        // The first call asks for rights, so after it the server does not know the script yet.
         lock.lock().unwrap().unlock().unwrap();
         lock.lock().unwrap().unlock().unwrap();
         for dropped in [false, true] {
@@ -295,10 +295,10 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     // A question to the server gets no wrong answer.
     assert!(!guard.is_held());
     told.recv_timeout(SOON).unwrap();
-    // A second forced unlock would take the lock from it.
+    // A second forced unlock would take the lock from the new holder.
     end.send(()).unwrap();
     waiter.join();
-    // A connection that has been dead for a while is no matter.
+    // A connection that has been dead for a while does no harm.
     let guard = lock.lock().unwrap();
     proxy.cut_all();
     assert!(lock.force_unlock().unwrap());
@@ -315,7 +315,8 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
             ["cut", "gone", "behind it"].map(|name| client.reentrant_lock(name).lock().unwrap());
         proxy.freeze();
         proxy.cut_all();
-        // The second release finds that the connection is gone, the third one waits for another.
+        // The second release finds that the connection is gone. The third one waits for another
+        // connection.
         for guard in guards {
             drop(guard);
             thread::sleep(UNIT / 20);
@@ -339,8 +340,8 @@ fn a_lost_reply_of_an_unlock_is_not_taken_for_a_release() {
     on_release(&proxy, "unlocked", 1, Action::LoseRequest);
     guard.unlock().unwrap();
     assert_eq!(holder(&mut server.connection(), "unlocked"), None);
-    // The second copy finds no hold. It was released by the first, or had been lost before that:
-    // the server does not know.
+    // The second copy finds no hold. The server does not know whether the first copy released the
+    // hold or the hold was lost before.
     for lost in [false, true] {
         let guard = lock.lock().unwrap();
         if lost {
@@ -390,7 +391,7 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     }
 }
 
-/// It never came, or it came and its reply did not: it is repeated while others hold the lock.
+/// The release or its reply was lost, so the client repeats the release while others hold the lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
     for action in [Action::LoseRequest, Action::LoseReply] {
@@ -399,10 +400,10 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         let (client, other) = (behind(&proxy), client(&server));
         let lock = client.reentrant_lock("later");
         let guard = lock.lock().unwrap();
-        // A retry releases it; retries go on for a whole lease.
+        // A retry releases the lock. Retries go on for a whole lease.
         on_release(&proxy, "later", 3, action);
         assert!(guard.unlock().is_err());
-        // Another client's hold, and the same client's and thread's next one.
+        // The later hold is another client's, or the next one of the same client and thread.
         for lock in [other.reentrant_lock("later"), lock] {
             let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");
@@ -429,7 +430,7 @@ fn a_lost_reply_of_a_renewal_is_no_loss() {
             .into_iter()
             .enumerate()
     {
-        // The only script of this name that is sent while it is held.
+        // The renewal is the only script that is sent for this name while the lock is held.
         on_acquire(&proxy, "renewed", 1, action);
         proxy.wait_fired(round + 1, SOON);
         let renewed = Commands::so_far(&server).of("pexpire");
@@ -455,7 +456,7 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
     proxy.freeze();
     wait_until("it is lost", SOON, || !guard.is_held());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
-    // Another one is let in, also when the old packets arrive at last.
+    // Another client gets in, also when the old packets arrive at last.
     let theirs = crate::common::client(&server).reentrant_lock("cut off").try_lock_for(SOON);
     let theirs = theirs.unwrap().into_option().expect("the lease has ended");
     let held = holder(&mut server.connection(), "cut off");
@@ -503,7 +504,7 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), move |bytes| {
         contains(bytes, "straddled") && contains(bytes, &millis)
     });
-    // By now the outer hold is lost; this makes a hold of its own, or none.
+    // By now the outer hold is lost. This call gets a separate hold, or none.
     let inner = lock.with_lease(longer).lock();
     assert!(!outer.is_held());
     drop((inner, outer));
@@ -517,7 +518,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     let client = behind(&proxy);
     let lock = client.reentrant_lock("unsure");
     let outer = lock.with_lease(LEASE).lock().unwrap();
-    // The server carries it out both times, and no reply comes.
+    // The server carries the request out both times, and no reply comes.
     on_acquire(&proxy, "unsure", 2, Action::LoseReply);
     let error = lock.with_lease(LONG).lock().map(drop).unwrap_err();
     is_clear(&error, "unsure", "still holds it as before");
@@ -525,7 +526,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
     assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
-    // The holder goes by its own knowledge, which ends at some time.
+    // The holder believes in its lease until the end that it knows.
     wait_until("the first lease ends", SOON, || !outer.is_held());
     assert!(outer.unlock().is_err());
     wait_free(&server, "unsure", SOON);

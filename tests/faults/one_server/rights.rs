@@ -4,7 +4,7 @@ use redlatch::Error;
 
 use super::*;
 
-/// A client whose user had all rights when it connected, and has these now.
+/// A client whose user had all rights when the client connected, and now has only these.
 fn restricted(server: &Server, rights: &[&str]) -> Client {
     let mut user = new_user(server);
     let client = user.client();
@@ -12,7 +12,7 @@ fn restricted(server: &Server, rights: &[&str]) -> Client {
     client
 }
 
-/// The first request of each kind, which takes something or makes it.
+/// The first requests of each kind, which take or make something.
 fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), Error>)> {
     let read_write = client.read_write_lock(name);
     vec![
@@ -46,7 +46,7 @@ fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
         assert!(left.is_empty(), "{what} has left {left:?}");
     }
     user.set(&["&*"]);
-    // Not the keys that scripts make.
+    // The user may not use the keys that scripts make.
     user.set(&["resetkeys", "~shop", "~redlatch_queue:{shop}", "~redlatch_window:{shop}"]);
     let error = user.client().reentrant_lock("shop").lock().map(drop).unwrap_err();
     assert!(error.to_string().contains("redlatch_asked:{shop}:"), "{error}");
@@ -97,7 +97,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
     }
 }
 
-/// Calls of EVAL so far: a question goes with a script's text.
+/// The number of `EVAL` calls so far. A question about rights goes with a script's text.
 fn texts(server: &Server) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -184,8 +184,8 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
     assert_eq!(pttl(&mut server.connection(), "endless"), -2, "a key has stayed");
 }
 
-/// A message that says in public that the lock is free keeps no lock: clients of Redisson's find out
-/// later. A message to a waiter of ours grants it the lock.
+/// A release goes on without the public message that the lock is free, since Redisson's clients
+/// find out later. A message to a waiter of ours grants it the lock.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
     let server = server();
@@ -197,7 +197,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
         for how in ["unlock", "drop", "force"] {
             let name = format!("mute {at} {how}");
             let lock = client.reentrant_lock(&name);
-            // It has the right at first, or it would be granted nothing.
+            // At first the client has the right. Otherwise it would be granted nothing.
             lock.lock().unwrap().unlock().unwrap();
             user.set(rules);
             let guard = lock.lock().unwrap();
@@ -219,7 +219,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
     is_clear(&lock.force_unlock().unwrap_err(), "told", "PUBLISH");
     is_clear(&guard.unlock().unwrap_err(), "told", "PUBLISH");
     assert!(lock.is_locked().unwrap());
-    // It is tried again in the background.
+    // The client tries the release again in the background.
     user.set(&["+publish"]);
     waiter.join();
     wait_free(&server, "told", SOON);

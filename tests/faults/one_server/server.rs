@@ -11,7 +11,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
         let waiters: Vec<_> = (0..4)
             .map(|at| {
                 let lock = [&one, &other][at % 2].reentrant_lock("emptied");
-                // The thread may meet a server that is away just now.
+                // The thread may find the server away.
                 spawn(move || {
                     let guard = loop {
                         match lock.try_lock_for(SOON) {
@@ -31,11 +31,12 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The other client's waiters are in at the next poll, those behind the guard when it ends.
+        // The other client's waiters get in at the next poll, and those behind the guard when the
+        // guard ends.
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
-        // Whether it says so is another test's matter.
+        // Another test checks whether the guard says so.
         let _ = guard.unlock();
         waiters.into_iter().for_each(Running::join);
     }
@@ -60,7 +61,7 @@ fn a_restart_without_data_is_reported_before_the_next_renewal() {
         let waiter = (by == "the subscriber").then(|| {
             let elsewhere = self::client(&server);
             let held = elsewhere.reentrant_lock("other").lock().unwrap();
-            // The waiter may meet a server that is away just now.
+            // The waiter may find the server away.
             let waiter = spawn(move || drop(other.try_lock_for(SOON)));
             wait_in_line(&server, "other", 1);
             (waiter, held)
@@ -100,7 +101,7 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
 #[test]
 fn the_question_whether_a_hold_is_known_changes_nothing() {
     let server = server();
-    // Each connection may lead to another run of the server, as far as this user can see.
+    // As far as this user can see, each connection may lead to another run of the server.
     let client = user(&server, &["-info"]);
     let held = ["endless", "deleted"].map(|name| {
         let lock = client.reentrant_lock(name).with_lease(LONG);
@@ -137,7 +138,7 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
     let () = fill.query(&mut redis).unwrap();
     let () = redis::cmd("SAVE").query(&mut redis).unwrap();
     let client = watched(&server, 10 * LONG);
-    // After it was saved: it comes back without them.
+    // The server was saved before, so it comes back without these holds.
     let guards =
         [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
             .map(|lock| lock.lock().unwrap());
@@ -163,7 +164,8 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
         eprintln!("left out: it has never said LOADING");
         return;
     }
-    // A connection that was opened while it loaded is not kept: the next request has another one.
+    // The client does not keep a connection that was opened while the server loaded. The next
+    // request gets another one.
     assert!(!client.reentrant_lock("other").is_locked().unwrap());
     for _ in &guards {
         assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -179,10 +181,10 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
         let guard = lock.lock().unwrap();
         server.restart_empty();
         if others {
-            // On the new connection already.
+            // This request already goes over the new connection.
             assert!(!client.reentrant_lock("other").is_locked().unwrap());
         }
-        // Any client may have had it meanwhile.
+        // Any client may have had the lock meanwhile.
         let error = guard.unlock().expect_err("the server knows nothing of this hold");
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
@@ -278,7 +280,7 @@ fn a_read_only_server_refuses_clearly_and_the_locks_are_free_afterwards() {
     is_clear(&unlocked.unlock().unwrap_err(), "unlocked", "replica");
     drop(dropped);
     replica_of(["NO", "ONE"]);
-    // Long before their leases end.
+    // The locks are free long before their leases end.
     wait_free(&server, "unlocked", SOON);
     wait_free(&server, "dropped", SOON);
     client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
@@ -298,7 +300,7 @@ fn a_server_that_cannot_save_refuses_clearly() {
     };
     let (_, folder): (String, String) =
         redis::cmd("CONFIG").arg(&["GET", "dir"]).query(&mut redis).unwrap();
-    // A folder stands where its file should be.
+    // A folder stands in place of the server's file.
     fs::create_dir(format!("{folder}/dump.rdb")).unwrap();
     config("save", "3600 1");
     let _: Result<(), _> = redis::cmd("BGSAVE").query(&mut redis);
@@ -328,7 +330,7 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
 
-    // Written over while it is held: the release leaves it alone.
+    // The lock's key is overwritten while the lock is held, and the release leaves it alone.
     let guard = client.reentrant_lock("over").lock().unwrap();
     let () = redis.set("over", "precious").unwrap();
     assert!(guard.unlock().is_err());
@@ -386,16 +388,17 @@ fn a_loading_server_refuses_clearly() {
         eprintln!("left out: this server cannot load slowly");
         return;
     }
-    // It answers while it loads: some servers look for requests only after megabytes.
+    // The server answers while it loads. Some servers look for requests only after megabytes.
     let often = ["SET", "loading-process-events-interval-bytes", "1024"];
     redis::cmd("CONFIG").arg(&often).exec(&mut redis).unwrap();
-    // Once more, if this process was kept from asking while it loaded.
+    // The test tries once more if the machine kept this process from asking while the server
+    // loaded.
     let mut met = None;
     wait_until("it has said LOADING", SOON, || {
         let mut loader = server.connection();
         let loading = spawn(move || redis::cmd("DEBUG").arg("RELOAD").exec(&mut loader).unwrap());
         while met.is_none() && !loading.is_finished() {
-            // (`lock` would wait until it has loaded.)
+            // (`lock` would wait until the server has loaded.)
             let tried = lock.try_lock();
             met = tried
                 .and_then(|guard| guard.into_option().map_or(Ok(()), |guard| guard.unlock()))
@@ -405,7 +408,7 @@ fn a_loading_server_refuses_clearly() {
         met.is_some()
     });
     is_clear(&met.unwrap(), "loading", "loading");
-    // Free after a refused acquire and after a refused release.
+    // The lock is free after a refused acquire and after a refused release.
     wait_free(&server, "loading", SOON);
     lock.lock().unwrap().unlock().unwrap();
 }
@@ -424,10 +427,10 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         })
         .collect();
     for thread in threads {
-        // The first thread got no answer, the later ones no connection.
+        // The first thread got no answer, and the later ones got no connection.
         is_clear(&thread.join(), "frozen", "the server");
     }
-    // A few timeouts, and not one for each.
+    // The calls took a few timeouts, and not one for each call.
     let took = begun.elapsed();
     assert!(took >= IMPATIENT && took < SOON, "{took:?}");
     let error = client.reentrant_lock("short").try_lock_for(UNIT / 10).map(drop).unwrap_err();
@@ -445,7 +448,7 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         });
         wait_free(&server, name, SOON);
     }
-    // Nothing of the old requests comes later.
+    // Nothing comes later from the old requests.
     thread::sleep(UNIT * 5);
     for name in ["frozen", "held", "short"] {
         assert!(!client.reentrant_lock(name).is_locked().unwrap(), "{name}");
@@ -492,7 +495,7 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
     let error = other.lock().map(drop).unwrap_err();
     assert!(error.kind().is_server_trouble(), "{error}");
     assert!(other.is_locked().unwrap_err().kind().is_server_trouble());
-    // At the slow poll at the latest.
+    // The waiters get in at the slow poll at the latest.
     for waiter in waiters {
         let error = waiter.join();
         assert!(error.kind().is_server_trouble(), "{error}");

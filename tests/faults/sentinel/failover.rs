@@ -4,8 +4,8 @@ use redlatch::{Attempt, Taken};
 
 use super::*;
 
-/// Holds that the new master knows are kept, and renewed there; those that it does not know are
-/// told as lost; waiters go on.
+/// Holds that the new master knows stay, and are renewed there. The others are reported as lost.
+/// Waiters go on.
 fn outlasts(end: End) {
     let sentinels = sentinels();
     let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
@@ -32,10 +32,10 @@ fn outlasts(end: End) {
         assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
     }
     assert!(!unknown.is_held() && !fixed.is_held());
-    // The lost lock's waiter has it.
+    // The lost lock's waiter has the lock.
     for_unknown.join();
     assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // Renewed on the new one.
+    // The hold is renewed on the new master.
     let new = sentinels.master();
     wait_until("it is renewed", SOON, || ends(&kept) > ended + UNIT);
     assert!(kept.is_held() && kept_lost.try_recv().is_err());
@@ -60,8 +60,7 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
     outlasts(End::Replaced);
 }
 
-/// The old master lives and takes writes: no Sentinel can make a replica of it, or cuts its clients
-/// off.
+/// The old master lives and takes writes. No Sentinel can make it a replica or cut its clients off.
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
     let sentinels = sentinels();
@@ -78,7 +77,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
-        // A lock that the old master granted just now may be lost, and its error says so.
+        // A lock that the old master granted just now may be lost. Its error says so.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
         Commands::so_far(new).scripts() > 0
     });
@@ -102,7 +101,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let mut then: Vec<(String, Vec<u8>)> = Vec::new();
     for lock in &given_back {
         let guard = lock.lock().unwrap();
-        // With the reader's timeout.
+        // The keys include the reader's timeout.
         let keys: Vec<String> = master.keys(format!("*{}*", lock.name())).unwrap();
         for key in keys.into_iter().filter(|key| !key.contains("token")) {
             let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
@@ -111,7 +110,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
         guard.unlock().unwrap();
     }
     assert_eq!(then.len(), 6, "{then:?}");
-    // Held locks stay, in whichever way they were taken.
+    // Held locks stay, however they were taken.
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
@@ -120,7 +119,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
             (lock, guard.into_option().unwrap())
         })
     });
-    // Locks left to their end stay, too, which no client has.
+    // Locks that no client has, and that are left to their end, stay, too.
     let left = locks(&client, "left");
     for lock in &left {
         lock.lock().unwrap().leave_to_expire().unwrap();
@@ -129,7 +128,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     put_back_on_replicas(&sentinels, &then);
     sentinels.fail_over();
     let takers = locks(&other, "given back").map(|lock| {
-        // (A reader may have it beside others.)
+        // (A reader may have the lock beside others.)
         let lock: Box<dyn Lock> = match lock.name() {
             name @ "given back read" => Box::new(other.read_write_lock(name).write_lock().clone()),
             _ => lock,
@@ -151,7 +150,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     }
 }
 
-/// Longer than any call waits for a connection or a reply.
+/// The failover takes longer than any call waits for a connection or a reply.
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     bound();
@@ -182,7 +181,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     // A call that does not wait has its own limit.
     let error = client.reentrant_lock("now").try_lock().map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // A waiter with a deadline gets the trouble that ended its wait.
+    // A waiter with a deadline gets the error that ended its wait.
     let error = client.reentrant_lock("soon").try_lock_for(UNIT).map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
     let taker = spawn(move || {
@@ -226,7 +225,8 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
     assert!(waiter.join().unwrap());
 }
 
-/// A command sent to a server that is a replica by now goes to the master in the same call.
+/// A command that reaches a server which has become a replica goes on to the master in the same
+/// call.
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let sentinels = sentinels();
@@ -234,7 +234,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
     let old = sentinels.master();
-    // No Sentinel sends a message while the roles change, by hand.
+    // No Sentinel sends a message while the test changes the roles.
     sentinels.sentinels().iter().for_each(Server::pause);
     let new = sentinels.servers().iter().find(|it| it.port() != old.port()).unwrap();
     let replica_of = |server: &Server, of: &[&str]| {
@@ -249,7 +249,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
         stats.contains("errorstat_READONLY")
     });
     sentinels.sentinels().iter().for_each(Server::resume);
-    // Whichever of the two the Sentinels make the master again, or keep.
+    // The Sentinels may make either of the two the master.
     call.join().unwrap();
 }
 
@@ -258,7 +258,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     assert!(thread_names().iter().any(|name| name == "redlatch-follow"), "{:?}", thread_names());
-    // Also while there is no master, nor a Sentinel that answers.
+    // The same holds while there is no master and no Sentinel answers.
     let master = sentinels.master();
     sentinels.sentinels().iter().for_each(Server::pause);
     master.pause();
@@ -271,7 +271,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.join();
 }
 
-/// Only the Sentinels' messages are missing: the client asks them.
+/// Only the Sentinels' messages are missing, so the client asks the Sentinels.
 #[test]
 fn a_failover_is_found_without_the_sentinels_messages() {
     let sentinels = sentinels();
@@ -285,12 +285,12 @@ fn a_failover_is_found_without_the_sentinels_messages() {
     let lost = losses(&guard);
     wait_replicated(&sentinels, "held");
     keep_from_replicas(&sentinels, "held");
-    // The old master lives on, and gets no request.
+    // The old master lives on, but gets no request.
     sentinels.fail_over();
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
 }
 
-/// Behind a grant that too few replicas had, and an outage, the wait goes on.
+/// The wait goes on after a grant that too few replicas had, and after an outage.
 #[test]
 fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     bound();
@@ -309,7 +309,7 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
     let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
     wait_in_line(1);
-    // The waiter sleeps over the outage: a question during it would be another wait, begun too
+    // The waiter sleeps through the outage. A question during it would be another wait, begun too
     // late.
     waiter.wait_queued();
     let behind = other.fair_lock("fair");
@@ -326,7 +326,7 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
 
     sentinels.replicas().iter().for_each(|replica| replica.pause());
     held.unlock().unwrap();
-    // The one behind has it, and this one stands behind that.
+    // The waiter behind has the lock, and this one now stands behind that one.
     wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
     let first = in_line();
     wait_until("it stands anew", SOON, || {
@@ -346,7 +346,7 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     });
 }
 
-/// As with a service that forbids `INFO`.
+/// The user's rights are as with a service that forbids `INFO`.
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     let sentinels = sentinels();
@@ -367,7 +367,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// As above, of permits: for each way of giving them back.
+/// The same for permits, for each way of giving them back.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let sentinels = sentinels();
@@ -378,7 +378,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     for way in ways {
         let semaphore = client.expirable_semaphore(way);
         semaphore.try_set_permits(1).unwrap();
-        // A permit whose id was told stays with the reader of the id.
+        // A permit whose id the program has read stays with that reader.
         let kept = client.expirable_semaphore(&format!("{way}, kept"));
         kept.try_set_permits(2).unwrap();
         let _told = [1, 2].map(|_| kept.acquire().unwrap().into_id());
@@ -433,7 +433,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     }
 }
 
-/// The replicas have again this semaphore and its requests as they were then.
+/// Gives the replicas this semaphore and its requests as they were before.
 fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, name: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -457,8 +457,9 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
     keys.into_iter().map(|key| (key.clone(), redis.get(&key).unwrap())).collect()
 }
 
-/// Each permit that was out at the failover comes back, and there are as many as before: those that
-/// the new master had not heard of, and those of which it had not heard that they were given back.
+/// Each permit that was out at the failover comes back, and there are as many permits as before.
+/// That includes those that the new master did not know to be out, and those that it did not know
+/// to be given back.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();
@@ -488,7 +489,7 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would hide missing ones before it in its slot.
+/// The first request to the new master would hide missing requests before it in its slot.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let (old, new) = (server(), server());
@@ -509,7 +510,7 @@ fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     assert_eq!(semaphore.available_permits().unwrap(), 4);
 }
 
-/// The old master has answered; the client reads that answer only after it has told the new master
+/// The old master has answered. The client reads the answer only after it has sent the new master
 /// all other changes, and then sends no request.
 #[test]
 fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
@@ -530,7 +531,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         }
         let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
         let out = told.acquire().unwrap();
-        // A thread that waits has the client listen, over another connection.
+        // A thread that waits makes the client listen, over another connection.
         hold_as_redisson(&mut old.connection(), "held", LONG);
         let (lock, token) = (client.reentrant_lock("held"), CancelToken::new());
         let cancelled = token.clone();
@@ -558,8 +559,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// The server is full when it becomes the master, and this client does not use the semaphore any
-/// more.
+/// The server is full when it becomes the master, and this client has stopped using the semaphore.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
@@ -578,7 +578,7 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     set_most("1");
     proxy.lead_to(&new);
     old.kill();
-    // Nothing but a question, which brings it to the new one.
+    // The client only asks a question, which leads it to the new master.
     let another = client.semaphore("another");
     wait_until("it is there", SOON, || another.available_permits().is_ok());
     wait_until("it is refused", SOON, || {
@@ -590,8 +590,8 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
-/// Threads take and give back all the time. The new master knows the state of one moment, and they
-/// have more of the permits, or fewer, when the old one ends.
+/// Threads take permits and give them back all the time. The new master knows the state of one
+/// moment. When the old master ends, the threads have more permits or fewer.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     for (then, later) in [(1, 4), (4, 1)] {
@@ -612,14 +612,15 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                         // In an outage a call that does not wait may fail.
                         held.extend(semaphore.try_acquire().ok().and_then(Attempt::into_option));
                         held.truncate(most.load(Ordering::SeqCst));
-                        // A client remembers 10,000 changes: so they last, on a busy machine, too.
+                        // A client remembers 10,000 changes. With this pause they suffice, even on
+                        // a busy machine.
                         thread::sleep(UNIT / 10);
                     }
                 })
             })
             .collect();
-        // `None`: a replica that has not heard of the semaphore yet. As the master it would have no
-        // number to put right.
+        // `None`: the replica has not heard of the semaphore yet. As the master it would have no
+        // number to correct.
         let free = |server: &Server| server.connection().get::<_, Option<i64>>("many").unwrap();
         let has = |server: &Server, most: usize| {
             let out = |free| (8 * most as i64..=8 * (most as i64 + 1)).contains(&(40 - free));
@@ -639,7 +640,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
         wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
             free(&new) == Some(40)
         });
-        // Time is the subject: a second release comes late.
+        // Time is the subject: a second release would come late.
         thread::sleep(UNIT * 5);
         assert_eq!(free(&new), Some(40));
         drop(clients);

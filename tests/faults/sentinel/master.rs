@@ -10,7 +10,7 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
     assert!(Commands::so_far(sentinels.master()).scripts() > 0);
 
     let ports: Vec<_> = sentinels.sentinels().iter().map(Server::port).collect();
-    // A Sentinel tells of the others, and the client passes over a server that is none.
+    // A Sentinel names the others. The client passes over a server that is no Sentinel.
     let plain = sentinels.master().port();
     builder(&sentinels.url_of(&[plain, ports[1]])).connect().unwrap();
 
@@ -94,7 +94,8 @@ fn sentinels_that_are_gone_or_stand_still_are_passed() {
     assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
     second.resume();
     drop(client);
-    // The first client knew only the Sentinel that is gone by now: it has learned of the others.
+    // The URL of the first client named only a Sentinel that is gone by now, so the client must
+    // have learned of the others.
     let client = builder(&sentinels.url_of(&[third.port()])).connect().unwrap();
     third.kill();
     kill_clients(master);
@@ -126,7 +127,7 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// A Sentinel that was started anew has its file's view, and has not heard of the others yet: it
+/// A Sentinel that was started anew knows only its file, and has not heard of the others yet. It
 /// names the old master, which still says that it is one.
 #[test]
 fn a_sentinel_that_knows_less_leads_no_client_back() {
@@ -140,7 +141,7 @@ fn a_sentinel_that_knows_less_leads_no_client_back() {
     let new = sentinels.master();
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
-    // From here on no server tells the old one, nor the Sentinel that knows only it.
+    // From here on no server informs the old master, or the Sentinel that knows only that master.
     others.iter().for_each(Server::pause);
     old.resume();
     stale.restart_empty();
@@ -158,7 +159,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
     builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
 
-/// A failover gives the service another address, and must not change the order.
+/// A failover gives the service another address. The order must stay the same.
 #[test]
 fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let sentinels = sentinels();
@@ -206,8 +207,8 @@ fn holds_outlast_new_passwords_and_a_failover() {
     }
 }
 
-/// The last look has little time left, so the Sentinels often do not answer it: the error is about
-/// the master all the same.
+/// The last look has little time left, so often no Sentinel answers it. The error is still about
+/// the master.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
     let sentinels = sentinels();

@@ -1,4 +1,5 @@
-//! Behind Sentinels: which server is the master, and the fate of locks when another one is.
+//! Servers behind Sentinels: which one is the master, and the fate of locks when another one
+//! becomes the master.
 
 mod failover;
 mod master;
@@ -18,7 +19,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
-/// A lease whose next renewal, after a third of it, comes later than anything here.
+/// A lease whose next renewal, after a third of the lease, comes after the end of any test.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
 
 fn sentinels() -> Sentinels {
@@ -42,14 +43,14 @@ fn refused(url: &str) -> Error {
     builder(url).connect_timeout(UNIT * 20).connect().map(drop).unwrap_err()
 }
 
-/// Hears of a guard's loss.
+/// A receiver that gets the reason of a guard's loss.
 fn losses(guard: &LockGuard) -> Receiver<LostReason> {
     let (sender, lost) = mpsc::channel();
     guard.on_lost(move |why| sender.send(why).unwrap());
     lost
 }
 
-/// Changes a replica, as if it had got other commands.
+/// Changes a replica, as if it had received other commands.
 fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Connection)) {
     let set = |redis: &mut redis::Connection, value: &str| {
         let args = ["SET", "replica-read-only", value];
@@ -60,7 +61,7 @@ fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Conn
     set(replica, "yes");
 }
 
-/// The replicas have not got this key: as if the master had failed before they heard of it.
+/// Removes the key from the replicas, as if the master had failed before they heard of it.
 fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -75,7 +76,7 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     }
 }
 
-/// The replicas have `keys` again as they were then: as if they had got no command since.
+/// Gives the replicas `keys` as they were before, as if they had received no command since.
 fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -93,7 +94,7 @@ fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     }
 }
 
-/// One of each kind.
+/// A lock of each kind.
 fn locks(client: &Client, name: &str) -> [Box<dyn Lock>; 5] {
     let of = |kind: &str| format!("{name} {kind}");
     [
@@ -114,7 +115,7 @@ fn wait_replicated(sentinels: &Sentinels, key: &str) {
 
 // Locks after a failover.
 
-/// How a master goes.
+/// How a master ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Killed,
@@ -123,7 +124,8 @@ enum End {
 }
 
 impl End {
-    /// Returns when it began, and when the Sentinels have chosen another one.
+    /// Ends the master. Returns the time when that began, and the time when the Sentinels have
+    /// chosen another one.
     fn of(self, sentinels: &Sentinels) -> (Instant, Instant) {
         let old = sentinels.master();
         let begun = Instant::now();

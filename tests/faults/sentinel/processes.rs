@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Takes the lock again and again, and says when it had it, in microseconds.
+/// Takes the lock again and again, and reports when it had the lock, in microseconds.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -60,7 +60,7 @@ impl Processes {
         Self { workers, had: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads until each process has had the lock after that time. Returns when that was.
+    /// Reads until each process has had the lock after `time`. Returns the time when that was so.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
         let until = Instant::now() + SOON * 2;
@@ -89,7 +89,7 @@ impl Processes {
         first.into_iter().flatten().max().unwrap()
     }
 
-    /// Processes that were told that they had the lock to the end had it alone.
+    /// Checks that processes that had the lock to the end, as they were told, had it alone.
     fn check(&mut self) {
         self.had.sort_by_key(|had| had.since);
         let kept: Vec<_> = self.had.iter().filter(|had| had.kept).collect();
@@ -100,14 +100,15 @@ impl Processes {
     }
 }
 
-/// One failover: the Sentinels' part of it, and how much later all processes had gone on.
+/// One failover. Returns the Sentinels' part of the time, and the further time until all processes
+/// had gone on.
 fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Duration; 2] {
     processes.wait_all_since(now());
     let old = sentinels.master();
     let began = now();
     let (begun, switched) = end.of(sentinels);
     let theirs = switched - begun;
-    // A hold before the switch was the old master's.
+    // A hold before the switch was on the old master.
     let from = if matches!(end, End::Replaced) { began + theirs.as_micros() } else { began };
     let all = processes.wait_all_since(from);
     let ours = Duration::from_micros(u64::try_from(all.saturating_sub(began)).unwrap());
@@ -131,7 +132,7 @@ fn waiting_processes_go_on_and_no_two_keep_the_lock() {
     processes.check();
 }
 
-/// `REDLATCH_SOAK=600 cargo test --test faults failovers`: so many seconds of them.
+/// `REDLATCH_SOAK=600 cargo test --test faults failovers` runs failovers for 600 seconds.
 #[test]
 fn failovers_again_and_again() {
     let Some(seconds) = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()) else {

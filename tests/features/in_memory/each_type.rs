@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, StatusKind, Waited};
 
-/// Longer than any test takes; broken code would wait for so long.
+/// A time longer than any test takes. Broken code would wait for that long.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Each of these is a test, on two clients of a server in memory.
+/// Makes each of these functions a test, on two clients of a server in memory.
 macro_rules! scenarios {
     ($($name:ident)+) => {
         $(#[test]
@@ -18,7 +18,7 @@ macro_rules! scenarios {
             scenario::$name(&server.client().unwrap(), &server.client().unwrap());
         })+
 
-        /// All of them, on two clients of any server.
+        /// Runs all of them, on two clients of any server.
         pub(crate) fn all(one: &Client, other: &Client) {
             $(scenario::$name(one, other);)+
         }
@@ -39,14 +39,14 @@ scenarios! {
     a_name_of_another_kind_is_refused_with_its_cause
 }
 
-/// Waits until so many wait for this name.
+/// Waits until `count` threads wait for this name.
 fn await_waiters(client: &Client, name: &str, count: usize) {
     while client.status(name).unwrap().queue.len() < count {
         thread::yield_now();
     }
 }
 
-/// A thread of another client waits for the lock until this one's holder leaves, and gets it.
+/// A thread of another client waits for the lock, and gets it when this client's holder leaves.
 fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
     let guard = one.lock().unwrap();
     assert!(other.try_lock().unwrap().into_option().is_none());
@@ -138,7 +138,7 @@ mod scenario {
         thread::scope(|scope| {
             let guard = lock.lock().unwrap();
             scope.spawn(move || {
-                // It gets the lock once the waiter has an entry.
+                // The thread gets the lock once the waiter has an entry.
                 let guard = same.lock().unwrap();
                 assert!(its.notify_one().unwrap());
                 guard.unlock().unwrap();
@@ -229,10 +229,10 @@ mod scenario {
         let guard = one.reentrant_lock("deleted").lock().unwrap();
         let (lost, told) = crossbeam_channel::bounded(1);
         guard.on_lost(move |why| lost.send(why).unwrap());
-        // The client asks to be told of the key's changes once the hold is 100 ms old.
+        // The client asks the server to report changes of the key once the hold is 100 ms old.
         thread::sleep(Duration::from_millis(300));
         assert!(other.reentrant_lock("deleted").force_unlock().unwrap());
-        // Its next renewal would be after ten seconds.
+        // The next renewal would come after ten seconds.
         told.recv_timeout(Duration::from_secs(5)).unwrap();
         assert!(!guard.is_held());
     }

@@ -1,4 +1,4 @@
-//! Faults that the test puts in.
+//! Faults that the test injects.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn exactly_as_many_requests_fail_as_asked() {
     let error = lock.try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(!error.is_transient(), "{error}");
-    // A wait does not outlast it either.
+    // A wait does not outlast the outage either.
     lock.try_lock_for(LONG).unwrap_err();
     lock.lock().unwrap().unlock().unwrap();
 }

@@ -1,5 +1,5 @@
-//! How fast it is: `cargo test --release --all-features --test features speed -- --ignored
-//! --nocapture`.
+//! The speed of the server in memory: `cargo test --release --all-features --test features speed --
+//! --ignored --nocapture`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -11,8 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECONDS: u64 = 3;
 
-/// Grants a second of so many threads that take one lock, and their own time for each, in ns. (On a
-/// busy machine only that is the same in each run.)
+/// The grants a second for `threads` threads that take one lock, and the threads' own time for each
+/// grant, in ns. (On a busy machine only the latter is the same in each run.)
 fn rate(client: &Client, threads: usize) -> (u64, u64) {
     let (grants, time, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! The same at a failover to a server on which the user has other rights.
 //!
-//! The rights are back at the end: then all permits are there again, and the others have gone on
-//! before that, but for those that only the client of few rights could let go on.
+//! At the end the rights are back, and then all permits are there again. The others have gone on
+//! before that, except those that only the client of few rights could let go on.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use super::others::{ALL_RIGHTS, Play, TOTAL, permits};
 use super::*;
 
-/// Each case waits for all others, and for the test to act: three times.
+/// The moments at which each case waits for all others and for the test to act, three times.
 struct Moments<'a> {
     all: &'a Barrier,
     new: &'a Server,
@@ -23,7 +23,7 @@ impl<'a> Moments<'a> {
         self.all.wait();
     }
 
-    /// From here on the replica has heard of all so far, and hears no more.
+    /// Waits until the test has cut the replica off, with all changes so far.
     fn is_cut_off(&self) {
         self.next();
     }
@@ -49,7 +49,7 @@ impl Drop for Moments<'_> {
 
 type Case = Box<dyn for<'a> Fn(&mut Play<'a>, &Moments<'a>) + Sync>;
 
-/// With their rows in the table of `docs/operations.md`.
+/// The cases, with their rows in the table of `docs/operations.md`.
 fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     let mut all: Vec<(_, _, Case)> = vec![
         ("semaphore", &["semaphores"] as &[_], Box::new(semaphore)),
@@ -66,8 +66,8 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     all
 }
 
-/// (Not asked here: whether two hold it. The old master may have renewed a lease that the new one
-/// has not heard of.)
+/// (This does not check that only one client has the lock. The old master may have renewed a lease
+/// that the new one has not heard of.)
 fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     let guard = held(&*(kind.make)(&it.poor, &it.name));
     moments.is_cut_off();
@@ -94,7 +94,7 @@ fn semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.all_come_back(false);
 }
 
-/// Of which its client asks nothing more.
+/// A semaphore of which the client asks nothing more.
 fn idle_semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.make_permits(false);
     moments.is_cut_off();
@@ -131,7 +131,7 @@ fn latch<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let left = it.good(theirs.count());
     match counted {
         Ok(()) => assert_eq!(left, 1, "{}", it.what),
-        // If it is not known, it may be counted at any time, once.
+        // If the outcome is unknown, the count may come at any time, but only once.
         Err(error) => assert!(left == 2 || error.outcome_unknown(), "{}: {error}", it.what),
     }
     while it.good(theirs.count()) > 0 {
@@ -172,7 +172,8 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let theirs = it.waiter(&it.rich.third, SOON * 2);
     moments.is_cut_off();
     moments.fails_over(it);
-    // A notification passes a waiter that does not listen to the new master yet, which finds out.
+    // A notification passes over a waiter that does not listen to the new master yet. The waiter
+    // finds out by itself.
     it.waits_until("both hear of it", || {
         it.notify(&it.rich.other);
         its.is_finished() && theirs.is_finished()
@@ -190,7 +191,7 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();
     let proxy = Proxy::before(&old);
-    // Patient: more than a thousand cases are in a hurry at the same moment.
+    // The clients are patient, since more than a thousand cases are in a hurry at the same moment.
     let [other, third, judge] = [(); 3].map(|()| {
         let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG);
         rich.response_timeout(SOON).connect().unwrap()

@@ -1,8 +1,8 @@
-//! The same of all that is no lock.
+//! The same for the synchronizers that are no locks.
 //!
-//! Whatever is taken away, and whenever: the call ends with an error or has done all of its work, the
-//! others go on, and once the rights are back no permit, count or notification is lost, and none has
-//! been given twice.
+//! Whatever is taken away, and whenever, the call ends with an error or has done all of its work,
+//! and the others go on. Once the rights are back, no permit, count or notification is lost, and
+//! none has been given twice.
 
 use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, NotTaken, ReentrantLock, Taken};
 
@@ -10,9 +10,9 @@ use super::*;
 
 struct Other {
     what: &'static str,
-    /// Its rows in the table of `docs/operations.md`, besides each client's.
+    /// The synchronizer's rows in the table of `docs/operations.md`, besides those of every client.
     rows: &'static [&'static str],
-    /// What happens, each with a right that is taken away at another moment.
+    /// The plays, each with another moment at which a right is taken away.
     plays: &'static [fn(&Play<'_>)],
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Play<'a> {
     pub(super) poor: Client,
     pub(super) user: Arc<Mutex<User>>,
     pub(super) rules: &'a [String],
-    /// The server forgets all scripts, too.
+    /// Whether the server forgets all scripts, too.
     pub(super) flushes: bool,
     pub(super) what: String,
     pub(super) name: String,
@@ -96,7 +96,7 @@ impl Play<'_> {
     /// An outcome of the client of few rights.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
-            // (A lease may have ended by itself, too, or be about to.)
+            // (A lease may also have ended by itself, or be about to.)
             let known = [ErrorKind::LeaseLost, ErrorKind::EndsTooSoon, ErrorKind::NotHeld];
             let is_known = error.kind().is_server_trouble() || known.contains(&error.kind());
             assert!(is_known, "{}: {error}", self.what);
@@ -108,7 +108,7 @@ impl Play<'_> {
         outcome.unwrap_or_else(|error| panic!("{}: {error}", self.what))
     }
 
-    /// Until this thread sleeps in a wait, and its client hears of this channel.
+    /// Waits until this thread sleeps in a wait and its client listens to this channel.
     fn wait_in_wait<T>(&self, waiter: &Running<T>, channel: &str) {
         wait_subscribed(self.server, channel);
         waiter.wait_asleep();
@@ -124,7 +124,7 @@ pub(super) type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 pub(super) const TOTAL: i64 = 4;
 
-/// `leased`: of an expirable semaphore.
+/// `leased`: whether the semaphore is expirable.
 fn take(
     client: &Client,
     name: &str,
@@ -143,7 +143,7 @@ fn take(
     })
 }
 
-/// The free permits, and those that are out by the server's knowledge.
+/// The number of free permits, and of those that are out as far as the server knows.
 pub(super) fn permits(server: &Server, name: &str) -> (i64, i64) {
     let mut both = redis::pipe();
     both.atomic().get(name).zcard(format!("{{{name}}}:timeout"));
@@ -158,7 +158,7 @@ impl Play<'_> {
             self.rich.other.semaphore(&self.name).try_set_permits(TOTAL as u32)
         };
         assert!(self.good(made), "{}", self.what);
-        // Its connection asks for its rights. (A busy machine may see the end of a lease.)
+        // The client's connection asks for its rights. (On a busy machine a lease may end.)
         let _ = self.takes(&self.poor, leased, 1)();
     }
 
@@ -174,7 +174,7 @@ impl Play<'_> {
         got.unwrap()
     }
 
-    /// All are there again, those with leases without any right.
+    /// Checks that all permits come back. Those with leases come back without any right.
     pub(super) fn all_come_back(&self, leased: bool) {
         if !leased {
             self.give_back();
@@ -261,7 +261,7 @@ fn renewed_permits(it: &Play<'_>) {
     it.all_come_back(true);
 }
 
-/// The client counts down, from so many.
+/// The client counts down, starting from this count.
 fn count(it: &Play<'_>, from: u64) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
@@ -304,7 +304,7 @@ fn awaited_count(it: &Play<'_>) {
 }
 
 impl Play<'_> {
-    /// A barrier of two parties, and the one of the client with all rights.
+    /// A barrier of two parties, for the client of few rights and for the one with all rights.
     pub(super) fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
         let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
         // Its connection asks for its rights.
@@ -323,7 +323,8 @@ impl Play<'_> {
         });
     }
 
-    /// Both have passed, or the others know that it is broken; it works again.
+    /// Checks that both parties have passed, or that the others know that the barrier is broken,
+    /// and that it works again.
     pub(super) fn is_met(
         &self,
         barrier: &CyclicBarrier,
@@ -400,7 +401,7 @@ fn party_that_acts(it: &Play<'_>) {
 }
 
 impl Play<'_> {
-    /// Another one leads, is on record, and has resigned.
+    /// Checks that another client leads, is on record, and resigns.
     pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
         let leads = self.good(election.campaign_for(SOON));
@@ -483,7 +484,8 @@ impl Play<'_> {
         (lock, condition)
     }
 
-    /// A thread that takes the lock and waits; it waits by now. Its result: whether it was notified.
+    /// A thread that has taken the lock, and that waits by now. Its result: whether it was
+    /// notified.
     pub(super) fn waiter(&self, client: &Client, wait: Duration) -> Running<Result<bool, Error>> {
         let key = format!("redlatch_condition:{{{}}}:changed:7", self.name);
         let waits = || {
@@ -494,7 +496,7 @@ impl Play<'_> {
         let waiter = spawn(move || {
             let guard = held(&lock);
             let notified = condition.wait_for(&guard, wait);
-            // Its release may be refused: the lease ends.
+            // The release may be refused. Then the lease ends.
             let _ = guard.unlock();
             notified.map(|waited| !waited.timed_out())
         });
@@ -512,7 +514,8 @@ impl Play<'_> {
         notified
     }
 
-    /// None waits, others get the lock, and nothing stays without an end.
+    /// Checks that no thread waits, that others get the lock, and that nothing stays without an
+    /// end.
     pub(super) fn nobody_waits(&self) {
         assert!(!self.notify(&self.rich.other), "{}: one waits", self.what);
         let mut redis = self.server.connection();
@@ -540,7 +543,7 @@ fn wait(it: &Play<'_>) {
     let theirs = it.waiter(&it.rich.third, SOON);
     it.take_away();
     assert!(it.notify(&it.rich.other), "{}", it.what);
-    // Otherwise the other one gets that notification.
+    // Otherwise the other waiter gets that notification.
     if let Ok(notified) = it.clear(its.join()) {
         assert!(notified, "{}", it.what);
         it.waits_until("the other one is notified, too", || {
@@ -575,7 +578,7 @@ fn notifier(it: &Play<'_>) {
 fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize, flushes: bool) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let user = new_user(server);
-    // One connection, which has asked for its rights before they are taken away.
+    // The client has one connection, which has asked for its rights before they are taken away.
     let poor = impatient(user.url()).watchdog_timeout(SHORT).connections(1).connect().unwrap();
     let play = Play {
         server,

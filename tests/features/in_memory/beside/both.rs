@@ -1,4 +1,4 @@
-//! A real server and one in memory, which are given the same commands.
+//! A real server and one in memory, which get the same commands.
 
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
@@ -64,20 +64,20 @@ impl Line {
         self.parser.parse_value(&mut self.stream).unwrap()
     }
 
-    /// All that comes before the answer to a PING, which is sent now.
+    /// Sends a PING, and returns everything that comes before its answer.
     fn read_all(&mut self) -> Vec<Value> {
         self.send(&[&parts(&["PING"])]);
         self.read_to(&Value::SimpleString("PONG".to_owned()))
     }
 
-    /// All that comes before this.
+    /// Returns everything that comes before `end`.
     fn read_to(&mut self, end: &Value) -> Vec<Value> {
         std::iter::from_fn(|| Some(self.read()).filter(|it| it != end)).collect()
     }
 }
 
-/// The two connections of either server: one that asks, and one that listens, speaks RESP3 and is
-/// told when keys change that it has read.
+/// The two connections of each server: the asker, and the listener. The listener speaks RESP3, and
+/// the server reports changes of the keys that it has read.
 pub(crate) struct Both {
     asker: Line,
     listener: Line,
@@ -85,15 +85,17 @@ pub(crate) struct Both {
     peers: [usize; 2],
     time: Parts,
     dump: Parts,
-    /// Publishes what tells the listener that it has heard all, and that as it hears it.
+    /// A command that publishes an end mark for the listener, and the mark as the listener receives
+    /// it.
     end: (Parts, Value),
-    /// The keys that the listener has read, and has not heard of since.
+    /// The keys that the listener has read, and of which no change was reported since.
     tracked: Vec<Vec<u8>>,
     /// Changes a command before the one in memory runs it.
     pub(crate) planted: fn(&mut Parts),
-    /// How many commands were compared in all their effects.
+    /// The number of commands that were compared in all their effects.
     pub(crate) compared: usize,
-    /// How many were not, since a millisecond of the real server's clock ended meanwhile.
+    /// The number of commands that were not compared, since a millisecond of the real server's
+    /// clock ended meanwhile.
     pub(crate) between: usize,
 }
 
@@ -102,9 +104,9 @@ struct Seen {
     began: i64,
     reply: Option<Value>,
     ended: i64,
-    /// What the listener was sent meanwhile.
+    /// The messages that the listener received meanwhile.
     heard: Vec<Value>,
-    /// Its keys then, and its time, unless a millisecond ended meanwhile.
+    /// The server's keys after the command, and its time, unless a millisecond ended meanwhile.
     keys: (Option<i64>, Value),
 }
 
@@ -112,7 +114,7 @@ fn same_millisecond(one: i64, other: i64) -> bool {
     one / 1_000 == other / 1_000
 }
 
-/// Others are answered by a message.
+/// Whether a reply answers the command, and not a message.
 fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
@@ -121,7 +123,8 @@ fn is_question(command: &Parts) -> bool {
 pub(crate) type Difference = String;
 
 impl Both {
-    /// With these scripts, each as the real server knows it, and as the one in memory does.
+    /// The servers with these scripts. Each script is given as the real server knows it, and as the
+    /// one in memory does.
     pub(crate) fn new<'a>(server: &Server, texts: impl Iterator<Item = (&'a str, String)>) -> Self {
         let (mut scripts, mut hashes) = (Scripts::new().unwrap(), Vec::new());
         for (text, own) in texts.chain([(DUMP, DUMP.to_owned())]) {
@@ -160,7 +163,7 @@ impl Both {
         both
     }
 
-    /// No keys, no channels, nothing tracked.
+    /// Removes all keys and subscriptions, and stops all tracking.
     pub(crate) fn start_anew(&mut self) {
         self.listener.send(&[&parts(&["FLUSHALL"])]);
         self.listener.read_all();
@@ -168,7 +171,7 @@ impl Both {
         self.forget();
     }
 
-    /// The one in memory has no keys, and tracks none.
+    /// Removes the keys of the server in memory, and its tracking.
     fn forget(&mut self) {
         for command in
             [&["FLUSHALL"][..], &["CLIENT", "TRACKING", "OFF"], &["CLIENT", "TRACKING", "ON"]]
@@ -177,10 +180,10 @@ impl Both {
         }
     }
 
-    /// The real server runs a command of the asker, and tells its keys.
+    /// Runs a command of the asker on the real server, and reads the server's keys.
     fn ask(&mut self, command: &Parts) -> Seen {
         let Self { asker, time, dump, .. } = self;
-        // In one packet: a round trip takes longer than all this.
+        // All go in one packet, since a round trip takes longer than the commands.
         asker.send(&[time, command, time, dump, time, &self.end.0]);
         let (began, reply) = (micros(&asker.read()), asker.read());
         let ended = micros(&asker.read());
@@ -191,8 +194,8 @@ impl Both {
         Seen { began, reply: Some(reply), ended, heard, keys }
     }
 
-    /// The real server runs a command of the listener. (The listener asks for no more keys: it would
-    /// track them.)
+    /// Runs a command of the listener on the real server. (The listener does not read the server's
+    /// keys, since the server would track them.)
     fn listen(&mut self, command: &Parts) -> Seen {
         self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();
@@ -209,18 +212,18 @@ impl Both {
         Seen { began, reply, ended, heard, keys: self.keys() }
     }
 
-    /// Both run the command, of the asker or (1) of the listener.
+    /// Runs the command on both servers, for the asker or (1) for the listener.
     pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
         let Seen { began, reply, ended, heard, keys } =
             if peer == 0 { self.ask(command) } else { self.listen(command) };
-        // A key may end as it is read: then the listener is told before it tracks it.
+        // A key may end as it is read. Then the report of that comes before the key is tracked.
         heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
         if peer == 1 && is_question(command) {
             self.tracked.push(command[1].clone());
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write the time in µs, which is known by that alone.
+        // A script may write the time in µs. Only that text shows the time.
         let at = written(&keys.1, began..=ended).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));
@@ -243,7 +246,7 @@ impl Both {
         Ok(())
     }
 
-    /// The server in memory gets the real one's keys.
+    /// Gives the server in memory the real one's keys.
     fn follow(&mut self) -> Result<(), Difference> {
         let (now, keys) = loop {
             if let (Some(now), keys) = self.keys() {
@@ -274,13 +277,14 @@ impl Both {
             self.own(0, now, &head.into_iter().chain(value).collect());
             if *left >= 0 {
                 let time = left.to_string().into_bytes();
-                // The last millisecond is no time that could be set.
+                // A key's last millisecond is no time to live that can be set.
                 let (before, time) = if *left == 0 { (1_000, b"1".to_vec()) } else { (0, time) };
                 let expire = [b"PEXPIRE".to_vec(), key.clone(), time];
                 self.own(0, now - before, &expire.into());
             }
         }
-        // A key that has ended goes when it is looked at, and the listener is told then.
+        // A key that has ended goes when a command looks at it, and then the listener gets the
+        // report.
         let exists = |key: Vec<u8>| vec![b"EXISTS".to_vec(), key];
         for key in self.tracked.clone() {
             self.asker.send(&[&exists(key)]);
@@ -303,7 +307,7 @@ impl Both {
         (same_millisecond(began, ended).then_some(began), keys)
     }
 
-    /// The server in memory runs a command. Returns what the connection gets.
+    /// Runs a command on the server in memory. Returns what the connection gets.
     fn own(&mut self, peer: usize, now: i64, command: &Parts) -> Vec<Value> {
         let command: Vec<_> = command.iter().map(Vec::as_slice).collect();
         self.memory.answer(self.peers[peer], now, &command);
@@ -321,7 +325,7 @@ fn text(value: &Value) -> Vec<u8> {
     }
 }
 
-/// A number in this range, among the texts of a value.
+/// Finds a number in this range among the texts of a value.
 fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
     match value {
         Value::Array(values) => values.iter().find_map(|value| written(value, range.clone())),
@@ -343,7 +347,7 @@ fn changed(message: &Value) -> Vec<Vec<u8>> {
     }
 }
 
-/// Of the reply to `TIME`.
+/// The time of a reply to `TIME`, in µs.
 fn micros(time: &Value) -> i64 {
     let Value::Array(parts) = time else { panic!("{time:?}") };
     let number =
@@ -355,7 +359,7 @@ fn is_reply(value: &Value) -> bool {
     !matches!(value, Value::Push { .. })
 }
 
-/// Of errors only the code is the same: the words are the server's.
+/// Errors only need the same code. Their words may differ.
 fn same(real: &Option<Value>, own: &Option<Value>) -> bool {
     match (real, own) {
         (Some(Value::ServerError(real)), Some(Value::ServerError(own))) => {

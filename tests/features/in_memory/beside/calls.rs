@@ -1,4 +1,4 @@
-//! Random commands: calls of the library's scripts, as it makes them and varied, and others.
+//! Random commands: calls of the library's scripts, as recorded or varied, and other commands.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub(crate) struct Recorded {
     channels: Vec<Vec<u8>>,
 }
 
-/// Has the library do all that it can, and listens.
+/// Makes the library do everything that it can, and records the commands.
 pub(crate) fn record(server: &Server) -> Recorded {
     let mut monitor = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
@@ -96,7 +96,7 @@ fn command_of(line: &str) -> (bool, Parts) {
     (is_script, parts)
 }
 
-/// As of redlatch's clients and Redisson's.
+/// Whether the part is an owner of a redlatch client or a Redisson client.
 fn is_owner(part: &[u8]) -> bool {
     part.len() > 37 && part[36] == b':' && part[37..].iter().all(u8::is_ascii_digit)
 }
@@ -179,7 +179,7 @@ const OTHERS: &[&str] = &[
 impl<'a> Calls<'a> {
     pub(crate) fn new(recorded: &'a Recorded, random: &mut Random) -> Self {
         let Recorded { calls, owners, keys, .. } = recorded;
-        // What is sent for a name stands together.
+        // The calls for one name stand together.
         let mut chosen = Vec::new();
         for _ in 0..random.between(1, 3) {
             let key = &pick(random, calls)[3];
@@ -202,7 +202,7 @@ impl<'a> Calls<'a> {
         Self { recorded, chosen, owners, keys: used }
     }
 
-    /// The next command, and who sends it. The time is in ms.
+    /// The next command, and the connection that sends it. The time is in ms.
     pub(crate) fn next(&self, random: &mut Random, now: i64) -> (usize, Parts) {
         match random.between(1, 100) {
             1..=70 => {
@@ -281,7 +281,7 @@ fn pick<'a, T>(random: &mut Random, all: &'a [T]) -> &'a T {
     &all[random.between(0, all.len() as i64 - 1) as usize]
 }
 
-/// For a call's words in a report.
+/// The words of a command, for a report.
 pub(crate) fn words(command: &Parts) -> String {
     let words = command.iter().map(|part| format!("{:?}", String::from_utf8_lossy(part)));
     words.collect::<Vec<_>>().join(" ")

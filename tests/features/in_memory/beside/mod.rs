@@ -1,11 +1,12 @@
-//! The server in memory and a real one, side by side: they get the same random commands, and must
+//! The server in memory and a real one, side by side. They get the same random commands, and must
 //! agree in each reply, each message and each key with its time to live.
 //!
-//! The one in memory gets the real one's time. A command during which a millisecond of that ends is
-//! not compared: the one in memory takes over the other's keys then.
+//! The server in memory gets the real one's time. If a millisecond of that time ends during a
+//! command, the command is not compared, and the server in memory takes over the real one's keys.
 //!
-//! `REDLATCH_OPERATIONS=1000000` compares so many commands. What the library sends is recorded anew in
-//! each run, with other owners: a seed does not repeat a run, and a failure prints its history.
+//! `REDLATCH_OPERATIONS=1000000` compares a million commands. Each run records the library's
+//! commands anew, with other owners. So a seed does not repeat a run, and a failure prints its
+//! history.
 
 mod both;
 mod calls;
@@ -25,12 +26,12 @@ use both::{Both, Difference, Parts};
 use calls::{Calls, Recorded, record, words};
 use random::Random;
 
-/// The commands of one history, after which the keys are forgotten.
+/// The number of commands in one history. After a history the keys are forgotten.
 const LENGTH: usize = 150;
 
 fn server() -> Server {
-    // The fields of larger hashes have no order. And keys end when they are looked at: never in
-    // between, by chance.
+    // The fields of larger hashes have no order. Keys end only when a command looks at them, and
+    // never in between by chance.
     let ordered = ["--hash-max-listpack-value", "10000", "--hash-max-listpack-entries", "10000"];
     let args = [&ordered[..], &["--enable-debug-command", "yes"]].concat();
     let server = Server::with_args(&args).unwrap();
@@ -61,8 +62,8 @@ fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Differ
     Ok(())
 }
 
-/// So many histories run beside each other, each between servers of its own: they sleep now and
-/// then, and wait for each other's processes.
+/// The number of histories that run at once, each on separate servers. Each often sleeps or waits
+/// for a process.
 const LANES: u64 = 8;
 
 #[test]
@@ -93,11 +94,12 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
     println!("{compared:?} commands agree; {between:?} were not compared");
 }
 
-/// Its name; a part of the scripts, and what replaces that; what is done to a command; whether messages
-/// get lost.
+/// A planted difference: its name; a part of the scripts, and its replacement; the change to a
+/// command; and whether messages get lost.
 type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
 
-/// One in the times of a script, in the effect of a command, in a reply, and in the messages.
+/// The differences are in the times of a script, in the effect of a command, in a reply, and in the
+/// messages.
 #[test]
 fn a_planted_difference_is_found() {
     let server = server();
@@ -108,7 +110,7 @@ fn a_planted_difference_is_found() {
             "an effect",
             "",
             "",
-            // Without the time to live.
+            // The command goes without the time to live.
             |command| command.truncate(if command[0] == b"set" { 3 } else { usize::MAX }),
             false,
         ),
