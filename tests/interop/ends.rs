@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// What a waiter for a lock of this kind asks for: a reader's hold is in a writer's way.
+/// The kind of lock that a waiter asks for. A reader's hold is in a writer's way.
 fn rival(kind: Kind) -> Kind {
     if kind == Kind::Read { Kind::Write } else { kind }
 }
 
-/// A process of ours, and one of Redisson's, that hold a lock of each kind. Of this process and of
-/// another one of Redisson's, a thread waits for each of the other library's.
+/// A process of ours and a Redisson process, each with a lock of each kind. Threads of this process
+/// wait for the locks of the Redisson process, and threads of another Redisson process for ours.
 struct Fallen {
     server: Server,
     kinds: Vec<Kind>,
@@ -47,7 +47,7 @@ impl Fallen {
         Self { server, kinds, jvm, theirs, ours, java, here }
     }
 
-    /// All waiters come in, not before the leases end.
+    /// Waits until all waiters have come in, which must not be before the leases end.
     fn wait_taken_over(&mut self) -> Vec<OwnedLockGuard> {
         let mut redis = self.server.connection();
         let mut left = |name: &str| u64::try_from(pttl(&mut redis, name)).unwrap_or(0);
@@ -109,7 +109,8 @@ fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back(
     });
 }
 
-/// Holds each kind until it is told otherwise; says how many holds it has lost by then.
+/// Holds a lock of each kind until the test says otherwise. Reports the number of holds that it has
+/// lost by then.
 pub(crate) fn holder_process(job: &Job) {
     let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
     let guards: Vec<_> = job

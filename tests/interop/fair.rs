@@ -1,15 +1,17 @@
-//! The fair lock: threads of both libraries in one queue, some of which leave it in every way.
+//! The fair lock: threads of both libraries in one queue, which some of them leave in every
+//! possible way.
 
 use redis::Commands as _;
 
 use super::*;
 
-/// How long a waiter of ours may be silent: a dead one of Redisson's behind it blocks the queue for
-/// as long, too. On a machine that stands still for a second and a half it is not.
+/// The longest time for which a waiter of ours may be silent. A dead Redisson waiter behind it
+/// blocks the queue for as long. No waiter is silent for longer, even on a machine that stands
+/// still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
-/// The limit of a wait of Redisson's that ends by itself, or whose process is killed.
+/// The limit of a Redisson wait that ends by itself, or whose process is killed.
 const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
-/// The waiters of the tests that harm one more, which stands at each place among these.
+/// The waiters of the tests that harm one more waiter. That one stands at each place among these.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ enum Whose {
     Theirs,
 }
 
-/// A waiter in a queue. It is in the lock until it is told to leave.
+/// A waiter in a queue. It has the lock until the test makes it leave.
 enum Waiter {
     Ours {
         is_in: mpsc::Receiver<bool>,
@@ -28,7 +30,7 @@ enum Waiter {
     Theirs {
         thread: String,
     },
-    /// In another process, which the test harms.
+    /// A waiter in another process, which the test harms.
     Victim,
 }
 
@@ -43,7 +45,7 @@ struct Line {
 }
 
 impl Line {
-    /// The lock is held by the first waiter, which is of either library's.
+    /// A line whose first waiter holds the lock. That waiter may be either library's.
     fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
         let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
         let (name, url) = (name.to_owned(), server.url());
@@ -65,7 +67,7 @@ impl Line {
         }
     }
 
-    /// A process of its own, as far as the server sees.
+    /// Adds a waiter of ours with its own client, which to the server is another process.
     fn add_ours(&mut self) {
         let client = Client::builder(&self.url)
             .watchdog_timeout(RENEWED)
@@ -93,13 +95,13 @@ impl Line {
         self.added(Waiter::Theirs { thread });
     }
 
-    /// Waits until it stands in the queue, behind the others.
+    /// Waits until the waiter stands in the queue, behind the others.
     fn added(&mut self, waiter: Waiter) {
         let (queue, before) =
             (format!("redisson_lock_queue:{{{}}}", self.name), self.waiters.len());
         self.waiters.push(waiter);
         let redis = &mut self.redis;
-        // The first one holds the lock.
+        // The first waiter holds the lock.
         wait_until("it stands in line", SOON, || redis.llen::<_, usize>(&queue).unwrap() == before);
     }
 
@@ -119,7 +121,7 @@ impl Line {
         }
     }
 
-    /// The lock as the server has it: its holder, its queue with the scores, and the listeners.
+    /// The lock's state on the server: its holder, its queue with the scores, and the listeners.
     fn seen(&mut self) -> String {
         const SEEN: &str = r"
             local name = ARGV[1]
@@ -146,8 +148,8 @@ impl Line {
         }
     }
 
-    /// These waiters come in, one after the other in this order; nobody else, as each stays in
-    /// until the next is waited for.
+    /// Checks that these waiters come in, one after the other in this order. No other waiter comes
+    /// in, since each stays in until the test waits for the next.
     fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
             self.comes_in(place);
@@ -161,7 +163,7 @@ impl Line {
                 cancel.cancel();
                 assert_eq!(is_in.recv_timeout(SOON), Ok(false));
             }
-            // Its time ends.
+            // The waiter's time ends.
             Waiter::Theirs { thread } => {
                 assert_eq!(self.java.reply(&thread.clone()), "false");
             }
@@ -169,7 +171,7 @@ impl Line {
         }
     }
 
-    /// Nothing is left, and no thread.
+    /// Checks that no key and no thread is left.
     fn ends(mut self) {
         self.here.drain(..).for_each(Running::join);
         for key in ["redisson_lock_queue", "redisson_lock_timeout"] {
@@ -199,7 +201,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
                                 whose => line.add(whose),
                             }
                         }
-                        // Nobody leaves the last of these queues.
+                        // No waiter leaves the last of these queues.
                         if leaver < OTHERS.len() {
                             line.gives_up(leaver + 1);
                         }
@@ -233,7 +235,8 @@ fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec
     (0..=OTHERS.len()).map(at).collect()
 }
 
-/// The holders leave, and all but the victims come in, in the order in which they came.
+/// Lets the holders leave, and checks that all but the victims come in, in the order in which they
+/// came.
 fn others_come_in(lines: &mut [Line]) {
     thread::scope(|scope| {
         for line in lines {
@@ -260,7 +263,7 @@ fn a_killed_process_of_ours_is_passed_at_every_place() {
     });
 }
 
-/// Such a waiter blocks the queue until its own time has passed.
+/// A killed waiter blocks the queue until its own time has passed.
 #[test]
 fn a_killed_process_of_redissons_is_passed_at_every_place_when_its_time_is_over() {
     if !is_long() {
@@ -303,7 +306,7 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
     });
 }
 
-/// The server cannot tell it from one that is about to come.
+/// To the server, a stopped waiter looks like one that is about to come.
 #[test]
 fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     if !is_long() {
@@ -336,7 +339,7 @@ fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     });
 }
 
-/// A thread for each lock that it is told to take.
+/// Starts a thread for each lock that the test asks it to take.
 pub(crate) fn waiter_process(job: &Job) {
     let client = Client::builder(job.arg(0))
         .watchdog_timeout(RENEWED)

@@ -1,7 +1,7 @@
 //! Processes with the real Redisson: the program in `interop/`.
 //!
-//! A process of Java's takes most of a second to start, so the tests share one for each version.
-//! Each test has clients of its own in it. A test that kills or stops a process has its own.
+//! A Java process takes most of a second to start, so the tests share one for each version. Each
+//! test has its own clients in it. A test that kills or stops a process starts its own.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use redlatch_testkit::{Guard, signal};
 
 use super::*;
 
-/// A version of Redisson's.
+/// A version of Redisson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     New,
@@ -34,7 +34,7 @@ impl Version {
     }
 }
 
-/// Whether the calling test can run; if not, says why.
+/// Whether the calling test can run. If not, prints the reason.
 pub(crate) fn is_beside_redisson() -> bool {
     if let Err(why) = built() {
         let test = thread::current().name().unwrap_or("?").to_owned();
@@ -43,8 +43,8 @@ pub(crate) fn is_beside_redisson() -> bool {
     built().is_ok()
 }
 
-/// Runs the test beside each version, at the same time; not at all, with a word, where Java or Maven
-/// is missing.
+/// Runs the test beside each version, at the same time. If Java or Maven is missing, prints that
+/// and does not run the test.
 pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     if !is_beside_redisson() {
         return;
@@ -53,8 +53,8 @@ pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     thread::scope(|scope| {
         for version in Version::ALL {
             let run = move || {
-                // Not before: on a new machine Maven first downloads what the build needs, which may
-                // take longer than any test.
+                // The bound begins only here, since on a new machine Maven first downloads what the
+                // build needs. That may take longer than any test.
                 bound();
                 test(version);
             };
@@ -65,13 +65,13 @@ pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     });
 }
 
-/// A process of Java's, which dies with this value.
+/// A Java process, which dies with this value.
 #[derive(Debug)]
 pub(crate) struct Jvm {
     child: Mutex<Child>,
     pid: u32,
     stdin: Mutex<ChildStdin>,
-    /// Where the lines of each client go.
+    /// The channel for the lines of each client.
     clients: Arc<Mutex<HashMap<String, Sender<String>>>>,
     guard: Mutex<Option<Guard>>,
 }
@@ -96,7 +96,7 @@ impl Jvm {
             move || {
                 for line in lines {
                     let Some((client, rest)) = line.split_once(' ') else { continue };
-                    // A test that has ended waits for nothing more.
+                    // A test that has ended does not wait for further lines.
                     let _ = clients.lock().unwrap().get(client).map(|to| to.send(rest.to_owned()));
                 }
                 clients.lock().unwrap().clear();
@@ -106,9 +106,9 @@ impl Jvm {
         Arc::new(Self { child, pid, stdin, clients, guard })
     }
 
-    /// The one that all tests share: it is never harmed.
+    /// The process that all tests share. No test harms it.
     pub(crate) fn shared(version: Version) -> Arc<Self> {
-        // Its input ends with this process, and so does it.
+        // The process's input ends with this process, and so does the process.
         static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];
         let shared = &SHARED[usize::from(version == Version::Old)];
         Arc::clone(shared.get_or_init(|| Self::start(version)))
@@ -116,12 +116,12 @@ impl Jvm {
 
     pub(crate) fn kill(&self) {
         let _ = self.child.lock().unwrap().kill();
-        // Before the wait: the process id may be another's after it.
+        // The guard goes before the wait, since after it the process id may be another's.
         *self.guard.lock().unwrap() = None;
         let _ = self.child.lock().unwrap().wait();
     }
 
-    /// Stops the process where it is, until it may go on.
+    /// Stops the process until it may go on.
     pub(crate) fn stop(&self) {
         self.guard.lock().unwrap().get_or_insert_with(|| Guard::of(self.pid));
         signal::stop(self.pid);
@@ -138,22 +138,22 @@ impl Drop for Jvm {
     }
 }
 
-/// A client of Redisson's: what a Java service has.
+/// A Redisson client, as a Java service has.
 #[derive(Debug)]
 pub(crate) struct Redisson {
     jvm: Arc<Jvm>,
     name: String,
     lines: Receiver<String>,
-    /// Replies that came while another thread's was waited for.
+    /// Replies that came while the test waited for another thread's.
     kept: Vec<String>,
     /// Each thread's last command.
     told: HashMap<String, String>,
-    /// The beginning of its locks' owners.
+    /// The beginning of the owners of the client's locks.
     pub(crate) id: String,
 }
 
 impl Redisson {
-    /// One whose locks are renewed for so long that no test sees their end.
+    /// A client whose leases are so long that no test sees their end.
     pub(crate) fn on(jvm: &Arc<Jvm>, server: &Server) -> Self {
         Self::at(jvm, &server.url(), LONG)
     }
@@ -162,7 +162,7 @@ impl Redisson {
         Self::on(&Jvm::shared(version), server)
     }
 
-    /// One with this watchdog timeout, and at any URL.
+    /// A client with this watchdog timeout, at any URL.
     pub(crate) fn at(jvm: &Arc<Jvm>, url: &str, watchdog: Duration) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("client{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -179,7 +179,7 @@ impl Redisson {
         &self.name
     }
 
-    /// Tells a thread of the client to do something.
+    /// Sends a command to a thread of the client.
     #[track_caller]
     pub(crate) fn tell(&mut self, thread: &str, command: &str) {
         self.told.insert(thread.to_owned(), command.to_owned());
@@ -187,7 +187,7 @@ impl Redisson {
         self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// That thread's next line. (Java is slow on a busy machine.)
+    /// The thread's next line. (Java is slow on a busy machine.)
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
         self.reply_within(thread, SOON * 2).unwrap_or_else(|| {
@@ -196,7 +196,7 @@ impl Redisson {
         })
     }
 
-    /// That thread's next line, if it comes in this time.
+    /// The thread's next line, if it comes in this time.
     pub(crate) fn reply_within(&mut self, thread: &str, time: Duration) -> Option<String> {
         let of_thread = |line: &String| line.split(' ').next() == Some(thread);
         let until = Instant::now() + time;
@@ -221,13 +221,13 @@ impl Redisson {
         self.reply(thread)
     }
 
-    /// For commands with no other answer than `ok`.
+    /// Runs a command whose only answer is `ok`.
     #[track_caller]
     pub(crate) fn run(&mut self, thread: &str, command: &str) {
         assert_eq!(self.ask(thread, command), "ok", "{thread} {command}");
     }
 
-    /// Whether the answer is Java's `true`; no other than `false` will do otherwise.
+    /// Whether the answer is Java's `true`. The only other valid answer is `false`.
     #[track_caller]
     pub(crate) fn says(&mut self, thread: &str, command: &str) -> bool {
         let answer = self.ask(thread, command);
@@ -237,14 +237,15 @@ impl Redisson {
 
 impl Drop for Redisson {
     fn drop(&mut self) {
-        // In order: no thread of the test waits for it. A process that was killed hears nothing.
+        // The command goes in order, and no thread of the test waits for it. A killed process does
+        // not get it.
         let line = format!("{} main shutdown\n", self.name);
         let _ = self.jvm.stdin.lock().map(|mut stdin| stdin.write_all(line.as_bytes()));
         let _ = self.jvm.clients.lock().map(|mut clients| clients.remove(&self.name));
     }
 }
 
-/// A name as a command has it.
+/// A name in the form of a command.
 pub(crate) fn quoted(name: &str) -> String {
     let quote = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
@@ -253,7 +254,8 @@ pub(crate) fn quoted(name: &str) -> String {
     name.bytes().map(quote).collect()
 }
 
-/// The folder of the program, which is built by the first test that asks; or why there is none.
+/// The folder of the program, which the first test that asks builds; or the reason why there is
+/// none.
 pub(crate) fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
     BUILT.get_or_init(build)
@@ -269,7 +271,7 @@ fn build() -> Result<String, String> {
     let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("interop");
     fs::create_dir_all(&target).unwrap();
-    // Other processes that build it wait here.
+    // Other processes that build the program wait here.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let (done, pom) = (target.join("done"), interop.join("pom.xml"));
@@ -278,7 +280,7 @@ fn build() -> Result<String, String> {
     if modified(&done) < modified(&pom).max(sources) {
         for (version, goal) in Version::ALL.into_iter().zip([
             "package",
-            // Only its libraries: the program is the same.
+            // The step copies only the libraries, since the program is the same.
             "dependency:copy-dependencies@libraries",
         ]) {
             let mut maven = Command::new("mvn");

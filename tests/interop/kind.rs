@@ -12,7 +12,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Those that this version has and that have one holder.
+    /// The kinds with one holder that this version has.
     pub(crate) fn exclusive(version: Version) -> Vec<Self> {
         let mut kinds = vec![Self::Plain, Self::Fair, Self::Write];
         if version == Version::New {
@@ -27,7 +27,7 @@ impl Kind {
         kinds
     }
 
-    /// What a command of the Java program calls it.
+    /// The kind's name in a command of the Java program.
     pub(crate) fn java(self) -> &'static str {
         match self {
             Self::Plain => "lock",
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// The same with a lease that is not renewed.
+    /// redlatch's lock of this kind, with a lease that is not renewed.
     pub(crate) fn leased(self, client: &Client, name: &str, lease: Duration) -> Arc<dyn Lock> {
         match self {
             Self::Plain => Arc::new(client.reentrant_lock(name).with_lease(lease)),
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// These threads of Redisson's ask for the lock, which another has, and sleep. From here on
+    /// Makes these Redisson threads ask for the lock, which another has, and sleep. From here on
     /// only a message can wake one before the lease ends.
     pub(crate) fn redisson_waits(self, java: &mut Redisson, threads: &[&str], name: &str) {
         for thread in threads {

@@ -1,4 +1,5 @@
-//! What all locks have in common: one holds it, the others wait, and a release wakes one.
+//! The behaviour that all locks share: one owner holds the lock, the others wait, and a release
+//! wakes one.
 
 use super::*;
 
@@ -13,14 +14,14 @@ fn neither_gets_what_the_other_holds() {
         let mut java = Redisson::of(version, &server);
         for kind in Kind::exclusive(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
-            // Redisson's thread has it.
+            // Redisson's thread has the lock.
             java.run("a", &format!("lock {named}"));
             assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
             assert!(lock.remaining_lease().unwrap().unwrap() > LONG / 2);
             assert!(lock.try_lock().unwrap().into_option().is_none());
             assert!(answered(|| lock.try_lock_for(UNIT * 2)).into_option().is_none());
             java.run("a", &format!("unlock {named}"));
-            // A thread of this process has it.
+            // A thread of this process has the lock.
             let guard = lock.lock().unwrap();
             assert!(java.says("a", &format!("isLocked {named}")));
             assert!(!java.says("a", &format!("isHeld {named}")));
@@ -31,7 +32,7 @@ fn neither_gets_what_the_other_holds() {
             assert!(!java.says("a", &format!("tryLock {named} 200 1000")));
             assert!(begun.elapsed() >= lasts(UNIT * 2), "{kind:?}: {:?}", begun.elapsed());
             guard.unlock().unwrap();
-            // Free, it is either's within a wait, with a lease.
+            // A free lock goes to either library within a wait, with a lease.
             assert!(java.says("a", &format!("tryLock {named} 1000 10000")), "{kind:?}");
             let left = lock.remaining_lease().unwrap().unwrap();
             assert!(left <= Duration::from_secs(10) && left > Duration::from_secs(2), "{left:?}");
@@ -149,7 +150,7 @@ fn both_renew_what_they_hold() {
         }
         let names: Vec<String> = held.iter().map(|(_, name)| name.clone()).collect();
         wait_all_renewed(held);
-        // No renewal of one made the other's longer or shorter than its own.
+        // No library's renewal made the other's lease longer or shorter than its own.
         let mut redis = server.connection();
         for name in names {
             let left = pttl(&mut redis, &name);
@@ -207,7 +208,7 @@ fn only_its_holder_unlocks_a_lock() {
             let held = holder(&mut redis, "job");
             assert!(held.as_ref().unwrap().0.starts_with(&java.id));
             assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-            // Another thread of its own process does not, either.
+            // Another thread of the holder's own process does not release it, either.
             let said = java.ask("b", &format!("unlock {named}"));
             assert!(said.contains("IllegalMonitorState"), "{kind:?}: {said}");
             assert_eq!(holder(&mut redis, "job"), held);
@@ -233,7 +234,7 @@ fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
                 let waiting = Arc::clone(&waiting);
                 let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
                 waits.wait_queued();
-                // The client asks the server to tell of holds older than 100 ms.
+                // The client asks the server to report changes of holds older than 100 ms.
                 wait_until("the key is tracked", SOON, || tracked_keys(&server) > 0);
                 let forced = Instant::now();
                 assert!(java.says("a", &format!("forceUnlock {named}")));

@@ -1,12 +1,12 @@
-//! Several locks at once. Both libraries take them one after the other, and the order of their
-//! names is the order in which this one does.
+//! Several locks at once. Both libraries take them one after the other, and redlatch takes them in
+//! the order of their names.
 
 use redlatch::MultiLock;
 
 use super::*;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// What a command of the Java program calls them together.
+/// The name of all the locks together in a command of the Java program.
 const NAMED: &str = "multiLock a%2Cb%2Cc";
 
 fn ours(client: &Client) -> MultiLock {
@@ -34,7 +34,8 @@ fn several_locks_are_held_by_one_library_at_a_time() {
         assert!(!java.says("x", &format!("tryLock {NAMED}")));
         assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));
         guard.unlock().unwrap();
-        // One of them in the other's hands is enough to refuse all, and nothing stays taken.
+        // If the other library has one of the locks, the attempt fails for all, and nothing stays
+        // taken.
         for name in NAMES {
             let single = client.reentrant_lock(name).lock().unwrap();
             assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));

@@ -10,7 +10,7 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
         let mut java = Redisson::of(version, &server);
         let lock = client.read_write_lock("book");
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
-        // Each library's reader leaves first once, and the other's still reads.
+        // Each library's reader leaves first once, while the other's still reads.
         for ours_first in [true, false] {
             java.run("a", &format!("lock {read}"));
             let reading = lock.read_lock().lock().unwrap();
@@ -68,7 +68,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
                     None => java.run("w", &format!("unlock {write}")),
                 }
                 let released = Instant::now();
-                // All hold it at the same time.
+                // All hold the lock at the same time.
                 let guards: Vec<_> = here.into_iter().map(Running::join).collect();
                 for thread in readers {
                     assert_eq!(java.reply(thread), "ok");

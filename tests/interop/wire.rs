@@ -1,4 +1,4 @@
-//! What each library writes and says, seen from the server: the same calls, the same bytes.
+//! The keys and messages of each library, seen from the server. The same calls give the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use redis::{Commands as _, Connection};
 use super::*;
 
 /// Names that a library might escape, cut, or take apart. The last three are of no use in a
-/// cluster; on one server they are names as others.
+/// cluster. On one server they are ordinary names.
 const NAMES: [&str; 11] = [
     "job",
     "two words",
@@ -52,7 +52,7 @@ impl Observer {
             let mut subscriber = connection.as_pubsub();
             subscriber.psubscribe("*").unwrap();
             ready.send(()).unwrap();
-            // Until the server is gone, or the observer.
+            // The loop ends with the server or the observer.
             while let Ok(message) = subscriber.get_message() {
                 let channel = message.get_channel_name().to_owned();
                 if sender.send((channel, message.get_payload().unwrap())).is_err() {
@@ -64,22 +64,23 @@ impl Observer {
         Self { redis: server.connection(), messages }
     }
 
-    /// With the owners of this client's called the same as any other's.
+    /// The state on the server, with the owners of this client renamed, so that those of any client
+    /// look the same.
     fn look(&mut self, id: &str) -> Seen {
         let () = self.redis.publish("end", "").unwrap();
         let said = self.messages.iter().take_while(|(channel, _)| channel != "end");
         let messages = said
-            // A client's own channel: between clients of ours.
+            // A client's own channel is only for clients of ours.
             .filter(|(channel, _)| !channel.starts_with("redisson_lock__channel:{redlatch:"))
             .map(|(channel, message)| (without_owner(&channel, id), message))
             .collect();
         let mut names: Vec<String> = self.redis.keys("*").unwrap();
-        // What one of the two keeps for itself.
+        // Leaves out the keys that only one of the libraries has.
         names.retain(|it| !it.starts_with("redlatch_") && !it.starts_with("redisson_unlock_latch"));
         let keys = names.into_iter().map(|name| {
             let kind: String = redis::cmd("TYPE").arg(&name).query(&mut self.redis).unwrap();
             let value = match kind.as_str() {
-                // A grant of ours takes many at a time.
+                // A grant of ours takes many tokens at a time.
                 "string" if name.starts_with("redisson_lock_token") => "a token".to_owned(),
                 "string" => self.redis.get::<_, String>(&name).unwrap(),
                 "hash" => {
@@ -92,7 +93,7 @@ impl Observer {
                 "zset" => self.sorted_set(&name),
                 kind => panic!("{name:?} is a {kind}"),
             };
-            // To the next ten seconds: the leases are multiples of that.
+            // Rounds up to ten seconds, since the leases are multiples of that.
             let left = pttl(&mut self.redis, &name);
             let left = if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
             (without_owner(&name, id), (kind, without_owner(&value, id), left))
@@ -101,7 +102,7 @@ impl Observer {
         Seen { keys, messages }
     }
 
-    /// The members (a permit's id by its length only), with the time that each has left.
+    /// The members (only the length of a permit's id), with the time that each has left.
     fn sorted_set(&mut self, name: &str) -> String {
         let members: Vec<(Vec<u8>, f64)> = self.redis.zrange_withscores(name, 0, -1).unwrap();
         let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(&mut self.redis).unwrap();
@@ -117,7 +118,7 @@ impl Observer {
         format!("{:?}", members.into_iter().map(member).collect::<Vec<_>>())
     }
 
-    /// Nothing is left to see.
+    /// Removes everything that the observer sees.
     fn clear(&mut self) {
         let () = redis::cmd("FLUSHALL").query(&mut self.redis).unwrap();
         let _ = self.look("");
@@ -134,8 +135,8 @@ fn without_owner(text: &str, id: &str) -> String {
     })
 }
 
-/// The lock is held, with a lease that is renewed; it is free; held with a lease that is not; free;
-/// held; taken away.
+/// The lock is held with a lease that is renewed, free, held with a lease that is not renewed,
+/// free, held, and taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -222,8 +223,8 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
     });
 }
 
-/// All but the times: a waiter of Redisson's may be silent for five minutes, one of ours for ten
-/// seconds.
+/// All but the times are the same. A Redisson waiter may be silent for five minutes, and one of
+/// ours for ten seconds.
 #[test]
 fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
     beside_redisson(|version| {
@@ -304,7 +305,7 @@ fn a_semaphore_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// 3.16's ids are text, twice as long.
+/// The ids of Redisson 3.16 are text, and twice as long.
 #[test]
 fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -392,12 +393,12 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// Redisson's semaphores have one; its latches do with the verbs of any key. (3.16 sets permits only
-/// without one.)
+/// Redisson's semaphores have a time to live of their own. Its latches use the verbs of any key.
+/// (Redisson 3.16 sets permits only without one.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
     let seconds = |count| Some(Duration::from_secs(count));
-    // A remaining time as the next ten seconds, as the observer sees it.
+    // Rounds a remaining time up to ten seconds, as the observer does.
     let rounded = |left: i64| if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
     beside_redisson(|version| {
         let server = server();
@@ -437,7 +438,7 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
                         Some(left) => rounded(left.as_millis() as i64),
                     }
                 };
-                // Each says what it did, and what the other one knows of it.
+                // Each library reports what it did, and what the other one sees of that.
                 let call = |verb: &str, time: &str| {
                     format!("{verb} {of_java} {} {time}", quoted(&name)).trim_end().to_owned()
                 };
@@ -489,7 +490,7 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
 fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
     beside_redisson(|version| {
         if version == Version::Old {
-            // It has no fenced locks.
+            // Redisson 3.16 has no fenced locks.
             return;
         }
         let server = server();
@@ -507,7 +508,7 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
             java.run("a", &format!("unlock {named}"));
             let guard = lock.lock().unwrap();
             grows(guard.token().get());
-            // The last of those that this grant may give to threads of the process.
+            // The last token that this grant may give to threads of the process.
             let of_grant: u64 = java.ask("a", &format!("getToken {named}")).parse().unwrap();
             assert!(of_grant >= guard.token().get(), "{of_grant}");
             guard.unlock().unwrap();
@@ -515,7 +516,7 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
     });
 }
 
-/// As the guide has them.
+/// The rights are those of the guide.
 #[test]
 fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
     beside_redisson(|version| {

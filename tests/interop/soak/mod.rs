@@ -10,26 +10,28 @@ use redlatch_testkit::Proxy;
 
 use super::*;
 
-/// Longer than the other tests' leases: a machine that is busy for seconds loses no hold.
+/// A lease longer than those of the other tests, so that a machine that is busy for seconds loses
+/// no hold.
 const LEASE: Duration = Duration::from_secs(10);
-/// A wait longer than this has missed something. (Redisson's for a semaphore would last for ever.)
+/// The longest wait. A longer one must have missed a message. (A Redisson wait for a semaphore
+/// would then last for ever.)
 const ENOUGH: Duration = Duration::from_secs(10);
-/// How many threads of each process.
+/// The number of threads of each process.
 const THREADS: usize = 4;
-/// How many permits a semaphore has.
+/// The number of permits of a semaphore.
 const PERMITS: &str = "4";
-/// What can be held: the kind, and how many hold it at a time.
+/// The kinds of synchronizers, each with the number of owners that may hold it at a time.
 const KINDS: [(&str, &str); 6] = [
     ("lock", "1"),
     ("fairLock", "1"),
     ("readWriteLock", "1"),
     ("semaphore", PERMITS),
     ("permitExpirableSemaphore", PERMITS),
-    // Redisson 3.16 has none.
+    // Redisson 3.16 has no fenced locks.
     ("fencedLock", "1"),
 ];
 
-/// `REDLATCH_SOAK`, and whether it is set.
+/// The length from `REDLATCH_SOAK`, and whether it is set.
 fn length() -> (Duration, bool) {
     let set: Option<u64> = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok());
     (Duration::from_secs(set.unwrap_or(3)), set.is_some())
@@ -51,14 +53,14 @@ impl Checks {
         Self { redis, enter, leave }
     }
 
-    /// No two held what one may hold.
+    /// Checks that no two owners held what only one may hold.
     fn no_overlap(&mut self) {
         let overlaps: Vec<String> = self.redis.lrange("overlaps", 0, 10).unwrap();
         assert_eq!(overlaps, Vec::<String>::new());
     }
 
-    /// An expirable semaphore as the server has it: its free permits, and when the leases of the
-    /// others end.
+    /// An expirable semaphore's state on the server: its free permits, and the ends of the other
+    /// permits' leases.
     fn permits(&mut self, name: &str) -> String {
         const SEEN: &str = r"
             local held = redis.call('zrange', '{' .. ARGV[1] .. '}:timeout', 0, -1, 'withscores')
@@ -83,7 +85,7 @@ impl Checks {
     }
 }
 
-/// Notes how late a thread of this machine is that only sleeps.
+/// Measures how late a thread that only sleeps wakes on this machine.
 struct Late {
     most: Arc<AtomicU64>,
 }
@@ -107,13 +109,13 @@ impl Default for Late {
 }
 
 impl Late {
-    /// By how many ms at most, since the last call.
+    /// The most that the thread was late since the last call, in ms.
     fn take(&self) -> u64 {
         self.most.swap(0, Ordering::Relaxed)
     }
 }
 
-/// Turns at one name. In a command's words: see `Loop.java`.
+/// Turns at one name, in the words of a command (see `Loop.java`).
 #[derive(Clone, Copy)]
 struct Turns<'a> {
     kind: &'a str,
@@ -121,7 +123,7 @@ struct Turns<'a> {
     time: Duration,
     hold: Duration,
     wait: Duration,
-    /// Of Redisson's permits, which are not renewed.
+    /// The lease of Redisson's permits, which are not renewed.
     lease: Duration,
     fresh: bool,
     limit: &'a str,
@@ -140,7 +142,7 @@ impl Turns<'_> {
     }
 }
 
-/// A process of Redisson's with a client for the locks and one for the checks.
+/// A Redisson process with a client for the locks and one for the checks.
 struct Theirs {
     version: Version,
     locks: Redisson,
@@ -166,7 +168,7 @@ impl Theirs {
         self.locks.tell(turns.name, &command);
     }
 
-    /// How many calls failed, if the process lives.
+    /// The number of calls that failed, if the process lives.
     fn end(&mut self, name: &str) -> u64 {
         self.locks.reply(name).parse().unwrap()
     }
@@ -189,11 +191,12 @@ fn prepare(client: &Client, kind: &str, name: &str) {
     }
 }
 
-/// Two processes of each library, with holds of 20 ms. Without `REDLATCH_SOAK` all kinds at once
-/// for some seconds; with it one kind after the other, and the shares must be fair.
+/// Two processes of each library take turns, with holds of 20 ms. Without `REDLATCH_SOAK` all kinds
+/// run at once for some seconds. With it one kind runs after the other, and the shares must be
+/// fair.
 ///
-/// With `REDLATCH_ALONE` two more processes of Redisson's take our places: so long they wait without
-/// us. `REDLATCH_KIND` takes the kinds whose names contain it.
+/// With `REDLATCH_ALONE` two more Redisson processes take our places, to show how long they wait
+/// without us. `REDLATCH_KIND` selects the kinds whose names contain it.
 #[test]
 fn both_libraries_take_turns() {
     if !is_long() {
@@ -211,7 +214,7 @@ fn both_libraries_take_turns() {
     let versions = versions.into_iter().cycle().take(if alone { 4 } else { 2 });
     let mut theirs: Vec<_> = versions
         .map(|version| {
-            // A soak measures: a process of its own has nothing else to do.
+            // A soak measures, so it has a separate process with nothing else to do.
             let jvm = if is_soak { Jvm::start(version) } else { Jvm::shared(version) };
             Theirs::new(version, &jvm, &server.url(), &server)
         })
@@ -256,8 +259,8 @@ fn both_libraries_take_turns() {
                  {longest:?}; no turn for at most {idle} ms"
             );
             assert!(redissons > 0 && (alone || of("redlatch") > 0), "{name}: {turns:?}");
-            // A message that is missed leaves the lock idle. One thread waits for long while others
-            // take turns: Redisson's threads race, without us, too.
+            // A missed message leaves the lock idle. One thread may wait for long while others take
+            // turns, since Redisson's threads race, even without us.
             let ordered = *kind == "fairLock";
             let waited = longest.iter().filter(|(side, _)| ordered || *side != "redlatch");
             let waited = waited.map(|(_, it)| *it).max().unwrap_or(0);
@@ -275,7 +278,8 @@ fn named(kind: &str, fresh: bool, prefix: &str) -> String {
     format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
 }
 
-/// Of each of these kinds at the same time; how many of Redisson's calls failed.
+/// Takes turns at each of these kinds at the same time. Returns the number of Redisson's calls that
+/// failed.
 fn take_turns(
     kinds: &[((&str, &str), bool)],
     time: Duration,
@@ -291,7 +295,7 @@ fn take_turns(
         prepare(client, kind, name);
         let turns =
             Turns { kind, name, time, hold, wait: ENOUGH, lease: LONG, fresh: *fresh, limit };
-        // Of each library as many threads.
+        // Each library has the same number of threads.
         let mut count = 0;
         for theirs in theirs.iter_mut().filter(|it| it.has(kind)) {
             theirs.begin(&turns, checks);
@@ -318,8 +322,8 @@ fn take_turns(
     failed[0]
 }
 
-/// The same while connections break, and processes are killed and replaced. (A semaphore without
-/// leases loses the permits of a process that is killed.)
+/// Takes turns while connections break, and while processes are killed and replaced. (A semaphore
+/// without leases loses the permits of a killed process.)
 #[test]
 fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     if !is_long() {
@@ -400,7 +404,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
             ours_begin(&mut ours[at], &checks);
             killed[1] += 1;
         }
-        // A process of Java's has taken a second to start.
+        // The Java process has taken a second to start.
         next_kill = Instant::now() + pause;
     }
     let mut failed = [0, 0];
@@ -420,11 +424,11 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         assert!(turns.contains_key("redlatch"), "{kind}: {turns:?}");
         redissons += turns.len() - 1;
     }
-    // A process of Java's that was just started may be too slow for some.
+    // A Java process that was just started may be too slow for some kinds.
     assert!(redissons > 0);
     checks.no_overlap();
-    // What the dead held comes back. (But a dead waiter of Redisson's blocks a fair lock's queue for
-    // minutes, if it stood behind one of ours that stood behind one of Redisson's.)
+    // The holds of the dead come back. (But a dead Redisson waiter blocks a fair lock's queue for
+    // minutes if it stood behind a waiter of ours that stood behind another Redisson waiter.)
     for (kind, _) in kinds.iter().filter(|(kind, _)| *kind != "fairLock") {
         let lock = match *kind {
             "permitExpirableSemaphore" => {
@@ -446,7 +450,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     }
 }
 
-/// What a thread of ours has for a turn.
+/// The hold of a thread of ours during its turn.
 enum Held {
     Lock(LockGuard),
     Permit(Permit),
@@ -465,7 +469,8 @@ impl Held {
 
 type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
 
-/// What a handle does: takes the turn, of a writer if it matters, within the wait.
+/// Returns a function that takes a turn within the wait. `true`: the turn is a writer's, if the
+/// kind has writers.
 fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     fn take(lock: &dyn Lock, wait: Duration) -> Result<Option<Held>, Error> {
         Ok(lock.try_lock_for(wait)?.into_option().map(Held::Lock))
@@ -496,12 +501,12 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     }
 }
 
-/// Does the commands of Java's loops.
+/// Runs the same commands as the Java program's loops.
 pub(crate) fn turns_process(job: &Job) {
     let builder = Client::builder(job.arg(0))
         .watchdog_timeout(LEASE)
-        // A dead waiter of Redisson's for a fair lock that came behind one of ours blocks the queue
-        // for so long.
+        // A dead Redisson waiter for a fair lock that came behind one of ours blocks the queue for
+        // this time.
         .fair_wait_timeout(UNIT * 10);
     // The connection may be cut while the client opens it.
     let until = Instant::now() + SOON;
