@@ -25,7 +25,7 @@ use read_write::Holders;
 const NOW: i64 = 1_000_000;
 
 /// A server that knows the locks' scripts.
-pub(crate) struct ModelServer(Arc<redlatch_in_memory::ModelServer<Locks>>);
+pub(crate) struct ModelServer(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl ModelServer {
     /// Starts one that knows the scripts from the beginning: there is no renewer that would read the
@@ -37,7 +37,7 @@ impl ModelServer {
         scripts.extend(read_write::scripts());
         let redis = Redis::new(Locks::default(), scripts);
         let chance = |most| thread_rng().gen_range(0..=most);
-        Arc::new(Self(redlatch_in_memory::ModelServer::start(redis, NOW, 0, chance)))
+        Arc::new(Self(redlatch_in_memory::Server::start(redis, NOW, 0, chance)))
     }
 
     pub(crate) fn dialer(&self) -> Dialer {
