@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::{ErrorKind, Waited};
+use redlatch::Waited;
 
 use super::held::{cancelled, outcome};
 use super::{PARTIES, Worker};
