@@ -37,6 +37,7 @@ use crate::client::Client;
 use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Debtor, KeepAlive};
+use crate::name::Name;
 use crate::observer::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
@@ -271,7 +272,7 @@ impl CyclicBarrier {
     /// Returns the barrier's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.site.name
+        self.site.name.given()
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -656,7 +657,7 @@ impl KeepAlive for PartyRenewal {
 /// One barrier in one client.
 pub(crate) struct BarrierSite {
     core: Arc<Core>,
-    name: Arc<str>,
+    name: Name,
     route: Route,
     keys: BarrierKeys,
     channel: Arc<str>,
@@ -670,18 +671,18 @@ pub(crate) struct BarrierSite {
 
 impl BarrierSite {
     fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().find(name, |name| {
-            let keys = BarrierKeys::new(&name, core.database());
+        core.members.of::<Self>().find(&core.key(name), |key| {
+            let keys = BarrierKeys::new(&key, core.database());
             Self {
-                route: core.route(&name),
+                route: core.route(&key),
                 channel: keys.channel.as_str().into(),
                 keys,
-                requests: core.requests_of(&name),
+                requests: core.requests_of(&key),
                 met: AtomicI64::new(0),
                 left: Mutex::default(),
                 queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
-                name,
+                name: core.name(key),
             }
         })
     }
@@ -852,7 +853,7 @@ impl Queued for BarrierSite {
 }
 
 impl Member for BarrierSite {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

@@ -37,6 +37,8 @@ pub struct ClientBuilder {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) name: Option<String>,
+    /// What each key begins with, before the name that the user gave.
+    pub(crate) prefix: String,
     pub(crate) connection: Settings,
     pub(crate) watchdog_timeout: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -82,6 +84,7 @@ impl ClientBuilder {
     pub(crate) fn new(url: &str) -> Self {
         let config = Config {
             name: None,
+            prefix: String::new(),
             connection: Settings::default(),
             watchdog_timeout: Duration::from_secs(30),
             max_hold: None,
@@ -109,6 +112,20 @@ impl ClientBuilder {
     /// `billing@host-7:4711`.
     pub fn name(mut self, name: &str) -> Self {
         self.config.name = Some(name.to_owned());
+        self
+    }
+
+    /// Sets what the client puts before each name, so that several programs or environments can use
+    /// one server: with `shop:`, `reentrant_lock("orders")` is the lock whose key is `shop:orders`.
+    /// All other keys and channels of a name are made from that key, as by a Redisson client whose
+    /// `NameMapper` returns `"shop:" + name`. Handles, errors, the log, observers, snapshots and
+    /// [`status`](crate::Client::status) say `orders`.
+    /// [`statuses`](crate::Client::statuses) finds only names with this prefix.
+    ///
+    /// It may have no `{` and no `}`: in a cluster the first braces of a key choose its slot, and
+    /// these are to be those of the name. Defaults to none.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        prefix.clone_into(&mut self.config.prefix);
         self
     }
 
@@ -443,6 +460,7 @@ impl ClientBuilder {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
             name,
+            prefix,
             watchdog_timeout,
             max_hold,
             fair_wait_timeout,
@@ -457,6 +475,12 @@ impl ClientBuilder {
             let length = name.len();
             return unusable(format!(
                 "the client's name has {length} bytes; it may have at most {LONGEST_NAME}"
+            ));
+        }
+        if prefix.contains(['{', '}']) {
+            return unusable(format!(
+                "the prefix {prefix:?} has a brace, which would choose the slot of all names in a \
+                 cluster, in place of the names' own braces; use a prefix without braces"
             ));
         }
         check_watchdog("watchdog_timeout", *watchdog_timeout)?;

@@ -182,7 +182,7 @@ impl LeaderElection {
         Self { grace: Some(grace), ..self.clone() }
     }
 
-    /// Returns the election's name, which is the key of its lock.
+    /// Returns the election's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.lock.name()

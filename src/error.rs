@@ -6,6 +6,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::name::Name;
 use redlatch_client::sync::is_forked;
 
 /// The kind of an [`Error`].
@@ -177,7 +178,7 @@ pub struct Error(Box<Details>);
 #[derive(Clone)]
 struct Details {
     kind: ErrorKind,
-    name: Option<Arc<str>>,
+    name: Option<Name>,
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     outlook: Outlook,
@@ -240,7 +241,7 @@ impl Error {
     /// Returns the name of the lock or synchronizer, if the error belongs to one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.0.name.as_deref()
+        self.0.name.as_ref().map(Name::given)
     }
 
     pub(crate) fn new(kind: ErrorKind, message: String) -> Self {
@@ -289,8 +290,8 @@ impl Error {
         self
     }
 
-    pub(crate) fn of(mut self, name: &Arc<str>) -> Self {
-        self.0.name = Some(Arc::clone(name));
+    pub(crate) fn of(mut self, name: &Name) -> Self {
+        self.0.name = Some(name.clone());
         self
     }
 
@@ -307,7 +308,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn lost(name: &Arc<str>, reason: &dyn fmt::Display) -> Self {
+    pub(crate) fn lost(name: &Name, reason: &dyn fmt::Display) -> Self {
         let message = format!(
             "the hold was lost: {reason}; another owner may have it now, and what was done since \
              was not protected"
@@ -319,7 +320,7 @@ impl Error {
         Self::new(ErrorKind::Config, format!("the name is empty: {what} needs one"))
     }
 
-    pub(crate) fn cancelled(name: &Arc<str>) -> Self {
+    pub(crate) fn cancelled(name: &Name) -> Self {
         let message = "waiting was cancelled; nothing was taken".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
@@ -338,7 +339,7 @@ impl Error {
         Self::new(ErrorKind::EndsTooSoon, message)
     }
 
-    pub(crate) fn late_grant(name: &Arc<str>) -> Self {
+    pub(crate) fn late_grant(name: &Name) -> Self {
         let message = "it was granted, but the lease was over before the reply was read; nothing is \
                        held, take a longer lease";
         // A longer lease helps, and a longer wait does not.
@@ -358,7 +359,7 @@ impl Error {
 
     /// Returns an error in a forked child.
     #[inline]
-    pub(crate) fn if_forked(name: &Arc<str>) -> Result<(), Self> {
+    pub(crate) fn if_forked(name: &Name) -> Result<(), Self> {
         if is_forked() { Err(Self::forked().of(name)) } else { Ok(()) }
     }
 
@@ -379,7 +380,7 @@ impl Error {
         Self::new(ErrorKind::Forked, message)
     }
 
-    pub(crate) fn shut_down(name: &Arc<str>) -> Self {
+    pub(crate) fn shut_down(name: &Name) -> Self {
         let message = "the client was shut down; connect a new one".to_owned();
         Self::new(ErrorKind::ShutDown, message).of(name)
     }

@@ -12,6 +12,7 @@ use crate::client::Client;
 use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Cleanup;
+use crate::name::Name;
 use crate::observer::Kind;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
@@ -295,7 +296,7 @@ impl CountDownLatch {
     /// Returns the latch's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.site.name
+        self.site.name.given()
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -442,7 +443,7 @@ const OPENED: &[u8] = b"0";
 /// One latch in one client.
 pub(crate) struct LatchSite {
     core: Arc<Core>,
-    name: Arc<str>,
+    name: Name,
     route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
@@ -452,13 +453,13 @@ pub(crate) struct LatchSite {
 impl LatchSite {
     /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().find(name, |name| Self {
-            route: core.route(&name),
-            channel: LatchKeys::channel(&name).into(),
-            requests: core.requests_of(&name),
+        core.members.of::<Self>().find(&core.key(name), |key| Self {
+            route: core.route(&key),
+            channel: LatchKeys::channel(&key).into(),
+            requests: core.requests_of(&key),
             queue: Mutex::new(Queue::new()),
             core: Arc::clone(core),
-            name,
+            name: core.name(key),
         })
     }
 
@@ -503,7 +504,7 @@ impl Queued for LatchSite {
 }
 
 impl Member for LatchSite {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

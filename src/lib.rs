@@ -155,6 +155,7 @@ mod metrics;
 mod mistakes;
 #[cfg(all(test, models))]
 mod model;
+mod name;
 mod observer;
 mod order;
 mod runtime;

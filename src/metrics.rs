@@ -216,15 +216,15 @@ mod tests {
         let (quiet, eventful) = with_local_recorder(&recorder, || {
             let observer = MetricsObserver::new();
             let holds = |time| {
-                observer.wait_started(&Event::of("orders", what, ms(0), ()));
-                observer.acquired(&Event::of("orders", what, time, Way::Free));
+                observer.wait_started(&Event::named("orders", what, ms(0), ()));
+                observer.acquired(&Event::named("orders", what, time, Way::Free));
             };
             holds(ms(1));
-            observer.released(&Event::of("orders", what, ms(1), ()));
+            observer.released(&Event::named("orders", what, ms(1), ()));
             let quiet = series(&scrapes.render());
             holds(ms(7000));
-            observer.renewal_failed(&Event::of("orders", what, ms(1), "it did not answer"));
-            observer.lost(&Event::of("orders", what, ms(2), LostReason::Revoked));
+            observer.renewal_failed(&Event::named("orders", what, ms(1), "it did not answer"));
+            observer.lost(&Event::named("orders", what, ms(2), LostReason::Revoked));
             (quiet, series(&scrapes.render()))
         });
 

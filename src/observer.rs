@@ -6,6 +6,7 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::config::ClientBuilder;
 use crate::error::{ErrorKind, LostReason};
+use crate::name::Name;
 
 /// Hears what happens to a client's locks, semaphores and latches, for counters, spans or a log.
 /// Set by [`ClientBuilder::observer`].
@@ -98,7 +99,11 @@ pub struct Event<'a, T = ()> {
 }
 
 impl<'a, T> Event<'a, T> {
-    pub(crate) fn of(name: &'a str, what: (Kind, u32), time: Duration, how: T) -> Self {
+    pub(crate) fn of(name: &'a Name, what: (Kind, u32), time: Duration, how: T) -> Self {
+        Self::named(name.given(), what, time, how)
+    }
+
+    pub(crate) fn named(name: &'a str, what: (Kind, u32), time: Duration, how: T) -> Self {
         Self { name, kind: what.0, permits: what.1, time, how }
     }
 }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::Error;
+use crate::name::Name;
 use crate::observer::Kind;
 use crate::runtime::{Core, SlowWait};
 use crate::scripts::fair::FairScripts;
@@ -147,13 +148,16 @@ impl OwnerProcess {
 
 impl Status {
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Result<Self, Error> {
-        let shared_name = Arc::from(name);
-        core.check(&shared_name)?;
+        Self::of_named(core, &core.name(&*core.key(name)))
+    }
+
+    fn of_named(core: &Arc<Core>, name: &Name) -> Result<Self, Error> {
+        core.check(name)?;
         if name.is_empty() {
             return Err(Error::nameless("a synchronizer"));
         }
         let route = core.route(name);
-        let mut status = Self::look(&route, &shared_name)?;
+        let mut status = Self::look(&route, name)?;
         if !status.holders.is_empty() || !status.queue.is_empty() {
             status.find_processes(&Processes::of(|command| route.call_once(command)));
         }
@@ -169,7 +173,12 @@ impl Status {
     }
 
     /// Why a wait for so many of this kind has lasted for so long.
-    fn why(core: &Arc<Core>, name: &str, (kind, permits): (Kind, u32), waited: Duration) -> String {
+    fn why(
+        core: &Arc<Core>,
+        name: &Name,
+        (kind, permits): (Kind, u32),
+        waited: Duration,
+    ) -> String {
         let is_for_permits = kind.is_of_permits();
         let wanted = match permits {
             _ if !is_for_permits => String::new(),
@@ -177,7 +186,7 @@ impl Status {
             permits => format!("{permits} permits of "),
         };
         let waited = format!("waited {:.0} s for {wanted}{name:?}", waited.as_secs_f64());
-        let status = match Self::of(core, name) {
+        let status = match Self::of_named(core, name) {
             Ok(status) => status,
             Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),
         };
@@ -221,15 +230,15 @@ impl Status {
 
     /// Of each name in use that matches.
     pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
-        core.check(&Arc::from(""))?;
+        core.check(&Name::from(""))?;
         let sharded = core.is_cluster() && core.config.connection.sharded_channels;
-        let mut all = BTreeMap::new();
+        let (pattern, mut all) = (core.pattern(pattern), BTreeMap::new());
         for node in core.masters() {
             let lane = node.any_lane();
-            let names = names(pattern, sharded, |command| lane.call_once(command));
+            let names = names(&pattern, sharded, |command| lane.call_once(command));
             let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
-                let name = Arc::from(name);
+                let name = core.name(name);
                 // A name that is no lock's, of another program's hash.
                 if core.check(&name).is_err() {
                     continue;
@@ -250,7 +259,8 @@ impl Status {
 
     /// Ends the hold of this owner. `false`: it has none.
     pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &str) -> Result<bool, Error> {
-        let status = Self::of(core, name)?;
+        let name = &core.name(&*core.key(name));
+        let status = Self::of_named(core, name)?;
         let Some(holder) = status.holders.iter().find(|it| it.owner == owner) else {
             return Ok(false);
         };
@@ -279,7 +289,7 @@ impl Status {
         let release =
             |command: &Command| scripts::lock::release(&route, command, Rights::Locks, || true);
         let released = release(&command);
-        let released = released.map_err(|trouble| trouble.into_error_of(&Arc::from(name)))?;
+        let released = released.map_err(|trouble| trouble.into_error_of(name))?;
         let _served = then.as_ref().map(release);
         Ok(released != Released::NotHeld)
     }
@@ -294,7 +304,7 @@ impl Status {
     }
 
     /// All but the processes.
-    fn look(route: &Route, name: &Arc<str>) -> Result<Self, Error> {
+    fn look(route: &Route, name: &Name) -> Result<Self, Error> {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| Holder {
             owner: text(owner),
@@ -338,7 +348,7 @@ impl Status {
         }
         let queue = found.queue.into_iter().map(waiter).collect();
         let token = u64::try_from(found.token).ok();
-        Ok(Self { name: name.to_string(), kind, holders, queue, listeners, value, token })
+        Ok(Self { name: name.given().to_owned(), kind, holders, queue, listeners, value, token })
     }
 }
 

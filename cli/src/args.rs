@@ -21,6 +21,16 @@ pub(crate) struct Args {
     /// A file with the server's URL in its first line.
     #[arg(long, env = "REDLATCH_URL_FILE", global = true)]
     url_file: Option<PathBuf>,
+    /// What stands before each name on the server, as the programs that share the locks set it. All
+    /// names that are given and printed are without it.
+    #[arg(
+        long,
+        env = "REDLATCH_PREFIX",
+        default_value = "",
+        hide_default_value = true,
+        global = true
+    )]
+    prefix: String,
     #[command(subcommand)]
     pub(crate) task: Task,
 }
@@ -215,6 +225,6 @@ impl Args {
                 return Err(Trouble::new(CONFIG, message));
             }
         };
-        Ok(Client::builder(&url))
+        Ok(Client::builder(&url).prefix(&self.prefix))
     }
 }

@@ -34,6 +34,7 @@ use crate::ask::{
     Action, By, EntryEvent, EntryMachine, Granted, Inbox, Received, ReceivedGrant, Undo,
 };
 use crate::lease::renewal::PROVISIONAL;
+use crate::name::Name;
 use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
@@ -58,7 +59,7 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
 /// it has got the lock.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: Name,
     pub(crate) database: i64,
     pub(crate) is_fenced: bool,
     pub(crate) state: Mutex<MailboxState>,

@@ -12,6 +12,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use super::hold::Hold;
 use crate::error::LostReason;
 use crate::lease::LossCallback;
+use crate::name::Name;
 use crate::observer::Event;
 use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
@@ -128,9 +129,9 @@ impl Tenancy {
     }
 
     /// The tenancy's entry in a snapshot, if it is held.
-    pub(crate) fn snapshot(&self, name: &str, levels: usize) -> Option<Held> {
+    pub(crate) fn snapshot(&self, name: &Name, levels: usize) -> Option<Held> {
         self.is_held().then(|| Held {
-            name: name.to_owned(),
+            name: name.given().to_owned(),
             kind: self.hold().kind(),
             held: self.held(),
             left: self.remaining(),
@@ -146,7 +147,7 @@ impl Tenancy {
 
     /// Tells the observer that the thread has left the hold, if the observer knows that the thread
     /// had it. (A hold may end before its thread returns with it.)
-    pub(crate) fn tell_released(&self, core: &Core, name: &str) {
+    pub(crate) fn tell_released(&self, core: &Core, name: &Name) {
         if self.heard.load(Ordering::SeqCst) & HAD == 0 {
             return;
         }
@@ -303,7 +304,7 @@ impl Tenancy {
     }
 
     /// Ends the tenancy as lost, logs that, and has its callbacks called.
-    pub(crate) fn declare_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
+    pub(crate) fn declare_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if let Some(callbacks) = self.lose(reason) {
             #[cfg(soak_mutants)]
             if mutants::is("a loss that is not told") {
@@ -317,18 +318,18 @@ impl Tenancy {
 
     /// Tells the observer of the loss, if the observer knows that the thread had the hold. If not,
     /// it may learn of both soon ([`observed`](Self::observed)).
-    pub(crate) fn tell_lost(&self, core: &Core, name: &Arc<str>, reason: LostReason) {
+    pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
         }
         core.observe_soon(Count::Lost, || {
-            let (name, kind, held) = (Arc::clone(name), self.hold().kind(), self.held());
+            let (name, kind, held) = (name.clone(), self.hold().kind(), self.held());
             move |it| it.lost(&Event::of(&name, (kind, 1), held, reason))
         });
     }
 
     /// Notes that the observer knows that the thread has the hold.
-    pub(crate) fn observed(&self, core: &Core, name: &Arc<str>) {
+    pub(crate) fn observed(&self, core: &Core, name: &Name) {
         // The tenancy was lost in the meantime, and the observer does not know that yet.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()

@@ -1,12 +1,12 @@
 //! The terms on which a thread wants a lock: its lease.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::clock;
 
 use crate::config;
 use crate::error::{Error, ErrorKind};
+use crate::name::Name;
 use crate::runtime::Core;
 
 /// The longest lease: 300 years, which no sum overflows.
@@ -71,7 +71,7 @@ impl Terms {
 
     /// Checks the lease, before the client sends a request.
     #[inline]
-    pub(crate) fn check(self, name: &Arc<str>) -> Result<(), Error> {
+    pub(crate) fn check(self, name: &Name) -> Result<(), Error> {
         const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
         const LONGEST: u64 = clock::nanos(config::LONGEST_WATCHDOG);
         // The usual case, without arithmetic.
@@ -81,7 +81,7 @@ impl Terms {
         self.checked(name)
     }
 
-    fn checked(self, name: &Arc<str>) -> Result<(), Error> {
+    fn checked(self, name: &Name) -> Result<(), Error> {
         if self.is_watched {
             let checked = config::check_watchdog("with_watchdog", self.lease());
             checked.map_err(|error| error.of(name))
@@ -101,7 +101,7 @@ impl Terms {
 }
 
 /// Checks a lease, before the client sends a request.
-pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
+pub(crate) fn check_lease(name: &Name, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(
             "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 years); \

@@ -16,6 +16,7 @@ use super::hold::Hold;
 use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, RAISED_AFTER, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
+use crate::name::Name;
 use crate::observer::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
@@ -30,10 +31,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// The key of the hold's renewals, and the one to track.
     fn key(&self) -> &Arc<str>;
 
-    /// The name that users gave it.
-    fn users_name(&self) -> &Arc<str> {
-        self.key()
-    }
+    fn name(&self) -> &Name;
 
     /// The wheel's entry for the hold. Its mutex is taken after the leaseholder's own, never
     /// before.
@@ -159,7 +157,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 if !counts.is_zero() {
                     let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
                     self.core().observe_soon(count, || {
-                        let (name, what) = (Arc::clone(self.users_name()), (hold.kind(), 1));
+                        let (name, what) = (self.name().clone(), (hold.kind(), 1));
                         let left = Duration::from_nanos(left.saturating_sub(now));
                         let cause = renewed.err().cloned();
                         move |it| match &cause {

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::name::Name;
 use crossbeam_channel::Sender;
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
@@ -56,7 +57,7 @@ struct CallbackState {
 struct Lost {
     why: String,
     /// The first ones.
-    names: Vec<Arc<str>>,
+    names: Vec<Name>,
     holds: usize,
     first: u64,
     last: u64,
@@ -123,7 +124,7 @@ impl Callbacks {
 
     /// Logs the loss of a hold, in a line with others that are lost for the same reason at about
     /// that time.
-    pub(super) fn log_lost(self: &Arc<Self>, name: &Arc<str>, why: impl FnOnce() -> String) {
+    pub(super) fn log_lost(self: &Arc<Self>, name: &Name, why: impl FnOnce() -> String) {
         if Level::Warn > log::max_level() {
             return;
         }
@@ -133,13 +134,13 @@ impl Callbacks {
             lost.holds += 1;
             lost.last = now;
             if lost.names.len() < MOST_NAMES {
-                lost.names.push(Arc::clone(name));
+                lost.names.push(name.clone());
             }
         } else if state.lines >= MOST_LINES {
             state.left_out += 1;
         } else {
             state.lines += 1;
-            let names = vec![Arc::clone(name)];
+            let names = vec![name.clone()];
             state.lost.push(Lost { why, names, holds: 1, first: now, last: now });
             self.start(state);
         }
@@ -219,7 +220,7 @@ impl Callbacks {
 }
 
 /// Runs a user's callback, and catches its panic.
-pub(super) fn call(name: &str, client: &str, callback: impl FnOnce()) {
+pub(super) fn call(name: &Name, client: &str, callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
         log::error!(target: TARGET, "an on_lost callback of {name:?} panicked [client {client}]");
     }

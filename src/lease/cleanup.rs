@@ -11,6 +11,7 @@ use redlatch_client::sync::clock;
 use redlatch_client::{Command, Failure, Outcome};
 
 use super::{Watchdog, renewal};
+use crate::name::Name;
 use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 
 const FIRST_RETRY: u64 = 50_000_000;
@@ -25,7 +26,7 @@ const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 /// A command sent in the background, again and again with back-off, and as soon as a connection is
 /// opened.
 pub(crate) struct Cleanup {
-    name: Arc<str>,
+    name: Name,
     /// In a cluster the number of the one server that gets it. `None`: the server that has the
     /// name.
     server: Option<usize>,
@@ -85,13 +86,13 @@ impl Cleanup {
     /// A hold that no thread here has, but perhaps the server: its release got no answer, or its
     /// lease was extended after it was lost. Sent for that lease, or until an answer after 10
     /// minutes.
-    pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+    pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
     /// A hold that the new master may still have, since its release perhaps went to a server that
     /// was no longer the master. Sent for that lease, or until an answer.
-    pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+    pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
 
@@ -99,7 +100,7 @@ impl Cleanup {
     /// and whether it is the release. Sent as for [`released`](Self::released) from then on, and
     /// for at least 10 minutes if a copy of its request may come late.
     pub(crate) fn kept(
-        name: &Arc<str>,
+        name: &Name,
         next: impl Fn() -> Next + Send + 'static,
         ends: u64,
         lease: Duration,
@@ -115,32 +116,32 @@ impl Cleanup {
     /// A request without a waiting caller, whose outcome is not known, or of which a copy may come
     /// late. Sent for as long as a hold that it may take. (An entry in a lock's queue is given back
     /// when it is granted.)
-    pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+    pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
     /// As [`requested`](Self::requested), for a request whose entry may have no lease and keep
     /// others out. Sent for at least 10 minutes.
-    pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+    pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
     /// An unclaimed grant, or a message to an owner that does not wait here: releases the hold, or
     /// leaves the queue. Sent until an answer, or until the grant ends.
-    pub(crate) fn unclaimed(name: &Arc<str>, give_up: Command) -> Self {
+    pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
     /// A lost message to this client itself, at the server where it listens. Sent until an answer,
     /// or until the next message is due.
-    pub(crate) fn unheard(name: &Arc<str>, message: Command, server: usize) -> Self {
+    pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
     /// A numbered request that may have been applied. Sent until it is, or until the server would
     /// forget that. `permits`: how many a semaphore's request gives, as for [`Requests::applied`].
     pub(crate) fn numbered(
-        name: &Arc<str>,
+        name: &Name,
         copy: Command,
         requests: &Arc<Requests>,
         request_id: RequestId,
@@ -150,31 +151,27 @@ impl Cleanup {
     }
 
     /// A debt that no open request covers. Sent until nothing is owed.
-    pub(crate) fn owed(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
+    pub(crate) fn owed(name: &Name, debtor: Arc<dyn Debtor>) -> Self {
         Self::new(name, What::Debt(debtor), Duration::MAX)
     }
 
     /// Sent after `pause`, and then whenever the keep-alive asks for it.
-    pub(super) fn regular(
-        name: &Arc<str>,
-        keep_alive: &Arc<dyn KeepAlive>,
-        pause: Duration,
-    ) -> Self {
+    pub(super) fn regular(name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) -> Self {
         let what = What::KeepAlive(Arc::downgrade(keep_alive));
         Self::new(name, what, Duration::MAX).after(pause)
     }
 
     /// Sends a command for `lasts`, or until an answer after `enough`.
-    fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
+    fn undo(name: &Name, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
         let next = Box::new(move || (command.clone(), true));
         Self::new(name, What::Undo { next, from: 0, enough }, lasts)
     }
 
     /// A cleanup that is due now.
-    fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
+    fn new(name: &Name, what: What, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
-        let (name, server) = (Arc::clone(name), None);
+        let (name, server) = (name.clone(), None);
         Self {
             name,
             server,
@@ -189,7 +186,7 @@ impl Cleanup {
     }
 
     /// The name of its lock or semaphore.
-    pub(crate) fn name(&self) -> &Arc<str> {
+    pub(crate) fn name(&self) -> &Name {
         &self.name
     }
 
@@ -392,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_cleanup_of_each_kind_is_sent_for_as_long_as_it_may_matter() {
-        let name = Arc::from("name");
+        let name = Name::from("name");
         let command = || Command::plain(&[b"PING"]);
         let cause = || {
             let error = redis::RedisError::from(io::Error::other("no reply"));
@@ -439,7 +436,7 @@ mod tests {
     /// release must still be sent.
     #[test]
     fn the_answer_to_an_earlier_command_does_not_end_the_cleanup_of_a_kept_hold() {
-        let (name, ends) = (Arc::from("name"), clock::now() + SECOND);
+        let (name, ends) = (Name::from("name"), clock::now() + SECOND);
         let releases = Arc::new(AtomicBool::new(false));
         let next = {
             let releases = Arc::clone(&releases);
@@ -466,7 +463,7 @@ mod tests {
 
     #[test]
     fn a_new_connection_hurries_an_unanswered_cleanup() {
-        let name = Arc::from("name");
+        let name = Name::from("name");
         let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let lease = Duration::from_secs(30);
         let error = redis::RedisError::from(io::Error::other("no reply"));
@@ -488,7 +485,7 @@ mod tests {
 
     #[test]
     fn a_numbered_request_is_sent_until_it_was_applied_or_is_too_late() {
-        let name = Arc::from("name");
+        let name = Name::from("name");
         let requests = Arc::new(Requests::new("requests", &Arc::default()));
         let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let begun = clock::now();

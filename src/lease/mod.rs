@@ -31,6 +31,7 @@ use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
+use crate::name::Name;
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 use crate::scripts::{Mark, Owner, RequestId, Requests};
 
@@ -225,12 +226,7 @@ impl Watchdog {
     }
 
     /// Sends a keep-alive of this name after `pause`, and then whenever the keep-alive asks for it.
-    pub(crate) fn schedule(
-        &self,
-        name: &Arc<str>,
-        keep_alive: &Arc<dyn KeepAlive>,
-        pause: Duration,
-    ) {
+    pub(crate) fn schedule(&self, name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
         self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
@@ -253,19 +249,14 @@ impl Watchdog {
     }
 
     /// Logs that a hold was lost.
-    pub(crate) fn tell_lost(&self, name: &Arc<str>, loss_message: impl FnOnce() -> String) {
+    pub(crate) fn tell_lost(&self, name: &Name, loss_message: impl FnOnce() -> String) {
         self.callbacks.log_lost(name, loss_message);
     }
 
     /// Runs the `on_lost` callbacks of a hold. Does not wait for them.
-    pub(crate) fn call_back(
-        &self,
-        name: &Arc<str>,
-        reason: LostReason,
-        callbacks: Vec<LossCallback>,
-    ) {
+    pub(crate) fn call_back(&self, name: &Name, reason: LostReason, callbacks: Vec<LossCallback>) {
         for callback in callbacks {
-            let (name, client) = (Arc::clone(name), self.callbacks.client());
+            let (name, client) = (name.clone(), self.callbacks.client());
             let call = move || callbacks::call(&name, &client, || callback(reason));
             self.callbacks.run(Box::new(call));
         }

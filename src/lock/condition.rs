@@ -432,7 +432,7 @@ impl Condition {
     /// Returns the name of its lock.
     #[must_use]
     pub fn lock_name(&self) -> &str {
-        &self.lock.handle().site.name
+        self.lock.handle().site.name.given()
     }
 
     fn new(lock: impl Part + 'static, name: &str) -> Self {

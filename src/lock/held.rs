@@ -183,7 +183,7 @@ impl HeldLock {
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.handle.site.name
+        self.handle.site.name.given()
     }
 
     pub(super) fn core(&self) -> &Arc<Core> {

@@ -8,6 +8,7 @@ use redlatch_client::sync::Thread;
 use super::own_verbs;
 use crate::error::{Error, ErrorKind};
 use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts, Variant};
+use crate::name::Name;
 use crate::waiting::Wait;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
@@ -106,7 +107,7 @@ pub struct MultiLock {
     /// In the order of taking.
     parts: Arc<[Arc<dyn Part>]>,
     /// The names of the parts.
-    name: Arc<str>,
+    name: Name,
     rule: Rule,
 }
 
@@ -260,11 +261,11 @@ impl MultiLock {
 
     /// Returns the names of the locks, in the order of taking, each once.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.parts.iter().map(|part| &*part.handle().site.name)
+        self.parts.iter().map(|part| part.handle().site.name.given())
     }
 
     fn of(parts: Vec<Arc<dyn Part>>, rule: Rule) -> Self {
-        let mut names: Vec<_> = parts.iter().map(|part| &*part.handle().site.name).collect();
+        let mut names: Vec<_> = parts.iter().map(|part| part.handle().site.name.given()).collect();
         names.dedup();
         Self { name: names.join(", ").into(), parts: parts.into(), rule }
     }
@@ -286,7 +287,7 @@ impl MultiLock {
                 leases.max().unwrap_or_default() / 100 + Duration::from_millis(2)
             }
         };
-        let (held, name) = (Vec::with_capacity(self.parts.len()), Arc::clone(&self.name));
+        let (held, name) = (Vec::with_capacity(self.parts.len()), self.name.clone());
         GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
     }
 
@@ -435,7 +436,7 @@ impl Lock for MultiLock {
     }
 
     fn name(&self) -> &str {
-        &self.name
+        self.name.given()
     }
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error> {
@@ -451,7 +452,7 @@ impl Lock for MultiLock {
 
     fn varied(&self, variant: Variant) -> Self {
         let parts = self.parts.iter().map(|part| part.varied_part(variant)).collect();
-        Self { parts, name: Arc::clone(&self.name), rule: self.rule }
+        Self { parts, name: self.name.clone(), rule: self.rule }
     }
 }
 
@@ -490,7 +491,7 @@ fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
 /// the other.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
-    one.name == other.name
+    *one.name == *other.name
         && one.core.database() == other.core.database()
         && one.core.is_at_same_server_as(&other.core)
 }

@@ -232,7 +232,7 @@ macro_rules! one_lock {
                 }
 
                 fn name(&self) -> &str {
-                    &self.handle.site.name
+                    self.handle.site.name.given()
                 }
 
                 #[inline]

@@ -8,11 +8,12 @@ use redlatch_client::slot_of;
 use redlatch_client::sync::{Mutex, Registry, Thread, is_forked};
 
 use crate::lease::Renewal;
+use crate::name::Name;
 use crate::snapshot::Held;
 
 /// The state of one name in one client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {
-    fn name(&self) -> &Arc<str>;
+    fn name(&self) -> &Name;
 
     /// Ends with the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
@@ -125,10 +126,10 @@ impl Members {
     }
 
     /// The names of the locks that a thread holds.
-    pub(crate) fn held_by(&self, thread: &Thread) -> Vec<Arc<str>> {
+    pub(crate) fn held_by(&self, thread: &Thread) -> Vec<Name> {
         let mut held = self.all();
         held.retain(|it| it.is_held_by(thread));
-        held.iter().map(|it| Arc::clone(it.name())).collect()
+        held.iter().map(|it| it.name().clone()).collect()
     }
 
     /// The members with names in these slots of a cluster. `slots` is sorted.

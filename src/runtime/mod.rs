@@ -1,6 +1,7 @@
 //! A client and its view of the servers: its connections, subscribers and renewers, and its state
 //! for each name.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -47,6 +48,7 @@ pub(crate) use session::Session;
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Job, Watchdog, renewal};
+use crate::name::Name;
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// How long redirected commands are followed to other servers.
@@ -149,6 +151,31 @@ impl Core {
         (core, jobs)
     }
 
+    /// The key of the name that a user gave: the client's prefix comes before it.
+    pub(crate) fn key<'a>(&self, given: &'a str) -> Cow<'a, str> {
+        match &*self.config.prefix {
+            "" => Cow::Borrowed(given),
+            prefix => Cow::Owned(format!("{prefix}{given}")),
+        }
+    }
+
+    /// The pattern of the keys of the names that match a user's pattern.
+    pub(crate) fn pattern(&self, given: &str) -> String {
+        let mut pattern = String::with_capacity(self.config.prefix.len() + given.len());
+        for letter in self.config.prefix.chars() {
+            if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        pattern + given
+    }
+
+    /// The name with this key.
+    pub(crate) fn name(&self, key: impl Into<Arc<str>>) -> Name {
+        Name::of(key, &self.config.prefix)
+    }
+
     /// The route of a name's commands to its server.
     pub(crate) fn route(&self, name: &str) -> Route {
         self.servers.route(name, self.hasher.hash_one(name) as u32)
@@ -232,7 +259,7 @@ impl Core {
     /// Fails if the client has ended, or belongs to the parent process. It is called before a mutex
     /// of the client is taken.
     #[inline]
-    pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
+    pub(crate) fn check(&self, name: &Name) -> Result<(), Error> {
         Error::if_forked(name)?;
         if self.is_shut_down() {
             return Err(Error::shut_down(name));
@@ -324,7 +351,7 @@ impl Core {
             Ok(_) => drop(self.pubsub.is_muted(false)),
             // Until a control message arrives, the subscriber does not look at its queue.
             Err(_) if !self.is_shut_down() => {
-                let name = Arc::from("the subscriber");
+                let name = Name::from("the subscriber");
                 let message = self.pubsub.control_message(node);
                 self.watchdog.clean_up(Cleanup::unheard(&name, message, node.number()));
             }

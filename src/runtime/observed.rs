@@ -11,6 +11,7 @@ use redlatch_client::sync::{Thread, clock};
 use redlatch_client::{Limit, Node, was_cut};
 
 use super::Core;
+use crate::name::Name;
 use crate::observer::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
@@ -108,7 +109,7 @@ impl SlowLines {
 /// A wait that has lasted for long.
 #[derive(Debug)]
 pub(crate) struct SlowWait {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: Name,
     /// The kind, and the number of permits.
     pub(crate) what: (Kind, u32),
     pub(crate) waited: Duration,
@@ -126,7 +127,7 @@ const MOST_WITH_LOSSES: usize = 100_000;
 /// kind, a thread, and the thread's arrival number in the process's queue, which is zero while it
 /// leads.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
-pub(crate) type ListedWait = (Arc<str>, Kind, Arc<Thread>, u64);
+pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 
 impl Core {
     #[inline]
@@ -198,7 +199,7 @@ impl Core {
         self.observe_soon(Count::Forgotten, || {
             move |it: &dyn Observer| {
                 let permits = u32::try_from(forgotten).unwrap_or(u32::MAX);
-                it.forgot(&Event::of(&address, (Kind::Semaphore, permits), Duration::ZERO, ()));
+                it.forgot(&Event::named(&address, (Kind::Semaphore, permits), Duration::ZERO, ()));
             }
         });
         let first = !self.forgets.swap(true, Ordering::Relaxed);
@@ -218,10 +219,10 @@ impl Core {
         waits.sort_by_key(|(began, (.., arrival))| (*arrival, *began));
         let mut before = BTreeMap::<_, usize>::new();
         let waiting = waits.iter().map(|((since, _), (name, kind, thread, _))| {
-            let count = before.entry(name).or_default();
+            let count = before.entry(&***name).or_default();
             let place = std::mem::replace(count, *count + 1);
             let (thread, waited) = (thread.name().map(str::to_owned), clock::since(*since));
-            Waiting { name: name.to_string(), kind: *kind, waited, thread, place }
+            Waiting { name: name.given().to_owned(), kind: *kind, waited, thread, place }
         });
         let waiting = waiting.collect();
         let counts = Counts {
@@ -281,7 +282,7 @@ impl Core {
     /// Makes the log say at once which other locks a thread holds that has waited for long. It does
     /// so whether or not another line explains the wait: no other client knows what the thread
     /// holds, and perhaps no other line names it.
-    pub(crate) fn tells_deadlock(&self, name: &str, thread: &Arc<Thread>, waited: Duration) {
+    pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {
             return;
@@ -299,7 +300,7 @@ impl Core {
 
     /// Makes the log say that nobody has set the permits for which threads with these needs ask,
     /// unless the name has just had a line.
-    pub(crate) fn tells_no_permits(&self, name: &Arc<str>, needs: &[u32]) {
+    pub(crate) fn tells_no_permits(&self, name: &Name, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
         if lines.begins(now, name).is_some() {
             return;
@@ -389,11 +390,16 @@ mod tests {
         let config = ClientBuilder::new(&server.url()).observer(hangs).config;
         let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
         let core = session.core();
-        let event = |how| Event::of("orders", (Kind::ReentrantLock, 1), Duration::ZERO, how);
+        let event = |how| Event::named("orders", (Kind::ReentrantLock, 1), Duration::ZERO, how);
         let renewed = || {
             core.observe_soon(Count::Renewed, || {
                 |it: &dyn Observer| {
-                    it.renewed(&Event::of("orders", (Kind::ReentrantLock, 1), Duration::ZERO, ()));
+                    it.renewed(&Event::named(
+                        "orders",
+                        (Kind::ReentrantLock, 1),
+                        Duration::ZERO,
+                        (),
+                    ));
                 }
             });
         };

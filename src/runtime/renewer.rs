@@ -211,7 +211,7 @@ impl Renewer {
     fn log_moved(&self, members: &[Arc<dyn Member>]) {
         let Some(first) = members.first() else { return };
         let address = self.own.endpoint.health().address();
-        let names: HashSet<_> = members.iter().map(|member| member.name()).collect();
+        let names: HashSet<_> = members.iter().map(|member| &**member.name()).collect();
         let others = match names.len() - 1 {
             0 => String::new(),
             others => format!(" (and of {others} other names)"),

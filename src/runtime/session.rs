@@ -172,7 +172,9 @@ impl Core {
                 if let (ServerEvent::Back(after), Some(core)) = (&news.event, told.upgrade()) {
                     core.observe_soon(Count::Reconnected, || {
                         let (address, after) = (Arc::clone(&news.address), *after);
-                        move |it| it.reconnected(&Event::of(&address, (Kind::Server, 1), after, ()))
+                        move |it| {
+                            it.reconnected(&Event::named(&address, (Kind::Server, 1), after, ()));
+                        }
                     });
                 }
                 log(news);

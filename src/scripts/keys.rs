@@ -341,6 +341,16 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_prefix_without_braces_a_names_own_braces_choose_the_slot() {
+        let slot = |key: &str| redlatch_client::slot_of(key.as_bytes());
+        let keys = LockKeys::new("shop:{orders}:17", Mode::Lock, true);
+        for key in [keys.name, &*keys.queue().to_string(), &*keys.tokens().to_string()] {
+            assert_eq!(slot(key), slot("orders"), "{key}");
+        }
+        assert!(has_one_slot(keys.name, redlatch_client::slot_of));
+    }
+
+    #[test]
     fn no_two_conditions_share_a_key() {
         let keys = ConditionKeys::new("x", "full");
         assert_eq!(keys.waiting, "redlatch_condition:{x}:full:4");

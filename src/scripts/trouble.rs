@@ -11,6 +11,7 @@ use redlatch_client::{
 
 use super::Rights;
 use crate::error::{Error, ErrorKind, Outlook};
+use crate::name::Name;
 
 /// The reason why a script has no answer.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ impl Trouble {
     }
 
     /// The error of a request that asked or set something of this name, and left nothing to undo.
-    pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
+    pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
             Self::Refused(_) | Self::Unsent(_) => "nothing was changed",

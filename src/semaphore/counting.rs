@@ -326,7 +326,7 @@ impl Semaphore {
     /// Returns the semaphore's name, which is its key in Redis.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.site.name
+        self.site.name.given()
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {

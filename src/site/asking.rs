@@ -131,7 +131,7 @@ impl QueueEntry {
         if waits && self.mailbox.is_none() {
             let waker = claim.thread.waker();
             let mailbox = Mailbox {
-                name: Arc::clone(&site.name),
+                name: site.name.clone(),
                 database: site.core.database(),
                 is_fenced: site.keys().is_fenced,
                 state: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),

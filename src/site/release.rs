@@ -12,6 +12,7 @@ use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Leftover, QueueEntry, Seat, Tenancy};
 use crate::lease::Cleanup;
+use crate::name::Name;
 use crate::order::{LeaveOutcome, Vacated};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
@@ -335,7 +336,7 @@ impl Site {
     pub(crate) fn give_up(
         self: &Arc<Self>,
         left: Leftover,
-        cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
+        cleanup: fn(&Name, Command, Duration) -> Cleanup,
     ) {
         let Leftover { undo, longest, command } = left;
         // Without this, the client would resend a command for each call for minutes while the
@@ -366,7 +367,7 @@ impl Site {
     pub(crate) fn take_back(
         &self,
         left: Leftover,
-        cleanup: fn(&Arc<str>, Command, Duration) -> Cleanup,
+        cleanup: fn(&Name, Command, Duration) -> Cleanup,
         unacknowledged: Error,
     ) -> Error {
         let Leftover { undo, longest, command } = left;

@@ -12,6 +12,7 @@ use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
+use crate::name::Name;
 use crate::order::{Admitted, GateQueue, LockNeed};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
@@ -24,7 +25,7 @@ use crate::waiting::{Lead, Queued};
 /// fenced lock has another, and its read-write lock has two: one for readers, one for the writer.
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
-    pub(crate) name: Arc<str>,
+    pub(crate) name: Name,
     pub(crate) route: Route,
     pub(crate) gate: Gate,
     /// Whether its holds have fencing tokens.
@@ -47,22 +48,25 @@ impl Asked {
 impl Site {
     /// The site of a name, which all handles of its re-entrant and fair locks share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        let make = |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), false);
-        core.members.of::<Self>().get(name, make)
+        let gate = || Gate::new(Mode::Lock);
+        let make = |key| Self::new(Arc::clone(core), core.name(key), gate(), false);
+        core.members.of::<Self>().get(&core.key(name), make)
     }
 
     /// The site of the name's fenced lock. It is another site, since its holds have tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
-        members.get(name, |name| Self::new(Arc::clone(core), name, Gate::new(Mode::Lock), true))
+        let gate = || Gate::new(Mode::Lock);
+        let make = |key| Self::new(Arc::clone(core), core.name(key), gate(), true);
+        members.get(&core.key(name), make)
     }
 
     /// A site behind this gate, which is one side of another member. That member ends it.
-    pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, gate: Gate) -> Self {
-        Self::new(Arc::clone(core), Arc::clone(name), gate, false)
+    pub(crate) fn side(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
+        Self::new(Arc::clone(core), name.clone(), gate, false)
     }
 
-    fn new(core: Arc<Core>, name: Arc<str>, gate: Gate, is_fenced: bool) -> Self {
+    fn new(core: Arc<Core>, name: Name, gate: Gate, is_fenced: bool) -> Self {
         let (route, mode) = (core.route(&name), gate.mode());
         Self { is_fenced, name, route, gate, mode, core, alarm: Mutex::new(None) }
     }
@@ -214,7 +218,7 @@ pub(crate) enum Leaving {
 }
 
 impl Member for Site {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 
@@ -267,6 +271,10 @@ impl Leaseholder for Site {
     }
 
     fn key(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn name(&self) -> &Name {
         &self.name
     }
 

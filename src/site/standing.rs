@@ -54,5 +54,5 @@ fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u
     let keys = FairKeys::new(lock);
     let owner = format!("{}:{owner}", core.id.as_str());
     let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.clean_up(Cleanup::unclaimed(&Arc::from(lock), command));
+    core.watchdog.clean_up(Cleanup::unclaimed(&core.name(lock), command));
 }

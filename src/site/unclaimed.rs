@@ -1,7 +1,5 @@
 //! Unclaimed messages: those for owners of this client for which no thread waits.
 
-use std::sync::Arc;
-
 use redlatch_client::Command;
 
 use crate::hold::{details, kind};
@@ -19,7 +17,7 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
     }
     // This removes only the entry, for each kind of lock, since other threads may share the owner's
     // hold.
-    let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
+    let (name, owner) = (core.name(lock), format!("{}:{owner}", core.id.as_str()));
     for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
         let owner = format!("{owner}{suffix}");
@@ -36,7 +34,7 @@ pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<
         return;
     }
     let Some((mode, _)) = kind(grant.details) else { return };
-    let name: Arc<str> = grant.lock.into();
+    let name = core.name(grant.lock);
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());
     let route = core.route(&name);

@@ -9,6 +9,7 @@ use redlatch_client::sync::{Thread, clock};
 
 use super::wait::{Claim, Wait, doze};
 use crate::error::{Error, ErrorKind};
+use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
 
@@ -62,7 +63,7 @@ impl Listening {
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
-        name: &Arc<str>,
+        name: &Name,
         claim: &Claim<'_, N>,
         at_most: Duration,
         news: impl Fn() -> bool,
@@ -83,7 +84,7 @@ impl Listening {
     }
 
     /// Fails if the leader cannot listen to a channel that it must listen to.
-    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+    fn check(&mut self, core: &Core, name: &Name) -> Result<(), Error> {
         self.own.check(core, name)?;
         self.public.check(core, name)
     }
@@ -147,7 +148,7 @@ impl Heard {
             })
     }
 
-    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+    fn check(&mut self, core: &Core, name: &Name) -> Result<(), Error> {
         if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
             && is_confirmed(subscription, latest, core, name)
                 .map_err(|error| error.now("nothing is held"))?
@@ -163,7 +164,7 @@ impl Heard {
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,
-    name: &Arc<str>,
+    name: &Name,
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
 ) -> Result<bool, Error> {
@@ -187,7 +188,7 @@ fn is_confirmed(
     subscription: &Subscription,
     latest: Instant,
     core: &Core,
-    name: &Arc<str>,
+    name: &Name,
 ) -> Result<bool, Error> {
     match subscription.confirmation() {
         Confirmation::Confirmed => Ok(true),

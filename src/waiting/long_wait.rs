@@ -9,6 +9,7 @@ use std::time::Duration;
 use redlatch_client::sync::{Thread, clock};
 
 use super::wait::Claim;
+use crate::name::Name;
 use crate::observer::Kind;
 use crate::runtime::{Core, SlowWait};
 
@@ -16,7 +17,7 @@ use crate::runtime::{Core, SlowWait};
 #[derive(Debug)]
 pub(super) struct LongWait<'a> {
     core: &'a Core,
-    name: &'a Arc<str>,
+    name: &'a Name,
     thread: &'a Arc<Thread>,
     /// The kind, and the number of permits.
     what: (Kind, u32),
@@ -40,7 +41,7 @@ const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000
 impl<'a> LongWait<'a> {
     /// The waits for a latch, a barrier and an election normally last.
     pub(super) fn of<N>(
-        (core, name): (&'a Core, &'a Arc<str>),
+        (core, name): (&'a Core, &'a Name),
         what: (Kind, u32),
         claim: &Claim<'a, N>,
     ) -> Self {
@@ -64,7 +65,7 @@ impl<'a> LongWait<'a> {
             at_most = LISTED_AFTER - waited;
         } else {
             self.is_listed = true;
-            let wait = (Arc::clone(name), self.what.0, Arc::clone(thread), arrival);
+            let wait = (name.clone(), self.what.0, Arc::clone(thread), arrival);
             core.waits.lock().insert((self.since, thread.id()), wait);
         }
         if self.said_after.is_some_and(|after| waited >= after) {
@@ -85,7 +86,7 @@ impl<'a> LongWait<'a> {
         if self.is_usual || is_said.load(Ordering::Relaxed) {
             return None;
         }
-        let wait = SlowWait { name: Arc::clone(name), what, waited, is_said: Arc::clone(is_said) };
+        let wait = SlowWait { name: name.clone(), what, waited, is_said: Arc::clone(is_said) };
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 

@@ -38,6 +38,7 @@ pub(crate) use queue::{Lead, LeadershipGuard, LocalWaiter, Queue, Queued, Signal
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
+use crate::name::Name;
 use crate::observer::{Event, Kind, Way};
 use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
@@ -161,7 +162,7 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 /// result is the error, since an outage is no "not now".
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
-    (core, name): (&Core, &Arc<str>),
+    (core, name): (&Core, &Name),
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let _limited = claim.wait.limits(core);
@@ -195,7 +196,7 @@ struct Driver<'a, S: Synchronizer> {
     synchronizer: &'a S,
     claim: &'a ClaimOf<'a, S>,
     core: &'a Core,
-    name: &'a Arc<str>,
+    name: &'a Name,
     /// The time at which the call began, on [`clock`], if it is observed.
     begun: u64,
     /// Whether the observer knows of this wait. (A re-entry does not start a wait.)
@@ -499,7 +500,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
 /// caller [limits](Wait::limits) it.
 pub(crate) fn outlast<T>(
     core: &Core,
-    name: &Arc<str>,
+    name: &Name,
     wait: &Wait<'_>,
     mut ask: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {

@@ -7,6 +7,7 @@ use redlatch_client::sync::Thread;
 use redlatch_client::{CancelToken, Limit, Limited, Registration};
 
 use crate::error::Error;
+use crate::name::Name;
 use crate::runtime::Core;
 
 /// How long a call may wait, and a token that may cancel it. The verbs that end in `_within` take a
@@ -142,13 +143,13 @@ impl<'a> Wait<'a> {
     }
 
     /// Fails if the wait was cancelled, the client shut down or the process forked.
-    pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+    pub(crate) fn check(&self, core: &Core, name: &Name) -> Result<(), Error> {
         core.check(name)?;
         self.check_cancelled(name)
     }
 
     /// Fails if the wait was cancelled.
-    pub(crate) fn check_cancelled(&self, name: &Arc<str>) -> Result<(), Error> {
+    pub(crate) fn check_cancelled(&self, name: &Name) -> Result<(), Error> {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::cancelled(name));
         }
@@ -183,7 +184,7 @@ pub(crate) struct Claim<'a, N> {
 /// Sleeps until there is `news`, or until `until`.
 pub(crate) fn doze(
     core: &Core,
-    name: &Arc<str>,
+    name: &Name,
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
     until: Option<Instant>,

@@ -12,6 +12,7 @@ mod host_name;
 mod limits;
 mod log;
 mod observer;
+mod prefix;
 mod status;
 mod tracking;
 mod trouble;

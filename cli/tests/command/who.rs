@@ -240,3 +240,19 @@ fn the_recipes_of_the_shell_page_work() {
     assert!(ran.contains("report: ./report") && ran.contains("invoices: ./store 1"), "{ran}");
     assert!(folder.path().join("dump.gz").exists());
 }
+
+#[test]
+fn names_are_given_and_printed_without_the_prefix() {
+    let server = server();
+    let url = server.url();
+    let lock = client(&server).reentrant_lock("shop:orders");
+    let _other = client(&server).reentrant_lock("orders").lock().unwrap();
+    assert!(output(&url, &["--prefix", "shop:", "run", "-n", "orders", "true"]).status.success());
+    let guard = lock.lock().unwrap();
+    let run = output(&url, &["run", "--prefix", "shop:", "-n", "orders", "true"]);
+    assert_eq!(run.status.code(), Some(75), "{run:?}");
+    assert!(prints(&url, &["who", "orders", "--prefix", "shop:"]).starts_with("orders: lock\n"));
+    let lines = prints(&url, &["ls", "--prefix", "shop:"]);
+    assert!(lines.starts_with("orders\tlock\t") && lines.lines().count() == 1, "{lines}");
+    guard.unlock().unwrap();
+}

@@ -30,6 +30,7 @@ use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Hold;
 use crate::lease::{Cleanup, KeepAlive};
+use crate::name::Name;
 use crate::runtime::{Core, Member, Message, Recipient, Registered};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
@@ -303,7 +304,7 @@ impl Drop for Notified {
 struct Signs {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
-    name: Arc<str>,
+    name: Name,
     given: Mutex<Given>,
 }
 
@@ -319,7 +320,7 @@ impl Signs {
         site.core.members.of::<Self>().find(&keys.notified, |name| Self {
             site: Arc::clone(site),
             keys: Arc::clone(keys),
-            name,
+            name: name.into(),
             given: Mutex::default(),
         })
     }
@@ -372,7 +373,7 @@ impl KeepAlive for Signs {
 }
 
 impl Member for Signs {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

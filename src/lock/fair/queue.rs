@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::hold::line::{Line, scripts};
 use crate::hold::{Tenancy, Terms};
 use crate::lease::{Cleanup, KeepAlive, renewal};
+use crate::name::Name;
 use crate::order::line::QueuedThread;
 use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
@@ -228,7 +229,7 @@ impl Queued for Arc<FairQueue> {
 }
 
 impl Member for FairQueue {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.site.name
     }
 

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::hold::HoldState;
 use crate::lease::LossCallback;
 use crate::lock::HeldLock;
+use crate::name::Name;
 use crate::runtime::Core;
 use crate::site::Leaving;
 
@@ -32,7 +33,7 @@ pub struct GuardLevels {
     pub(super) drift: Duration,
     pub(super) rule: Rule,
     /// The names of all parts.
-    pub(super) name: Arc<str>,
+    pub(super) name: Name,
 }
 
 impl GuardLevels {
@@ -154,7 +155,7 @@ impl GuardLevels {
     }
 
     pub(in crate::lock) fn name(&self) -> &str {
-        &self.name
+        self.name.given()
     }
 
     pub(in crate::lock) fn core(&self) -> &Arc<Core> {

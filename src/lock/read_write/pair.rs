@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::lease::Renewal;
+use crate::name::Name;
 use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
 use crate::site::{Gate, Site};
@@ -14,7 +15,7 @@ use crate::waiting::Queued;
 /// The two sites of a read-write lock in one client.
 pub(in crate::lock) struct Pair {
     core: Arc<Core>,
-    name: Arc<str>,
+    name: Name,
     pub(in crate::lock) read: Arc<Site>,
     pub(in crate::lock) write: Arc<Site>,
 }
@@ -22,7 +23,8 @@ pub(in crate::lock) struct Pair {
 impl Pair {
     /// The pair of a name, which all its handles share.
     pub(in crate::lock) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| {
+        core.members.of::<Self>().get(&core.key(name), |key| {
+            let name = core.name(key);
             let gate = Gate::new(Mode::Write);
             let read = Arc::new(Site::side(core, &name, gate.beside(Mode::Read)));
             let write = Arc::new(Site::side(core, &name, gate));
@@ -36,7 +38,7 @@ impl Pair {
 }
 
 impl Member for Pair {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

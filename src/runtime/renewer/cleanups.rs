@@ -17,9 +17,10 @@ impl Renewer {
     /// Repeats the latest releases of permits of expirable semaphores, which another run of the
     /// server may not know.
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
-        for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
+        for (key, returned) in self.core.returned.to(|name| is_meant(self, name)) {
+            let name = self.core.name(key.clone());
             for ids in returned.ids.chunks(NAMES_A_CALL) {
-                let release = scripts::expirable_semaphore::release_again_command(&name, ids);
+                let release = scripts::expirable_semaphore::release_again_command(&key, ids);
                 self.cleanups.push(Cleanup::left_over(&name, release, returned.lease));
             }
         }

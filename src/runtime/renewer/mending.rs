@@ -130,7 +130,7 @@ impl Renewer {
             Some(Mended { taken: 0, given: 0, .. }) => {}
             Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
-                members.retain(|member| member.is_a_count() && member.name() == name);
+                members.retain(|member| member.is_a_count() && **member.name() == *name);
                 self.warn_of_counts(&members, [taken, given]);
             }
         }
@@ -142,7 +142,8 @@ impl Renewer {
         for part in mends.chunks(NAMES_A_CALL) {
             let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
             let outcomes = self.own.exchange(&commands, None).0;
-            for ((name, _), outcome) in part.iter().zip(outcomes) {
+            for ((key, _), outcome) in part.iter().zip(outcomes) {
+                let name = || self.core.name(Arc::clone(key));
                 match outcome {
                     Ok(Value::Int(permits)) if permits < 0 => mended.taken -= permits,
                     Ok(Value::Int(permits)) => mended.given += permits,
@@ -155,15 +156,19 @@ impl Renewer {
                         if !self.is_forbidden {
                             self.core.watchdog.log(Level::Error, || {
                                 format!(
-                                    "the permits of {name:?} cannot be restored after a failover \
+                                    "the permits of {:?} cannot be restored after a failover \
                                      without the access rights of a semaphore; tried again for two \
-                                     minutes"
+                                     minutes",
+                                    name()
                                 )
                             });
                         }
                     }
                     _ => self.core.watchdog.log(Level::Error, || {
-                        format!("the permits of {name:?} could not be restored after a failover")
+                        format!(
+                            "the permits of {:?} could not be restored after a failover",
+                            name()
+                        )
                     }),
                 }
             }
@@ -173,7 +178,8 @@ impl Renewer {
 
     /// Logs the counts that cannot be mended.
     fn warn_of_counts(&self, members: &[Arc<dyn Member>], [taken, given]: [i64; 2]) {
-        let mut names: Vec<_> = members.iter().map(|member| Arc::clone(member.name())).collect();
+        let mut names: Vec<_> =
+            members.iter().map(|member| member.name().given().to_owned()).collect();
         names.sort_unstable();
         names.dedup();
         if names.is_empty() {

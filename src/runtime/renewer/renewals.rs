@@ -160,6 +160,7 @@ impl Renewer {
                 0 => String::new(),
                 others => format!(" and {others} others"),
             };
+            let name = self.core.name(Arc::clone(name));
             self.core.watchdog.log(Level::Warn, || {
                 format!(
                     "the server at {address} refuses to renew {name:?}{others}: {cause}; if that \

@@ -10,6 +10,7 @@ use redlatch_client::{Command, Lane, Outcome, ReplyReceiver, Route};
 use crate::error::Error;
 use crate::hold::Terms;
 use crate::lease::{Cleanup, Debtor};
+use crate::name::Name;
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
@@ -20,7 +21,7 @@ use crate::waiting::Queued;
 /// One semaphore in one client.
 pub(crate) struct SemaphoreSite {
     pub(super) core: Arc<Core>,
-    pub(super) name: Arc<str>,
+    pub(super) name: Name,
     pub(super) route: Route,
     pub(super) channel: Arc<str>,
     /// The key of the number's mark.
@@ -60,15 +61,15 @@ const MOST_POSTED: usize = 500;
 impl SemaphoreSite {
     /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| Self {
-            route: core.route(&name),
-            channel: SemaphoreKeys::channel(&name).into(),
-            mark: SemaphoreKeys::mark(&name).into(),
-            requests: core.requests_of(&name),
+        core.members.of::<Self>().get(&core.key(name), |key| Self {
+            route: core.route(&key),
+            channel: SemaphoreKeys::channel(&key).into(),
+            mark: SemaphoreKeys::mark(&key).into(),
+            requests: core.requests_of(&key),
             debt: Mutex::default(),
             gate: PermitGate::new(core.round_trip),
             core: Arc::clone(core),
-            name,
+            name: core.name(key),
         })
     }
 
@@ -228,7 +229,7 @@ impl Source for SemaphoreSite {
         &self.core
     }
 
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 
@@ -334,7 +335,7 @@ impl Debtor for SemaphoreSite {
 }
 
 impl Member for SemaphoreSite {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

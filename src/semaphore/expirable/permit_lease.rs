@@ -20,6 +20,7 @@ use crate::error::LostReason;
 use crate::hold::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::lease::Alarm;
 use crate::lease::renewal::{Attempt, RenewalState};
+use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{Owner, PermitId};
@@ -200,7 +201,7 @@ impl Leaseholder for PermitLease {
         &self.site.timeouts
     }
 
-    fn users_name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.site.name
     }
 

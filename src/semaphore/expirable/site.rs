@@ -15,6 +15,7 @@ use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, Terms};
 use crate::lease::{Cleanup, Renewal};
+use crate::name::Name;
 use crate::observer::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
@@ -31,11 +32,11 @@ use crate::waiting::Queued;
 /// One expirable semaphore in one client.
 pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
-    pub(super) name: Arc<str>,
+    pub(super) name: Name,
     /// The key of the leases.
     pub(super) timeouts: Arc<str>,
     /// An earlier semaphore of this client whose leases have the same key.
-    pub(super) twin: Option<Arc<str>>,
+    pub(super) twin: Option<Name>,
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
@@ -48,19 +49,20 @@ impl ExpirableSite {
     /// The site of a name, which all its handles share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let sites = core.members.of::<Self>();
-        let twin = ExpirableKeys::twin(name);
+        let key = core.key(name);
+        let twin = ExpirableKeys::twin(&key);
         let twin = twin.and_then(|twin| sites.known(&twin)).filter(|site| site.twin.is_none());
-        let twin = twin.map(|site| Arc::clone(&site.name));
-        sites.get(name, |name| Self {
+        let twin = twin.map(|site| site.name.clone());
+        sites.get(&key, |key| Self {
             twin,
-            route: core.route(&name),
-            timeouts: ExpirableKeys::timeouts(&name).into(),
-            channel: SemaphoreKeys::channel(&name).into(),
-            requests: core.requests_of(&name),
+            route: core.route(&key),
+            timeouts: ExpirableKeys::timeouts(&key).into(),
+            channel: SemaphoreKeys::channel(&key).into(),
+            requests: core.requests_of(&key),
             gate: PermitGate::new(core.round_trip),
             held: Mutex::default(),
             core: Arc::clone(core),
-            name,
+            name: core.name(key),
         })
     }
 
@@ -255,7 +257,7 @@ impl Source for ExpirableSite {
         &self.core
     }
 
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 
@@ -346,7 +348,7 @@ pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>>
 }
 
 impl Member for ExpirableSite {
-    fn name(&self) -> &Arc<str> {
+    fn name(&self) -> &Name {
         &self.name
     }
 

@@ -17,6 +17,7 @@ use self::gate::{EnterPermits, PermitQueue, PermitRequestState, first_unmet};
 use self::turn::NextStep;
 use crate::error::Error;
 use crate::hold::Terms;
+use crate::name::Name;
 use crate::observer::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll};
@@ -35,7 +36,7 @@ pub(crate) trait Source: Sized {
 
     fn core(&self) -> &Arc<Core>;
 
-    fn name(&self) -> &Arc<str>;
+    fn name(&self) -> &Name;
 
     /// The channel whose messages say that permits were given back.
     fn channel(&self) -> &Arc<str>;

@@ -69,7 +69,7 @@ struct Name {
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
-    name: Arc<str>,
+    name: crate::name::Name,
     /// The number of threads that have queued.
     tickets: Mutex<u64>,
     /// The hold that the server knows.

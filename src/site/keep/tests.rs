@@ -29,8 +29,9 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let (core, mut redis) = (session.core(), server.connection());
     let mut check = |site: &Site, keep: &dyn Fn(Duration) -> Command, release: Command| {
         let send = |command: &Command| site.route.call_once(command).unwrap();
-        let mut left = || -> i64 { redis::cmd("PTTL").arg(&*site.name).query(&mut redis).unwrap() };
-        let name = &site.name;
+        let mut left =
+            || -> i64 { redis::cmd("PTTL").arg(&**site.name).query(&mut redis).unwrap() };
+        let name = site.name.given();
         assert!(left() > SHORT.as_millis() as i64, "{name}");
         assert!(matches!(send(&keep(SHORT)), Value::Int(_)), "{name}");
         let shortened = left();
@@ -50,7 +51,7 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     }
     let site = Site::side(core, &"copied fair".into(), Gate::new(Mode::Lock));
     let (owner, keys) = (core.id.next_owner(), FairKeys::new(&site.name));
-    let (key, waits) = (&*site.name, core.config.fair_waits());
+    let (key, waits): (&str, _) = (&site.name, core.config.fair_waits());
     let fair = FairScripts { key, keys: &keys, waits, database: 0, acks: None };
     fair.try_acquire(&site.route, &owner, LEASE).unwrap();
     check(&site, &|rest| fair.keep_command(&owner, rest, &[]), fair.release_command(&owner, &[]));

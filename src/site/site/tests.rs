@@ -155,9 +155,9 @@ fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let site = Site::of(session.core(), "left");
     let releases = || session.core().snapshot().counts.released;
     let tenancy = seated(&site, LEASE);
-    tenancy.tell_released(session.core(), "left");
+    tenancy.tell_released(session.core(), &"left".into());
     assert_eq!(releases(), 0);
     site.observed(&tenancy);
-    tenancy.tell_released(session.core(), "left");
+    tenancy.tell_released(session.core(), &"left".into());
     assert_eq!(releases(), 1);
 }

@@ -47,7 +47,7 @@ struct Pool {
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
-    name: Arc<str>,
+    name: crate::name::Name,
     /// The free permits on the server.
     free: Mutex<u32>,
     /// The threads that hear when permits are given back.
