@@ -125,6 +125,16 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.refusals = requests);
     }
 
+    /// The replies to so many of the next requests, of any client, get lost, and with each its
+    /// connection: the server has done what was asked, and the client does not know it. A client
+    /// sends such a request once more, so a test that wants a call to end with
+    /// [`outcome_unknown`](Error::outcome_unknown) loses two replies. The requests that clients make
+    /// by themselves (renewals, releases of dropped guards) count. A request that the server refuses
+    /// does not.
+    pub fn lose_replies(&self, requests: usize) {
+        self.server.with_faults(|faults| faults.lost_replies = requests);
+    }
+
     /// Whether the messages get lost that wake waiting clients. They ask again after a while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);

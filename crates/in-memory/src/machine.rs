@@ -54,6 +54,8 @@ pub struct Redis<K> {
 pub struct Faults {
     /// So many of the next scripts are refused.
     pub refusals: usize,
+    /// The replies of so many of the next scripts get lost, and with each its connection.
+    pub lost_replies: usize,
     /// The scripts of these hashes are refused.
     pub refused: HashSet<String>,
     /// Channels' messages get lost.
@@ -177,10 +179,16 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Runs a command of a connection, and sends it the reply.
+    /// Runs a command of a connection, and sends it the reply, unless that gets lost. Then the
+    /// connection breaks: the next reply would be taken for the lost one.
     pub fn answer(&mut self, peer: usize, now: i64, command: &[&[u8]]) {
         let reply = self.run(peer, now, command);
-        self.peers.change(peer, |peer| peer.push(&reply));
+        let is_script = matches!(command.first(), Some(&(b"EVAL" | b"EVALSHA")));
+        // A refused script has done nothing.
+        let is_done = is_script && !matches!(reply, Value::ServerError(_));
+        let is_lost = is_done && self.faults.lost_replies > 0;
+        self.faults.lost_replies -= usize::from(is_lost);
+        self.peers.change(peer, |peer| if is_lost { peer.break_off() } else { peer.push(&reply) });
     }
 
     /// Takes the bytes that were sent to a connection and not read.

@@ -228,6 +228,10 @@ impl<K: Keys> Transport for ServerEnd<K> {
         let answered = if breaks { (server.chance)(run) } else { run };
         let now = state.clock.now();
         for (at, command) in commands[..run].iter().enumerate() {
+            // A lost reply takes the connection along.
+            if state.redis.peers.get(self.peer).is_none_or(|peer| peer.broken) {
+                break;
+            }
             if at < answered {
                 state.redis.answer(self.peer, now, command);
             } else {

@@ -22,6 +22,42 @@ fn exactly_as_many_requests_fail_as_asked() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
+/// The repeated request finds what the first one has done. If its reply is lost, too, the client
+/// gives back what it does not know to have.
+#[test]
+fn what_is_taken_by_a_request_whose_reply_is_lost_is_taken_once_or_given_back() {
+    let server = InMemoryServer::new().unwrap();
+    let (client, other) = (server.client().unwrap(), server.client().unwrap());
+    let slots = client.semaphore("slots");
+    assert!(slots.try_set_permits(3).unwrap());
+    let free = || other.semaphore("slots").available_permits().unwrap();
+    server.lose_replies(1);
+    let permit = slots.try_acquire().unwrap().unwrap();
+    assert_eq!(free(), 2);
+    server.lose_replies(2);
+    let error = slots.try_acquire().unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    let began = Instant::now();
+    while free() != 2 {
+        assert!(began.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(permit);
+}
+
+#[test]
+fn an_outcome_is_unknown_if_the_repeated_requests_reply_is_lost_too() {
+    let server = InMemoryServer::new().unwrap();
+    let (client, other) = (server.client().unwrap(), server.client().unwrap());
+    let latch = client.count_down_latch("latch");
+    assert!(latch.try_set_count(2).unwrap());
+    server.lose_replies(2);
+    let error = latch.count_down().unwrap_err();
+    assert!(error.outcome_unknown() && error.is_transient(), "{error}");
+    // It was done, by the first of them.
+    assert_eq!(other.count_down_latch("latch").count().unwrap(), 1);
+}
+
 /// A waiter that is not woken asks by itself, after 0.8 s at the earliest.
 #[test]
 fn a_waiter_whose_message_is_lost_asks_again() {
