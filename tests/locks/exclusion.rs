@@ -1,9 +1,9 @@
-//! No two holders are ever inside together: several processes of several threads, and a checker of
-//! their record and the server's.
+//! No two holders are ever inside together. Several processes with several threads run, and a
+//! checker reads their record and the server's.
 //!
 //! Two properties of a run's history:
 //!
-//! - *server*: grants of the name are in order; none comes while the one before is neither released
+//! - *server*: grants of the name are in order. None comes while the one before is neither released
 //!   nor expired.
 //! - *client*: the intervals from "acquire has returned" to "release is called, or the deadline
 //!   that the guard knows has come" never overlap.
@@ -22,7 +22,7 @@ use redlatch::{Client, ErrorKind, LockGuard, ReentrantLock, Taken};
 use redlatch_testkit::{Job, Server, Worker};
 
 const NAME: &str = "exclusive";
-/// Short enough to see its end.
+/// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 /// Nanoseconds on the clock of leases, which is the same one for all processes.
@@ -33,7 +33,7 @@ fn now() -> u64 {
 
 // The contenders.
 
-/// The threads' record: each line at once, so that it survives the process.
+/// The threads' record. Each line is written at once, so that it survives the process.
 #[derive(Clone)]
 struct Diary(Arc<File>);
 
@@ -47,7 +47,7 @@ impl Diary {
     }
 }
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -110,13 +110,15 @@ impl Contender {
     }
 
     fn work(&mut self, lock: &ReentrantLock, guard: LockGuard, id: &str) {
-        // The deadline of a moment ago, so never later than the one that the guard goes by.
+        // The deadline is read a moment before, so it is never later than the one that the guard
+        // goes by.
         let begin = now();
         let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
         self.diary.write(&format!("begin {id} {begin} {deadline}\n"));
         let inner = (self.random.below(4) == 0).then(|| lock.lock());
         let inner = inner.map(|inner| inner.expect("no fault of the server's here"));
-        // A few microseconds; now and then a few milliseconds, in which it may be killed.
+        // The work takes a few microseconds, and now and then a few milliseconds, in which the
+        // process may be killed.
         if self.random.below(16) == 0 {
             thread::sleep(Duration::from_millis(self.random.below(8)));
         } else {
@@ -125,11 +127,12 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        // Read before the question: if the guard is held then, this end is before the deadline.
+        // The end is read before the question. So if the guard is held then, this end is before the
+        // deadline.
         let end = now();
         let held = guard.is_held();
         // A process that is stopped, or that a busy machine does not let run, may find its lease
-        // over. No process loses it before.
+        // over. No process loses its lease before the end.
         let is_over = |now: u64| now >= deadline;
         assert!(held || is_over(now()), "lost before its deadline");
         self.diary.write(&format!("end {id} {end} {held}\n"));
@@ -160,15 +163,15 @@ impl Contender {
 /// The threads' record of their actions.
 #[derive(Debug)]
 struct Stay {
-    /// When the test fails.
+    /// The thread, for a test that fails.
     #[allow(dead_code)]
     who: String,
     begin: u64,
-    /// When the release was called or the deadline came, or the process was killed.
+    /// The time at which the release was called, the deadline came, or the process was killed.
     end: u64,
 }
 
-/// The stays in a diary. `killed` says when processes were killed.
+/// The stays in a diary. `killed`: the times at which processes were killed.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64)> = HashMap::new();
     let mut stays = Vec::new();
@@ -185,7 +188,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
                 let end = if held == "true" { end } else { end.min(deadline) };
                 stays.push(Stay { who: id.to_owned(), begin, end });
             }
-            // A killed process's last line may be broken off.
+            // A killed process's last line may be incomplete.
             _ => {}
         }
     }
@@ -198,7 +201,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     stays
 }
 
-/// The client property.
+/// Checks the client property.
 fn check_stays(stays: &[Stay]) {
     let mut last: Option<&Stay> = None;
     for stay in stays {
@@ -212,7 +215,7 @@ fn check_stays(stays: &[Stay]) {
     }
 }
 
-/// Listens to all that the server does.
+/// Records everything that the server does.
 struct Monitor {
     server_url: String,
     thread: Running<Vec<String>>,
@@ -249,7 +252,7 @@ impl Monitor {
     }
 }
 
-/// The server property, in the server's own order. Returns how many grants there were.
+/// Checks the server property, in the server's own order. Returns the number of grants.
 fn check_server(lines: &[String]) -> u64 {
     // The holder, and the end of its lease, in microseconds.
     let mut holder: Option<(String, u64)> = None;
@@ -281,7 +284,7 @@ fn check_server(lines: &[String]) -> u64 {
                 *until = time + lease.parse::<u64>().unwrap() * 1_000;
             }
             ["del", NAME] => holder = None,
-            // To another's lock it does nothing.
+            // The command does nothing to another owner's lock.
             ["hdel", NAME, owner] => holder = holder.filter(|(last, _)| last != owner),
             _ => {}
         }
@@ -340,11 +343,11 @@ impl Run {
         fs::read_to_string(&self.diary).unwrap_or_default()
     }
 
-    /// Waits until so many more stays have begun.
+    /// Waits until `more` further stays have begun.
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
         let all = count() + more;
-        // However slowly: one more each time.
+        // The run may be slow, but one more stay must begin each time.
         let mut so_far = count();
         while so_far < all {
             wait_until("another one is let in", SOON, || count() > so_far);
@@ -352,7 +355,7 @@ impl Run {
         }
     }
 
-    /// Which worker is inside at this moment.
+    /// The worker that is inside at this moment.
     fn wait_inside(&self) -> usize {
         let mut found = None;
         wait_until("somebody is inside", SOON, || {
@@ -366,7 +369,7 @@ impl Run {
         found.unwrap()
     }
 
-    /// Whether this process, which does nothing any more, was stopped inside.
+    /// Whether this process, which stands still, was stopped inside.
     fn is_inside(&self, process: u32) -> bool {
         // Others end their earlier work.
         thread::sleep(UNIT / 10);
@@ -400,7 +403,7 @@ impl Run {
 fn threads_of_several_processes_are_never_inside_together() {
     let run = Run::start("contender", LONG, 3);
     run.wait_stays(3_000);
-    // The last ones may have begun just now.
+    // The last threads may have begun just now.
     wait_until("each thread is let in", SOON, || {
         let diary = run.so_far();
         let stays = diary.lines().filter_map(|line| line.strip_prefix("begin "));
@@ -438,9 +441,9 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
         run.workers[at].sigstop();
         if run.is_inside(pid) {
             hits += 1;
-            // The others are let in, at the latest when its lease has ended.
+            // The others get in, at the latest when the lease has ended.
             run.wait_stays(100);
-            // Time is the subject: past its lease in any case.
+            // Time is the subject: the time is past the lease in any case.
             thread::sleep(LEASE);
         }
         run.workers[at].sigcont();
@@ -449,7 +452,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
     run.check();
 }
 
-/// The checkers themselves find the errors they are for.
+/// The checkers find the errors that they are made for.
 #[test]
 fn the_checkers_find_two_holders_at_once() {
     let killed = HashMap::from([(7, 150)]);

@@ -1,4 +1,4 @@
-//! A fenced lock's addition to a re-entrant one: numbers that grow with each next holder of any
+//! The fenced lock's addition to a re-entrant lock: numbers that grow with each next holder of any
 //! kind.
 
 use std::sync::{Arc, Barrier};
@@ -9,7 +9,7 @@ use redis::{Commands as _, Connection};
 use redlatch::{Client, ErrorKind, FencedLock, FencedLockGuard, Lock, LockGuard, Wait};
 use redlatch_testkit::{Action, Job, Proxy, Server, Worker};
 
-/// How often each thread of a contention takes the lock.
+/// The number of times that each contending thread takes the lock.
 const TURNS: u64 = 150;
 
 fn token_key(name: &str) -> String {
@@ -19,7 +19,8 @@ fn token_key(name: &str) -> String {
     }
 }
 
-/// The resource: keeps the highest token it has seen, and panics if one is no higher.
+/// The resource. It keeps the highest token that it has seen, and panics if the next one is no
+/// higher.
 fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     let (token, seen) = (guard.token().get(), format!("seen:{name}"));
     let before: Option<u64> = redis.get(&seen).unwrap();
@@ -28,7 +29,7 @@ fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     token
 }
 
-/// Where this executable's workers begin: threads that take turns at a lock.
+/// The entry of this executable's workers, whose threads take turns at a lock.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -191,7 +192,7 @@ fn a_reply_that_is_lost_makes_no_token_twice() {
     let proxy = Proxy::before(&server);
     let lock = impatient(&proxy.url()).connect().unwrap().fenced_lock("lost");
     let other = client(&server).fenced_lock("lost");
-    // The first one asks for rights, and so the server does not know the script yet.
+    // The first call asks for rights, so after it the server does not know the script yet.
     drop((other.lock().unwrap(), other.lock().unwrap()));
     drop(other.lock().unwrap());
     drop(lock.lock().unwrap());
@@ -222,7 +223,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// Waiters, too: each request is refused, and none makes the next one count on from it.
+/// The same holds for waiters: each request is refused, and the next one does not count on from it.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let server = server();
@@ -261,7 +262,8 @@ fn without_the_right_to_the_tokens_nothing_is_taken() {
     }
 }
 
-/// Each thread that the lock is passed to takes one; the next process's are higher all the same.
+/// Each thread that the lock is passed to takes one token. The next process's tokens are still
+/// higher.
 #[test]
 fn many_threads_use_up_no_tokens_of_others() {
     let server = server();

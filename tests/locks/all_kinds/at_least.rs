@@ -1,4 +1,4 @@
-//! Locks that are held for a least time, whatever becomes of their holder.
+//! Locks that stay held for a least time, whatever becomes of their holder.
 
 use super::*;
 use redlatch::Taken;
@@ -15,7 +15,7 @@ over_all_kinds! {
     its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that
 }
 
-/// The least time here.
+/// The least time in these tests.
 const LEAST: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
@@ -36,7 +36,7 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
         assert_eq!(lock.hold_count(), 0);
         let is_taken = lock.try_lock().unwrap().into_option().is_none()
             && theirs.try_lock().unwrap().into_option().is_none();
-        // On a machine that stood still the time may be over.
+        // On a machine that stood still, the time may be over.
         assert!(is_taken || begun.elapsed() >= LEAST);
         client.shutdown();
         let guard = theirs.lock().unwrap();
@@ -76,7 +76,7 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The server keeps it for an hour, and the caller holds nothing.
+/// The server would keep the lock for an hour, and the caller holds nothing.
 fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -94,7 +94,7 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let theirs = kind.make(&another(&server), "outage");
-    // Unless the lock's reply comes at this very moment.
+    // This is repeated, since the lock's reply may come at this very moment.
     wait_until("a request fails after a grant", SOON, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "outage", HOUR);
@@ -141,7 +141,7 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
     });
 }
 
-/// The server has it for 2 s at first, which is longer than the lease.
+/// The server keeps the lock for 2 s at first, which is longer than the lease.
 fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     let server = server();
     let (client, other) = (watched(&server, UNIT * 15), another(&server));
@@ -162,7 +162,8 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The waiter was told the longer lease's end. Then its client ends, so nothing else wakes the waiter.
+/// The waiter knows the end of the longer lease. Then its client ends, so nothing else wakes the
+/// waiter.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);
@@ -185,7 +186,7 @@ fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kin
     leaves_nothing(&server);
 }
 
-/// To the process's gate a guard of no thread is nobody it knows.
+/// The process's gate knows no thread for an owned guard.
 #[test]
 fn an_owned_reader_beside_others_reads_for_its_least_time() {
     let server = server();
@@ -203,7 +204,8 @@ fn an_owned_reader_beside_others_reads_for_its_least_time() {
     leaves_nothing(&server);
 }
 
-/// Where this executable's workers begin: takes the lock once in each interval, and says what it does.
+/// The entry of this executable's workers. A worker takes the lock once in each interval, and
+/// reports what it does.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -228,7 +230,7 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     let start =
         || Worker::spawn_test("all_kinds::at_least::worker", "worker", &[&server.url(), &millis]);
     let lock = client(&server).reentrant_lock("hourly");
-    // In its work, when it is done, when its client has ended.
+    // The worker is killed during its work, after its work, or after its client has ended.
     for killed_after in 0..3 {
         lock.lock().unwrap().unlock().unwrap();
         let begun = Instant::now();
@@ -255,8 +257,8 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     }
 }
 
-/// The server answers the command that shortens the hold when the hold should have ended. Its writer
-/// goes on to read, so the hold does not end by itself.
+/// The server answers the command that shortens the hold only when the hold should have ended. The
+/// writer goes on to read, so the hold does not end by itself.
 #[test]
 fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
     let server = server();

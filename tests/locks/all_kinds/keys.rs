@@ -56,7 +56,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     for error in [
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
-        // The client asks the server for its type, too.
+        // The client asks the server for the key's type, too.
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
@@ -76,11 +76,11 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     assert_eq!(keys.len(), 2, "{keys:?}");
 }
 
-/// All of it would keep the server from its other clients for seconds.
+/// Reading the whole hash would keep the server from its other clients for seconds.
 fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     let server = server();
     let mut redis = server.connection();
-    // The scripts' values lie there until they are collected.
+    // The scripts' values stay in memory until they are collected.
     let mut read_by_scripts = || {
         let info: String = redis::cmd("INFO").arg("memory").query(&mut redis).unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("used_memory_lua:"));

@@ -114,12 +114,12 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
     });
 }
 
-/// The hold is passed on within the process, and only the guard says that it was.
+/// The hold is passed on within the process, and only the guard reports that.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "passed");
-    // How often a thread got in.
+    // The number of times that a thread got in.
     let entries = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     let take_turns = || {

@@ -109,7 +109,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Until it is raised the server has it for 2 s.
+/// Until the raise, the server keeps the lock for 2 s.
 fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -142,7 +142,8 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
     let theirs = kind.make(&other, "raised");
     let lock = kind.leased(&client, "raised", HOUR);
-    // If the waiter asked at the moment of the grant, that request's reply is lost: once more.
+    // If the waiter asked at the moment of the grant, that request's reply is lost, and the test
+    // tries once more.
     let leave = move || lock.lock().map_or(Ok(()), |guard| guard.leave_to_expire());
     let error = error_after_a_grant(&theirs, &proxy, leave);
     assert!(error.outcome_unknown(), "{error}");
@@ -150,7 +151,7 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     leaves_nothing(&server);
 }
 
-/// The server has it for 2 s at first.
+/// The server keeps the lock for 2 s at first.
 fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     let server = server();
     let (client, other) = (watched(&server, UNIT * 8), another(&server));
@@ -162,7 +163,7 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
         waiter.wait_queued();
         let begun = Instant::now();
         held.unlock().unwrap();
-        // On a machine that stood still it may be lost.
+        // On a machine that stood still, the lock may be lost.
         let left = waiter.join().map_err(|error| error.kind());
         assert!(matches!(left, Ok(()) | Err(ErrorKind::LeaseLost)), "{left:?}");
         theirs.lock().unwrap().unlock().unwrap();
@@ -171,7 +172,7 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The entry of a thread to which a hold was passed is given up, and that of its owner with it.
+/// A thread to which a hold was passed gives up its entry, and the entry of the hold's owner.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let server = server();
@@ -179,7 +180,8 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let mut redis = server.connection();
     let queue = "redisson_lock_queue:{line}";
     let passed = AtomicBool::new(false);
-    // A pass is a matter of milliseconds, and is not made on a machine that stands still.
+    // A pass is possible for a few milliseconds only, so it does not happen on a machine that
+    // stands still.
     let until = Instant::now() + SOON;
     while !passed.load(Ordering::SeqCst) && Instant::now() < until {
         let held = other.fair_lock("line").lock().unwrap();
@@ -195,12 +197,12 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
             waiter.wait_queued();
             waiter
         });
-        // The grant names those that stand behind by then.
+        // The grant names the waiters that stand behind at that time.
         wait_until("all stand in line", SOON, || redis.llen::<_, u64>(queue).unwrap() == 3);
         let before = Commands::so_far(&server).of("publish");
         held.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
-        // One grant from the other process, and none between these.
+        // There is one grant from the other process, and none between these threads.
         let published = Commands::so_far(&server).of("publish") - before;
         passed.store(published <= 1, Ordering::SeqCst);
         wait_until("nobody stands in line", SOON, || !redis.exists::<_, bool>(queue).unwrap());
@@ -233,7 +235,7 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     );
 }
 
-/// The lease of a reader that has left the hold is no longer because others had a longer one.
+/// A reader that has left the hold does not keep it for longer because others had a longer lease.
 #[test]
 fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();

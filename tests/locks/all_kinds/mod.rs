@@ -13,10 +13,10 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Proxy, Server};
 
-/// Short enough to see its end.
+/// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// How a kind of lock is made.
+/// A kind of lock, and how to make one.
 #[derive(Clone, Copy)]
 struct Kind {
     plain: fn(&Client, &str) -> Arc<dyn Lock>,
@@ -49,8 +49,7 @@ const FAIR: Kind = Kind {
     least: |client, name, least| Arc::new(client.fair_lock(name).with_hold_at_least(least)),
 };
 
-/// The lock of a read-write lock for writers: its hash is another one, and so are its channel and
-/// its queue.
+/// A read-write lock's lock for writers. It has another hash, channel and queue.
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).write_lock().clone()),
     leased: |client, name, lease| {
@@ -62,7 +61,7 @@ const WRITE: Kind = Kind {
     },
 };
 
-/// Several locks that are one: all that a lock does, they do.
+/// Several locks as one, which do everything that a lock does.
 const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
@@ -74,7 +73,7 @@ fn several(client: &Client, name: &str) -> MultiLock {
     MultiLock::new(&[&client.reentrant_lock(name)]).unwrap()
 }
 
-/// Runs each of these over each kind.
+/// Runs each of these tests for each kind.
 macro_rules! over_all_kinds {
     ($($test:ident)*) => {
         mod reentrant {
@@ -111,13 +110,13 @@ over_all_kinds! {
     a_frozen_server_is_an_error_in_time_and_leaves_nothing
 }
 
-/// One more client, where `client` is a name already.
+/// Another client, for tests in which `client` is already a variable.
 fn another(server: &Server) -> Client {
     client(server)
 }
 
-/// The error of a call that waits for the lock, is handed it, and then gets no reply to a request that
-/// names an hour, though the server runs it.
+/// The error of a call that waits for the lock and is granted it by a message. The next request
+/// names an hour. The server runs it, but the call gets no reply.
 fn error_after_a_grant(
     theirs: &Arc<dyn Lock>,
     proxy: &Proxy,
@@ -134,7 +133,8 @@ fn error_after_a_grant(
         proxy.clear_rules();
         match called {
             Err(error) => return error,
-            // It asked at this very moment, and the reply granted the lock, with its whole lease.
+            // The call asked at this very moment, and the reply granted the lock with the whole
+            // lease.
             Ok(()) => {
                 assert!(Instant::now() < until);
                 theirs.force_unlock().unwrap();
@@ -227,15 +227,15 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         }
         assert_eq!(Commands::so_far(&server).of_locks(), before, "nothing was asked");
         assert!(guard.is_held() && lock.hold_count() == 1);
-        // Another thread waits, as ever; and so does an owned guard.
+        // Another thread waits as always, and so does an owned guard.
         let other = Arc::clone(&flat);
         assert!(elsewhere(move || other.try_lock().unwrap().into_option().is_none()));
         assert!(flat.try_lock_owned().unwrap().into_option().is_none());
-        // Through the other handle the thread may.
+        // The thread may take the lock through the other handle.
         drop(lock.lock().unwrap());
         guard.unlock().unwrap();
     }
-    // A hold that was lost is none.
+    // A lost hold does not count.
     let lost = flat.lock().unwrap();
     assert!(lock.force_unlock().unwrap());
     flat.lock().unwrap().unlock().unwrap();
@@ -318,7 +318,7 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     }
 }
 
-/// One on the lock for writers is tried in `read_write`.
+/// `read_write` tests a hold on the lock for writers.
 #[test]
 fn a_java_services_hold_is_respected() {
     let server = server();
@@ -352,7 +352,7 @@ fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
     for thread in threads {
         assert!(thread.join().is_server_trouble());
     }
-    // A few timeouts, and not one for each.
+    // The calls took a few timeouts, and not one for each call.
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert!(held.unlock().unwrap_err().kind().is_server_trouble());
     server.resume();

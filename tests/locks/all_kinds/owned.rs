@@ -1,4 +1,4 @@
-//! Guards that are no thread's.
+//! Guards that belong to no thread.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(owned.is_held() && lock.is_locked().unwrap());
     assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
     owned.check(UNIT).unwrap();
-    // The guard's thread does not hold the lock: it is as any other.
+    // The guard's thread does not hold the lock. It is like any other.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().into_option().is_none());
@@ -45,7 +45,7 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
     for drops in [true, false] {
         at_once(|| {
             let lock = kind.make(&client, "sent");
-            // Taken on a thread that has ended when it is released on another one.
+            // The lock is taken on one thread, and released on another when the first has ended.
             let owned = elsewhere(move || lock.lock_owned().unwrap());
             let waits = kind.make(&other, "sent");
             let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());

@@ -121,7 +121,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "both").lock().unwrap();
     for waits in [&client, &other] {
-        // The limit first.
+        // The limit comes first.
         let (lock, never) = (kind.make(waits, "both"), CancelToken::new());
         elsewhere(move || {
             at_once(|| {
@@ -131,7 +131,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
                 assert!(begun.elapsed() >= UNIT);
             });
         });
-        // The token first, and once it is cancelled at once.
+        // The token comes first, and a call with a cancelled token ends at once.
         at_once(|| {
             let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
             let cancel = token.clone();
@@ -153,15 +153,16 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     leaves_nothing(&server);
 }
 
-/// Locks, twice, when its thread's thread-locals are destroyed, after those that were used later.
+/// Locks twice when the thread's thread-locals are destroyed. This value is destroyed after those
+/// that were used later.
 struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
 
 impl Drop for Late {
     fn drop(&mut self) {
         if let Some((lock, done)) = self.0.take() {
             let outcome = lock.lock().and_then(|guard| {
-                // The lock is this thread's: the thread goes in again, and would wait for itself
-                // otherwise.
+                // The thread has the lock already, so it enters again. Otherwise it would wait for
+                // itself.
                 let again = lock.try_lock()?;
                 let is_mine = matches!(again, Taken(_)) && lock.hold_count() == 2;
                 drop(again);
@@ -186,7 +187,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let barriers = (Arc::clone(&tried), Arc::clone(&go_on));
     let ending = spawn(move || {
         LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
-        // All that a wait uses, so that it is destroyed first.
+        // Uses everything that a wait uses, so that those thread-locals are destroyed first.
         assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
         barriers.0.wait();
         barriers.1.wait();

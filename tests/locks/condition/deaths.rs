@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -110,7 +110,7 @@ fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
     dead.expect_line("back", SOON);
-    // However long it works there.
+    // The process may work with the lock for any time.
     thread::sleep(PASSED_ON + UNIT);
     assert_eq!(waiting(&server, "m"), 1, "it lives, and the notification is its own");
     dead.sigkill();
@@ -147,10 +147,10 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
     assert!(notify(&there));
-    // Without a look at it, the notification would stay for ever with a waiter that stands still.
+    // If no waiter looked, the notification would stay for ever with a waiter that stands still.
     guest.wait_back();
     assert!(guest.leaves());
-    // The stopped waiter comes back itself: a wake-up in vain, and no harm.
+    // The stopped waiter comes back by itself. It wakes in vain, which does no harm.
     stopped.sigcont();
     stopped.expect_line("back", SOON);
     stopped.send_line("leave");
@@ -169,7 +169,7 @@ fn a_waiter_that_loses_the_regained_lock_leaves_its_notification_to_the_next(kin
     let second = Guest::of(&server, "m", &here, Wait::FOREVER);
     assert!(notify(&there));
     first.wait_back();
-    // The waiter's own client unlocks by force, and tells it.
+    // The waiter's own client unlocks by force, and wakes the waiter.
     assert!(here.lock.force_unlock().unwrap());
     drop(first.leave);
     assert_eq!(first.thread.join().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -233,14 +233,15 @@ fn a_message_that_was_lost_costs_a_look() {
     let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
-    // The message is lost with its connection, and the next one tells nothing.
+    // The message is lost with its connection, and the next connection does not repeat it.
     proxy.on_reply("notify ", Action::LoseReply);
     assert!(notify(&there));
     proxy.wait_fired(1, SOON);
     guest.wait_back();
     assert!(guest.leaves());
 
-    // The waiter cannot hear, and a notification passes it: it finds out by itself.
+    // A notification passes over the waiter, which gets no messages. The waiter finds out by
+    // itself.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     let first = first_waiting(&server, "m");
     proxy.refuse();
@@ -273,7 +274,7 @@ fn a_request_that_is_sent_twice_changes_things_once() {
         let first = first.passes();
         let second = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
         let third = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
-        // The notification: of one waiter, and then of the others.
+        // The test notifies one waiter, and then the others.
         for (left, all) in [(2, false), (0, true)] {
             let guard = here.lock.lock().unwrap();
             let fired = proxy.fired();
@@ -332,7 +333,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     told.recv_timeout(SOON).unwrap();
     waiter.join();
     proxy.thaw();
-    // The waiter's leftovers are passed over, or passed on.
+    // The waiter's leftovers are skipped or passed on.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
     wait_until("it is notified", SOON, || {
@@ -352,7 +353,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     let poor = user.client();
     let here = REENTRANT.make(&poor, "m");
     let there = REENTRANT.make(&client(&server), "m");
-    // The rights that a wait, a notification and their ends need beyond the lock's own; and the
+    // The rights that a wait, a notification and their ends need beyond those of the lock, and the
     // keys.
     let commands = "HGET HDEL HGETALL HVALS LRANGE PUBSUB PUBLISH RPUSH LPOP LREM LINDEX HSET TIME";
     let mut rights: Vec<_> = commands.split(' ').map(|name| format!("-{name}")).collect();
@@ -364,7 +365,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
         user.set(&right.split(' ').collect::<Vec<_>>());
         let waited = here.condition.wait_for(&guard, UNIT);
         user.set(&["~*", "+@all"]);
-        // Without these the release would be refused, and the thread would wait out its own lease.
+        // Without these rights the release would be refused, and the thread would wait for the end
+        // of its own lease.
         if "-PUBSUB -PUBLISH -LPOP -HSET -TIME".contains(&*right) {
             assert!(waited.is_err() && guard.is_held(), "{right}: {waited:?}");
         }
@@ -379,7 +381,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
             }
         }
         drop(guard);
-        // The entry that it could not take back is taken back later.
+        // The client takes the entry back later, since it could not do so at first.
         wait_waiting(&server, "m", 0);
         // Without the right to notify, no waiter was notified. With it, one was.
         let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
@@ -409,8 +411,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     });
 }
 
-/// Its release would let readers in. If that were refused, the thread would wait for the end of its
-/// own lease.
+/// The writer's release would let readers in. If the release were refused, the thread would wait
+/// for the end of its own lease.
 #[test]
 fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     let server = server();

@@ -97,11 +97,11 @@ fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-/// As many as the buffer holds.
+/// The number of items that the buffer holds.
 const ROOM: usize = 3;
 
-/// A bounded buffer in Redis. Putting in and taking out are one command each, so that a thread that
-/// dies has done it or not.
+/// A bounded buffer in Redis. Putting in and taking out are one command each, so a thread that dies
+/// has done all of it or nothing.
 struct Buffer {
     lock: Arc<dyn Lock>,
     not_empty: Condition,
@@ -132,7 +132,7 @@ impl Buffer {
         let guard = lock.lock()?;
         not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // This thread puts nothing in any more: on to the next one that waits to do so.
+            // This thread is done with putting in, so it notifies the next one that waits to do so.
             not_full.notify_one()?;
             guard.unlock()?;
             return Ok(false);
@@ -152,7 +152,8 @@ impl Buffer {
         guard.unlock()
     }
 
-    /// Its last step may not have been protected, or not told.
+    /// Makes up for a thread whose last step may have been unprotected, or not followed by a
+    /// notification.
     fn make_up(&self) -> Result<(), Error> {
         let guard = self.lock.lock()?;
         self.not_empty.notify_all()?;
@@ -201,7 +202,7 @@ pub(super) fn buffer_worker(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Plays makers and takers until `goal` have been made and taken, with `trouble` beside them.
+/// Runs makers and takers until `goal` items have been made and taken, with `trouble` beside them.
 fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -245,7 +246,7 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         }
         thread::sleep(UNIT / 10);
     }
-    // Read in one moment, since takers go on.
+    // The numbers are read in one moment, since takers go on.
     let (made, taken, left): (usize, usize, usize) =
         redis::pipe().atomic().get("made").llen("taken").llen("items").query(&mut redis).unwrap();
     assert!(made <= goal + cast.workers.len() && made == taken + left, "{made} {taken} {left}");

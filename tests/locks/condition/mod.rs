@@ -1,4 +1,4 @@
-//! Conditions: threads with a lock in hand wait for each other, across clients and processes.
+//! Conditions: threads that hold a lock wait for each other, across clients and processes.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,11 +15,11 @@ use redlatch::{
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The most time that a notification loses if its receiver stands still: `PATIENCE` in
-/// `waiters.lua`, and a look of the other waiters. (They look as often as a lock's:
-/// [`BEFORE_A_QUESTION`].)
+/// `waiters.lua`, and the time until the other waiters look. (They look as often as a lock's
+/// waiters: [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
-/// Which kind of lock a test plays with.
+/// The kind of lock in a test.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -121,7 +121,8 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// No thread waits, was notified, or holds the lock. (The last token of a fenced lock stays.)
+/// Checks that no thread waits, was notified, or holds the lock. (The last token of a fenced lock
+/// stays.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     wait_until(&format!("nothing of {name:?} is left"), SOON, || {
@@ -130,7 +131,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     });
 }
 
-/// A thread that takes the lock, waits, and says when it is back.
+/// A thread that takes the lock, waits, and reports when it is back.
 struct Guest {
     back: Receiver<Instant>,
     leave: Option<Sender<()>>,
@@ -184,7 +185,7 @@ impl Guest {
     }
 }
 
-/// All of them, in any order of their return: whether each was notified.
+/// Lets all guests leave, in any order of their return. Returns whether each was notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -226,7 +227,7 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
         let middle = lock.lock().unwrap();
         lock.lock().unwrap().forget();
         let inner = lock.lock().unwrap();
-        // With an outer guard: the same.
+        // A wait with an outer guard does the same.
         for guard in [&inner, &outer] {
             condition.wait(guard).unwrap();
             assert_eq!(lock.hold_count(), 4);
@@ -320,7 +321,8 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 }
 
-/// An outer level with a long lease has that lease again when the inner, renewed one has gone.
+/// An outer level with a long lease has that lease again when the inner level with the renewed one
+/// has gone.
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
@@ -338,7 +340,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// The returned thread asks for the lease: by then the lock may be lost again.
+/// The thread that returned asks for the lease, and by then the lock may be lost again.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
@@ -356,7 +358,7 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
         }
         asks
     });
-    // Long enough to leave the lock first.
+    // The wait is long enough to leave the lock first.
     let lost = lock.new_condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
     assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
@@ -367,7 +369,8 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-/// Not that somebody took the lock away: the server answers the same in both cases.
+/// The error does not say that another client took the lock away, though the server answers the
+/// same in both cases.
 #[test]
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -428,7 +431,7 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
     assert!(told.recv().is_err(), "once");
 }
 
-/// A store that has seen the token of a thread that had the lock meanwhile refuses the one from
+/// A store that has seen the token of a thread that had the lock meanwhile refuses the token from
 /// before the wait, and takes the one from after it.
 #[test]
 fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
@@ -463,7 +466,7 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// Otherwise it would come back to a lock that it keeps from itself.
+/// Otherwise the thread would come back to a lock that it keeps from itself.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();
@@ -484,7 +487,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
         assert_eq!(change.notify_one().unwrap_err().kind(), ErrorKind::NotHeld);
         guard.unlock().unwrap();
     });
-    // The lock is left: others read meanwhile.
+    // The thread has left the lock, so others read meanwhile.
     assert!(changed.wait_for(&writes, UNIT).unwrap().timed_out());
     assert!(writes.is_held());
     writes.unlock().unwrap();
@@ -544,7 +547,7 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     not_held(here.condition.notify_one().map(u64::from));
     not_held(here.condition.notify_all());
 
-    // Another thread's guard, and another lock's.
+    // The guard may not be another thread's, nor another lock's.
     let guard = here.lock.lock().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| not_held(here.condition.wait(&guard).map(|()| 0)));
@@ -555,7 +558,7 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     assert!(guard.is_held() && others.is_held());
     assert_eq!((here.lock.hold_count(), waiting(&server, "m")), (1, 1));
 
-    // Lost, and known to the client or not.
+    // The hold is lost, which the client may know or not.
     let () = server.connection().del("m").unwrap();
     let lost = here.condition.notify_one().unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
@@ -582,7 +585,7 @@ fn a_name_is_needed_and_every_other_one_works() {
     assert_eq!(nameless.wait(&guard).unwrap_err().kind(), ErrorKind::Config);
     assert_eq!(nameless.notify_one().unwrap_err().kind(), ErrorKind::Config);
     guard.unlock().unwrap();
-    // Each is a condition of its own, and a notification finds its own lock's and name's alone.
+    // Each is a separate condition, and a notification only finds waiters of its own lock and name.
     let names = ["a", " a", "{a}", "a b", "x:1", "\0", "ä}:", &"long".repeat(10_000)];
     let locks = ["x", "{x}", "x y", "x}:b", "x{"];
     let mut guests = Vec::new();

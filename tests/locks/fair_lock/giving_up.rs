@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The two have separate queues; the lock is one, and a thread's.
+/// The two handles have separate queues, but they are one lock, which one thread has.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let server = server();
@@ -88,10 +88,11 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             wait_queue(&server, "told", 1);
             let next = spawn(move || next.lock().unwrap().unlock().unwrap());
             wait_queue(&server, "told", 2);
-            // Released by a Java re-entrant lock, which tells no fair waiter.
+            // A Java re-entrant lock releases the lock, and wakes no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            // The head's sign of life may come just between the two: then it has had the lock.
+            // The head's sign of life may come just between the two. Then the head has had the
+            // lock.
             if let Err(error) = head.join() {
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }

@@ -104,8 +104,8 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
             let grants = Arc::clone(&grants);
             spawn(move || {
                 while !end.load(Ordering::SeqCst) {
-                    // Grants are read in another order than they were made in: a late reader must
-                    // not take the seat from a newer hold.
+                    // The client reads grants in another order than the server made them. A late
+                    // reader must not take the seat from a newer hold.
                     let guard =
                         lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
@@ -166,7 +166,7 @@ fn a_killed_waiter_costs_the_others_nothing() {
         let mut victim = victim.unwrap();
         wait_subscribed(&server, &own_channel(&owner));
         victim.sigkill();
-        // The server hears of it a moment later, and maybe behind the release.
+        // The server notices a moment later, perhaps after the release.
         wait_deaf(&server, &own_channel(&owner));
         let granted = lapses(&server, &name, || {
             guard.unlock().unwrap();
@@ -188,7 +188,7 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     for _ in 0..4 {
         line.add(&client.fair_lock("rate"));
     }
-    // Each asks once more when its client listens.
+    // Each waiter asks once more when its client listens.
     wait_subscribed(&server, &own_channel(&queue(&server, "rate").remove(4)));
     line.threads.iter().for_each(Running::wait_queued);
     victim.sigkill();
@@ -199,7 +199,7 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     let took = begun.elapsed();
     let sent = Commands::so_far(&server).scripts() - before;
     println!("{took:?}, {sent} scripts");
-    // At most two scripts for each of the others, and a sign of life.
+    // There are at most two scripts for each of the others, and a sign of life.
     assert!(sent <= 4 * 2 + 2, "{sent} scripts in {took:?}");
     leaves_nothing(&server, "rate");
 }
@@ -218,11 +218,11 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     let begun = Instant::now();
     guard.unlock().unwrap();
     assert_eq!(line.join(), [0]);
-    // No longer than that: the whole lease is a minute.
+    // It took no longer than that. The whole lease is a minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
-    // The waiter reads of its grant now, and does not enter, since that is over: it has its entry
-    // anew.
+    // The waiter reads its grant only now. The grant is over, so the waiter does not enter, and has
+    // a new entry.
     let guard = one.fair_lock("stalls").lock().unwrap();
     worker.sigcont();
     wait_queue(&server, "stalls", 1);
@@ -245,7 +245,8 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
         wait_subscribed(&server, &own_channel(owner));
     }
     workers.iter_mut().for_each(|worker| worker.sigstop());
-    // The second may not have been silent for long enough when the first one's time was over.
+    // The second waiter may not have been silent for long enough when the first one's time was
+    // over.
     let granted = lapses(&server, "many stall", || {
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0]);
@@ -281,7 +282,7 @@ fn a_process_that_comes_back_names_its_waiters_once() {
     let own = own_channel(&order[0]);
     for loses_queue in [false, true] {
         let before = received(&mut redis);
-        // Counts from here on: some may ask before the new connection listens.
+        // The count starts here. Some waiters may ask before the new connection listens.
         let asked = Commands::so_far(&server).scripts();
         if loses_queue {
             let keys = [queue_key("thousands"), timeouts_key("thousands")];
@@ -357,7 +358,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
         let took = begun.elapsed();
         done.store(true, Ordering::SeqCst);
         let (had, is_held) = holder.join();
-        // A thread that wakes after the end of its lease gets another one, behind the waiter.
+        // A thread that wakes after the end of its lease gets another lease, behind the waiter.
         assert!(!is_held || had >= begun + UNIT * 3);
         leaves_nothing(&server, "short");
         took
@@ -368,7 +369,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
 fn a_hand_over_costs_a_request_and_a_release() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    // The server knows the scripts, and it listens.
+    // The server knows the scripts, and the client listens.
     one.fair_lock("requests").lock().unwrap().unlock().unwrap();
     let guard = one.fair_lock("requests").lock().unwrap();
     let waits = other.fair_lock("requests");
@@ -419,7 +420,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         let last = queue(&server, &name).pop();
         worker.sigstop();
         thread::sleep(FAIR_WAIT * 3 / 2);
-        // While the lock is held a stopped one costs nothing, and is not dropped.
+        // While the lock is held, a stopped waiter costs nothing, and is not dropped.
         assert_eq!(queue(&server, &name).len(), 3 + place);
         guard.unlock().unwrap();
         if let Some(before) = before {
@@ -453,7 +454,7 @@ fn a_waiter_keeps_its_place_however_long_it_waits() {
     let (scripts, begun) = (Commands::so_far(&server).scripts(), Instant::now());
     thread::sleep(FAIR_WAIT * 3);
     let sent = Commands::so_far(&server).scripts() - scripts;
-    // Each of the two sends a sign of life every third of the time.
+    // Each of the two clients sends a sign of life every third of the time.
     let times = begun.elapsed().as_millis() / FAIR_WAIT.as_millis() + 1;
     assert!(u128::from(sent) <= 2 * times * 3 + 4, "{sent} scripts");
     assert_eq!(wait_queue(&server, "patient", 4), before);

@@ -1,5 +1,5 @@
-//! The meaning of the fair lock beyond every lock's: the order, with all events in the queue. Its
-//! queue and its set of scores agree, and are empty at the end.
+//! The behaviour of the fair lock beyond that of every lock: the order, with all events in the
+//! queue. The queue and the set of scores agree, and are empty at the end.
 
 mod giving_up;
 mod losing;
@@ -20,12 +20,13 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock, Lock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// How long a dead waiter at the head may cost the others here. A waiter gives a sign of life every
-/// third of it, so one keeps its place on a machine that stands still for a second and a half.
+/// The time that a dead waiter at the head may cost the others in these tests. A waiter gives a
+/// sign of life every third of this time, so it keeps its place on a machine that stands still for
+/// a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
-/// For how long a lock is handed on.
+/// The lease of a lock that is handed on.
 const PROVISIONAL: Duration = Duration::from_secs(2);
-/// Short enough to see its end.
+/// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 /// A client whose dead waiters cost little.
@@ -56,13 +57,13 @@ fn queue(server: &Server, name: &str) -> Vec<String> {
     server.connection().lrange(queue_key(name), 0, -1).unwrap()
 }
 
-/// Waits until so many stand in the queue, and sees that the set has the same.
+/// Waits until `length` owners stand in the queue, and checks that the set has the same ones.
 #[track_caller]
 fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
     wait_until(&format!("{length} stand in the queue"), SOON, || {
         queue(server, name).len() == length
     });
-    // Not in a transaction, which a server without memory refuses.
+    // The commands are no transaction, since a server without memory refuses one.
     let line = queue(server, name);
     let scored: Vec<String> = server.connection().zrange(timeouts_key(name), 0, -1).unwrap();
     let sorted = |mut all: Vec<String>| {
@@ -90,7 +91,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     }
 }
 
-/// Threads that take the lock one after the other, and write down each holder.
+/// Threads that take the lock one after the other, and record each holder.
 struct Line {
     server_url: String,
     served: Arc<Mutex<Vec<usize>>>,
@@ -102,7 +103,7 @@ impl Line {
         Self { server_url: server.url(), served: Arc::default(), threads: Vec::new() }
     }
 
-    /// One more, at the end of the queue.
+    /// Adds a thread at the end of the queue.
     #[track_caller]
     fn add(&mut self, lock: &FairLock) {
         let mut redis = redis::Client::open(&*self.server_url).unwrap().get_connection().unwrap();
@@ -112,7 +113,7 @@ impl Line {
         self.threads.push(spawn(move || {
             let guard = lock.lock().unwrap();
             served.lock().unwrap().push(at);
-            // A thread must write down before it passes the lock on.
+            // A thread must record its turn before it passes the lock on.
             guard.unlock().unwrap();
         }));
         wait_until("it stands in the queue", SOON, || length() > before);
@@ -125,14 +126,14 @@ impl Line {
     }
 }
 
-/// How many bytes the server has read.
+/// The number of bytes that the server has read.
 fn received(redis: &mut redis::Connection) -> u64 {
     let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
     let bytes = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
     bytes.unwrap().parse().unwrap()
 }
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -155,7 +156,7 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// A process that stands in the queue, behind those already there.
+/// A process that stands in the queue, behind those that are already there.
 fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
     let before = queue(server, name).len();
     let mut worker =
@@ -173,7 +174,7 @@ fn served(server: &Server) -> Vec<usize> {
     server.connection().lrange("served", 0, -1).unwrap()
 }
 
-/// A client behind a network, which has its connection and knows its scripts.
+/// A client behind a network. The client has its connection, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     let client =
         impatient(&proxy.url()).connections(1).fair_wait_timeout(FAIR_WAIT).connect().unwrap();
@@ -185,7 +186,7 @@ fn behind(proxy: &Proxy) -> Client {
     client
 }
 
-/// Does this to the next scripts of this name.
+/// Applies the action to the next scripts of this name.
 fn on_script(proxy: &Proxy, name: &str, times: usize, action: Action) {
     let name = name.to_owned();
     proxy.on(Direction::Request, times, action, move |bytes| {

@@ -57,7 +57,7 @@ fn a_try_does_not_pass_the_queue() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    // Free, with a waiter of Java's in the queue that is not gone yet.
+    // The lock is free, with a Java waiter in the queue that is not gone yet.
     let foreign = format!("{FOREIGN}1");
     let until = 4_000_000_000_000_u64;
     let () = redis.rpush(queue_key("tried"), &foreign).unwrap();
@@ -82,7 +82,7 @@ fn a_try_does_not_pass_the_queue() {
 /// The lock is released while the first waiter's client does not listen yet.
 #[test]
 fn a_waiter_that_has_only_just_come_is_not_passed_over() {
-    // Before its client's first sign of life.
+    // A time that ends before the client's first sign of life.
     const JUST: Duration = Duration::from_millis(500);
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -103,7 +103,7 @@ fn a_waiter_that_has_only_just_come_is_not_passed_over() {
         proxy.clear_rules();
         let order = line.join();
         leaves_nothing(&server, "new");
-        // Nor did its process stand still for as long as its grant lasted.
+        // The process did not stand still for as long as its grant lasted, either.
         if took >= JUST || released.elapsed() >= PROVISIONAL / 2 {
             return JUST;
         }
@@ -119,7 +119,7 @@ fn passes_within_a_process_keep_the_order_and_leave_nothing() {
     let lock = one.fair_lock("passed");
     let guard = lock.lock().unwrap();
     let mut line = Line::new(&server);
-    // A stranger in the middle of threads that could pass it on among themselves.
+    // Another client stands in the middle of threads that could pass the lock on among themselves.
     for client in [&one, &one, &one, &other, &one, &one] {
         line.add(&client.fair_lock("passed"));
     }
@@ -136,7 +136,7 @@ fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
     let outer = lock.lock().unwrap();
     let mut line = Line::new(&server);
     line.add(&lock);
-    // Though another thread waits.
+    // The thread enters again, though another thread waits.
     let inner = lock.lock().unwrap();
     let tried = lock.try_lock().unwrap().into_option().unwrap();
     assert_eq!(lock.hold_count(), 3);

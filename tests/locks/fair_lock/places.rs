@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// A request of a waiter of this owner arrives once more. Returns whether the owner has an entry
-/// then.
+/// Sends a request of this owner once more. Returns whether the owner then has an entry.
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(
         include_str!("../../../lua/prelude.lua"),
@@ -55,7 +54,7 @@ fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
             if released {
                 guard.unlock().unwrap();
             } else {
-                // No client is told.
+                // No client gets a message.
                 let () = redis.del(&name).unwrap();
             }
             waiter.take().unwrap_or_else(next).join();
@@ -136,7 +135,7 @@ fn databases_and_names_that_share_keys_strand_no_waiter() {
         }
         waiters.into_iter().for_each(Running::join);
     }
-    // These two stand in one queue, and each tells the other's waiters.
+    // These two stand in one queue, and each wakes the other's waiters.
     let [client, _] = &clients;
     let guards: Vec<_> =
         ["x", "{x}"].iter().map(|name| client.fair_lock(name).lock().unwrap()).collect();

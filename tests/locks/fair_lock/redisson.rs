@@ -41,7 +41,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     });
 }
 
-/// Stands at the end of the queue as a waiter of Redisson's with this wait.
+/// Adds a Redisson waiter with this wait at the end of the queue.
 fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait: Duration) {
     let script = redis::Script::new(
         "local time = redis.call('time')
@@ -63,8 +63,8 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
         .unwrap();
 }
 
-/// Redisson drops waiters that were in line for longer than their wait, and leaves the scores behind
-/// them as they are: what ours had added for them.
+/// Redisson drops waiters that were in line for longer than their wait. It leaves the scores behind
+/// them as they are, with the time that our waiters had added for them.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
@@ -92,7 +92,7 @@ fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     leaves_nothing(&server, "short");
 }
 
-/// The channel on which Redisson tells one of ours.
+/// The channel on which Redisson wakes a waiter of ours.
 fn channel_of(name: &str, owner: &str) -> String {
     format!("{}:{owner}", channel(name))
 }
@@ -135,7 +135,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             let mut redis = server.connection();
             let proxy = Proxy::before(&server);
             let client = behind(&proxy);
-            // The client's subscriber must have its connection, which stays.
+            // The client's subscriber must already have its connection, which stays.
             let other = crate::common::client(&server).fair_lock("before");
             let guard = other.lock().unwrap();
             let (hears, cancel) = waits(&client.fair_lock("before"));
@@ -212,12 +212,12 @@ fn the_rights_that_the_documents_name_suffice() {
             line.add(&client.fair_lock(name));
         }
         assert!(answered(|| restricted.fair_lock(name).try_lock_for(UNIT)).into_option().is_none());
-        // Long enough for signs of life.
+        // The time is long enough for signs of life.
         thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
     }
-    // Behind Java, and by force.
+    // The waiter stands behind a Java holder, and gets the lock by a forced unlock.
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, name, LONG);
     let lock = restricted.fair_lock(name);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A free lock with waiters goes to the first in line, even if another one finds it so.
+/// A free lock with waiters goes to the first in line, even if another owner finds it free.
 #[test]
 fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
     let server = server();
@@ -21,7 +21,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         match by {
             "a forced unlock" => assert!(lock.force_unlock().unwrap()),
-            // Unless the first has asked by itself meanwhile.
+            // The first may have asked by itself meanwhile.
             "one of no lock" => drop(lock.force_unlock().unwrap()),
             "a question" => {
                 third = Some(Guest::of(&client(&server).reentrant_lock("found")));
@@ -37,7 +37,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         for guest in [first, second].into_iter().chain(third) {
             guest.wait_in();
-            // No client knows of one that was forced out itself.
+            // No client knows the first owner, which was itself forced out.
             let _ = guest.ends();
         }
         wait_left(&server, "found");
@@ -76,7 +76,7 @@ fn locks_that_share_a_channel_share_no_queue() {
     let mut redis = server.connection();
     let second = format!("{}1", server.url());
     let second = || Client::builder(&second).watchdog_timeout(LONG).connect().unwrap();
-    // The same channel by another name; the same name in another database.
+    // Another name has the same channel, and another database has the same name.
     for (name, twin, apart) in [("x", "{x}", false), ("{x}", "x", false), ("x", "x", true)] {
         let (one, other) = (client(&server), client(&server));
         let twins = if apart { [second(), second()] } else { [one.clone(), other] };

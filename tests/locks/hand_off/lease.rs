@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The same for a lock of this name, of a client of its own; returns when `work` is done.
+/// The same for a lock of this name, with a separate client. Returns when `work` is done.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -15,8 +15,8 @@ fn handed<T: Send + 'static>(
     super::handed(server, proxy, &lock, work).join()
 }
 
-/// A hand-over is for two seconds, raised when the hold has lasted for a moment. No loss on the way
-/// prevents that.
+/// A hand-over is for two seconds. The hold is raised when it has lasted for a moment. No loss on
+/// the way prevents that.
 #[test]
 fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
     let server = server();
@@ -28,7 +28,7 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
         let mut redis = server.connection();
         handed(&server, &proxy, name, None, move |guard, _| {
             let left = pttl(&mut redis, name);
-            // Its first request may have got through unnoticed.
+            // The first request may have got through unnoticed.
             assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
             assert!(at == 1 || guard.remaining() <= PROVISIONAL);
             wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
@@ -51,7 +51,7 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
 fn is_raised_once(server: &Server) -> bool {
     let proxy = Proxy::before(server);
     let lease = Duration::from_secs(4);
-    // Two attempts, of two requests each, are lost: the raise comes late.
+    // Two attempts of two requests each are lost, so the raise comes late.
     let renewals = count_script(&proxy, RENEW, "fixed");
     on_script(&proxy, RENEW, "fixed", 4, Action::LoseRequest);
     let mut redis = server.connection();
@@ -65,7 +65,8 @@ fn is_raised_once(server: &Server) -> bool {
             return false;
         }
         let raised = renewals.load(Ordering::SeqCst);
-        // Both ends, by a clock that was read before them: so they count as no later than they are.
+        // Both ends are taken by a clock that was read before them, so they count as no later than
+        // they are.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
         // (By the time between the look at the clock and the request, on a busy machine.)
@@ -84,7 +85,7 @@ fn is_raised_once(server: &Server) -> bool {
     in_time
 }
 
-/// The server would keep it for two seconds.
+/// The server would keep the lock for two seconds.
 #[test]
 fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     let server = server();
@@ -93,7 +94,7 @@ fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     }
 }
 
-/// How long the lock was kept.
+/// Returns how long the lock was kept.
 fn ends_short(server: &Server, way: &'static str) -> Duration {
     let proxy = Proxy::before(server);
     let (say, kept) = mpsc::channel();
@@ -118,7 +119,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// A process that asks gets the whole lease at once, also while the raise is on its way.
+/// A process that asks gets the whole lease at once, even while the raise is on its way.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();
@@ -129,7 +130,7 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
         guard.check(LONG / 6).unwrap();
         guard.unlock().unwrap();
     });
-    // Another round, if the machine stood still until the raise was sent once more.
+    // The test runs another round if the machine stood still until the raise was sent once more.
     wait_until("its raise is on its way", SOON, || {
         let held_back = Arc::new(Proxy::before(&server));
         on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);
@@ -157,8 +158,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// A time that cannot be, since the server's clock was set, makes no hold longer than a
-/// hand-over's.
+/// The server's clock may be set, so that a grant has an impossible time. Such a time makes no hold
+/// longer than that of a hand-over.
 #[test]
 fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();
@@ -168,7 +169,7 @@ fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let waiter = spawn(move || {
         let guard = lock.lock().unwrap();
         let remaining = guard.remaining();
-        // The server never granted it.
+        // The server never granted this hold.
         let _ = guard.unlock();
         remaining
     });

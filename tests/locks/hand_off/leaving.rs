@@ -70,13 +70,13 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
     wait_left(&server, "inherited");
 }
 
-/// Give-ups and grants cross by the thousand.
+/// Thousands of give-ups and grants cross each other.
 #[test]
 fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
-    // One thread each: with more, the entry goes from one to the next.
+    // Each client has one thread. With more, the entry would go from one to the next.
     let clients: [Client; 6] = std::array::from_fn(|_| warm(&server));
     let before = lapses.so_far();
     let (inside, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -105,7 +105,7 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
     wait_until("thousands have waited", SOON, || {
-        // Where a busy machine answers too late, a client gives up one place beside the next.
+        // If a busy machine answers too late, a client gives up one place while it has the next.
         wait_until("no place is left behind", SOON, || {
             queue(&mut redis, "moment").len() <= clients.len()
         });
@@ -125,8 +125,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     });
 }
 
-/// A client that ends leaves neither place nor hold, of locks that it waits for, has, or is just
-/// granted.
+/// A client that ends leaves neither a place nor a hold, whether it waits for the lock, has it, or
+/// is just granted it.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let server = server();
@@ -137,7 +137,7 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
         let error = guest.ends().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::LeaseLost), "{error}");
     };
-    // While it waits.
+    // The client ends while it waits.
     let guard = one.reentrant_lock("ends").lock().unwrap();
     let ending = warm(&server);
     let guests = [
@@ -156,7 +156,7 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
     assert_eq!(owner(&mut redis, "ends").as_ref(), Some(&line[1]));
     last.wait_in();
     last.leaves();
-    // While it has it.
+    // The client ends while it has the lock.
     let ending = warm(&server);
     let holder = Guest::of(&ending.reentrant_lock("ends"));
     holder.wait_in();
@@ -166,7 +166,7 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
     assert_eq!(owner(&mut redis, "ends").as_ref(), Some(&line[0]));
     is_shut_down(holder);
     next.wait_in();
-    // While it is granted the lock: the message is on its way.
+    // The client ends while the message that grants it the lock is on its way.
     let proxy = Proxy::before(&server);
     let ending = behind(&server, &proxy);
     let granted = Guest::in_line(&server, &ending, "ends", 1);

@@ -7,13 +7,13 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
-    // On a busy machine its next question may be due before it has read.
+    // On a busy machine the waiter's next question may be due before it has read the message.
     wait_until("it has not to ask once more", SOON, || {
         let (fired, asked) = (proxy.fired(), count_script(&proxy, ACQUIRE, "overtaken"));
         let guard = one.reentrant_lock("overtaken").lock().unwrap();
         on_script(&proxy, ACQUIRE, "overtaken", 1, Action::HoldReply);
         let guest = Guest::in_line(&server, &other, "overtaken", 1);
-        // The reply says "refused", and waits on its way.
+        // The reply says "refused", and is held back on its way.
         proxy.wait_fired(fired + 1, SOON);
         let place = queue(&mut server.connection(), "overtaken").remove(0);
         guard.unlock().unwrap();
@@ -27,7 +27,7 @@ fn a_grant_that_overtakes_the_reply_counts() {
     });
 }
 
-/// The next one waits for the provisional lease and no longer, and the waiter that slept over its
+/// The next waiter waits for the provisional lease and no longer. The waiter that slept through its
 /// grant is not inside together with it.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
@@ -37,7 +37,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let name = "stopped";
     let first = Guest::of(&clients[0].reentrant_lock(name));
     first.wait_in();
-    // The two before the process and the one behind it.
+    // Two waiters stand before the process, and one behind it.
     let second = Guest::in_line(&server, &clients[1], name, 1);
     let third = Guest::in_line(&server, &clients[2], name, 2);
     let before = Commands::so_far(&server).scripts();
@@ -46,7 +46,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let last = Guest::in_line(&server, &clients[3], name, 4);
     let line = queue(&mut redis, name);
     wait_subscribed(&server, &own_channel(&line[2]));
-    // The waiter asks once more, since it listens now, and the last one asked.
+    // The waiter asks once more, since it listens now, and so has the last one.
     wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
@@ -69,8 +69,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// The connection of the waiter's subscriber breaks around the grant: the waiter asks for its entry
-/// when it listens again.
+/// The connection of the waiter's subscriber breaks around the grant. The waiter asks when it
+/// listens again.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let server = server();
@@ -85,7 +85,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
             first.wait_in();
             let second = Guest::in_line(&server, &clients[1], "broken", 1);
             let third = Guest::in_line(&server, &clients[2], "broken", 2);
-            // At the third place, by a message alone.
+            // At the third place, only a message can wake the waiter.
             let guest = Guest::in_line(&server, &cut_off, "broken", 3);
             first.leaves();
             second.wait_in();
@@ -108,7 +108,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
-/// A connection that is dead and open costs a poll, again and again, unless a thread finds out.
+/// A connection that is open but dead costs a poll again and again, until a thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -171,7 +171,8 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
     wait_left(&server, "mine");
 }
 
-/// An entry without a waiter: a request came late, say. Its grant goes on to the next at once.
+/// An entry may have no waiter, for example because a request came late. Its grant goes on to the
+/// next at once.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_at_once() {
     let server = server();
@@ -194,7 +195,7 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// The same where the server refuses that at first, as it passes: that was no answer.
+/// The same if the server at first refuses the give-back. A passing refusal is no answer.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();
@@ -240,8 +241,8 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
     wait_left(&server, "found");
 }
 
-/// The waiter was granted the lock by a message that it has not read, say, lost that hold again,
-/// and got another by asking: the message does not describe the new one.
+/// A waiter may be granted the lock by a message that it has not read, lose that hold, and get
+/// another by asking. Then the message does not describe the new hold.
 #[test]
 fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let server = server();
@@ -262,8 +263,8 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     wait_left(&server, "anew");
 }
 
-/// The same with one request that was sent twice: the first copy got an entry, and a grant by an
-/// unread message; the second one the lock.
+/// The same with one request that was sent twice. The first copy got an entry, and then a grant by
+/// an unread message. The second copy got the lock.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let server = server();
@@ -299,7 +300,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
 }
 
 /// A master that lagged behind the one before it has entries that were given up there. An owner
-/// that leaves the lock to Redisson tells the first in line, and no process would come.
+/// that leaves the lock to Redisson wakes the first in line, and here no process would come.
 #[test]
 fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();

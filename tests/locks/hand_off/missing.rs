@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Each verb may be the first one.
+/// Any verb may be the first.
 #[test]
 fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     let server = server();
@@ -81,11 +81,11 @@ fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     let mut redis = server.connection();
     for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("stuck{at}"));
-        // (A holder that hears of the changes below would grant the lock to the waiter.)
+        // (A holder that notices the changes below would grant the lock to the waiter.)
         hold_as_redisson(&mut redis, "stuck", LONG);
         let guest = Guest::in_line(&server, &user.client(), "stuck", 1);
         user.set(&[&format!("-{right}")]);
-        // Nobody hears of it: the waiter asks.
+        // No client gets a message, so the waiter asks.
         let () = redis.del("stuck").unwrap();
         let error = guest.ends().unwrap_err();
         is_clear(&error, "stuck", "ACL");

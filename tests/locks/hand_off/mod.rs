@@ -1,7 +1,7 @@
-//! How a lock goes from one process to the next: none is passed over, none is inside too long, and
-//! losses on the way cost little time and no hold.
+//! How a lock goes from one process to the next. No process is passed over or inside for too long.
+//! Losses on the way cost little time and no hold.
 //!
-//! The scripts alone are tried in `models/lock/`; here the library sends them.
+//! `models/lock/` tests the scripts alone. Here the library sends them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -16,11 +16,11 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// How long a lock is granted for by message: `lua/hand_off.lua`.
+/// The lease of a grant by message, as in `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// Where this executable's workers begin: a process that takes a lock and keeps it until it is
-/// told.
+/// The entry of this executable's workers. A worker takes a lock and keeps it until the test says
+/// otherwise.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -37,7 +37,7 @@ fn process(server: &Server, name: &str) -> Worker {
     Worker::spawn_test("hand_off::worker", "guest", &[&server.url(), name])
 }
 
-/// A thread that takes a lock and keeps it until it is told to leave.
+/// A thread that takes a lock and keeps it until the test makes it leave.
 struct Guest {
     entered: Receiver<Instant>,
     leave: Sender<()>,
@@ -59,7 +59,7 @@ impl Guest {
         Self { entered, leave, thread }
     }
 
-    /// One that stands in line as the last of `places`.
+    /// A guest that stands in line as the last of `places`.
     fn in_line(server: &Server, client: &Client, name: &str, places: u64) -> Self {
         let guest = Self::of(&client.reentrant_lock(name));
         wait_in_line(server, name, places);
@@ -160,7 +160,7 @@ mod missing;
 mod redisson;
 mod silent;
 
-/// Texts of one script.
+/// The texts of one script.
 type Codes = &'static [&'static str];
 
 /// Whether the request runs this script for this lock.
@@ -170,12 +170,12 @@ fn runs(bytes: &[u8], codes: Codes, name: &str) -> bool {
     contains(bytes, name) && codes.iter().any(is_run)
 }
 
-/// Does this to the next requests that run this script for this lock.
+/// Applies the action to the next requests that run this script for this lock.
 fn on_script(proxy: &Proxy, codes: Codes, name: &'static str, shots: usize, action: Action) {
     proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, codes, name));
 }
 
-/// Counts them from here on.
+/// Counts the requests that run this script for this lock, from here on.
 fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
     let count = Arc::new(AtomicU64::new(0));
     let (seen, name) = (Arc::clone(&count), name.to_owned());
@@ -188,9 +188,9 @@ fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
     count
 }
 
-/// Runs `work` with a hold of this lock that its client, which is behind the proxy, was handed by
-/// message; and when it came. Where the client asked meanwhile, as it does now and then, the answer
-/// to that may have told it first: then once more.
+/// Runs `work` with a hold that the client behind the proxy was granted by a message, and with the
+/// time when the hold came. The client asks now and then, so an answer may have come before the
+/// message. Then the function tries once more.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -241,7 +241,7 @@ fn behind(server: &Server, proxy: &Proxy) -> Client {
     behind_by(server, proxy, 1)
 }
 
-/// The same with so many connections.
+/// The same with this number of connections.
 fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LONG)
@@ -257,8 +257,8 @@ fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     client
 }
 
-/// Has it listen to its own channel, as it does once it has waited: before that a script takes it
-/// for dead, and it asks once more when it listens.
+/// Makes the client listen to its own channel, as it does once it has waited. Before that, a script
+/// takes the client for dead, and the client asks once more when it listens.
 fn warm_up(server: &Server, client: &Client) {
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "warm", LONG);
@@ -279,8 +279,8 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The keys that end by themselves from here on. Keys that record which places were heard of must
-/// end so.
+/// The keys that end by themselves from here on. Keys that record the places which were heard of
+/// must end in this way.
 struct Lapses {
     sender: Connection,
     listener: Connection,
@@ -299,7 +299,7 @@ impl Lapses {
         Self { sender, listener, seen: Vec::new() }
     }
 
-    /// How many have ended.
+    /// The number of keys that have ended.
     fn so_far(&mut self) -> usize {
         let () = self.sender.publish("end", "").unwrap();
         loop {

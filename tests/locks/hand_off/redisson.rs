@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One of Redisson's clients: it tries after each message, with its delay.
+/// Runs a Redisson client, which tries after each message, with its delay.
 fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &AtomicU64) {
     let take = redis::Script::new(
         "if redis.call('exists', KEYS[1]) == 0 then
@@ -27,15 +27,16 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
         count.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(5));
         release_as_redisson(&mut redis, name, &channel(name));
-        // Long enough for ours to have it again.
+        // The time is long enough for our client to have the lock again.
         thread::sleep(UNIT / 20);
     }
 }
 
-/// As measured: from a message to the request. Where nothing is left to it, it is late each time.
+/// The measured time from a message to Redisson's request. If the lock is not left to Redisson, its
+/// request is late each time.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
-/// A handle for each call leaves Redisson as many turns as a kept one.
+/// A new handle for each call leaves Redisson as many turns as a kept one.
 #[test]
 fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
     let server = Arc::new(server());
@@ -74,7 +75,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// As Redisson's `forceUnlock` does it: no process with an entry listens in public.
+/// The hold ends as by Redisson's `forceUnlock`. No process with an entry listens in public.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let server = server();
@@ -83,8 +84,8 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     once_within(UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
-        // Time is the subject: it is held for long enough to be tracked, and the next question is
-        // far off.
+        // Time is the subject: the lock is held for long enough to be tracked, and the next
+        // question is far off.
         thread::sleep(UNIT * 3);
         let deleted = Instant::now();
         release_as_redisson(&mut redis, "forced", &channel("forced"));

@@ -1,11 +1,11 @@
-//! Silent places: their host has lost power, or their process is stopped.
+//! Silent places, whose host has lost power or whose process is stopped.
 
 use super::*;
 
-/// So many stopped ones stand ahead of a thread that waits.
+/// The number of stopped processes ahead of a thread that waits.
 const STOPPED: u64 = 8;
 
-/// A process that stands in line as the last of `places`, and is told of grants.
+/// A process that stands in line as the last of `places`, and gets messages.
 fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     let worker = process(server, name);
     wait_in_line(server, name, places);
@@ -14,7 +14,8 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// In at least one of some rounds: while the machine stands still, no process is passed.
+/// This must be so in at least one of several rounds. While the machine stands still, no process is
+/// passed over.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -79,7 +80,8 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     });
 }
 
-/// Both that were passed: the one that was granted the lock in vain, and one behind it.
+/// Both processes that were passed over come back: the one that was granted the lock in vain, and
+/// one behind it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let server = server();
@@ -87,14 +89,16 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let mut redis = server.connection();
     let guard = first.reentrant_lock("back").lock().unwrap();
     let mut stopped: Vec<_> = (1..=3).map(|places| in_line(&server, "back", places)).collect();
-    // Time is the subject: each of them asks again, so the server knows since when it waits.
+    // Time is the subject: each of them asks again, so the server knows the time since which it
+    // waits.
     thread::sleep(UNIT * 15);
     stopped.iter_mut().for_each(|(worker, _)| worker.sigstop());
     let inside = Guest::in_line(&server, &second, "back", 4);
     let later = Guest::in_line(&server, &third, "back", 5);
     guard.unlock().unwrap();
     inside.wait_in();
-    // The second one first, and the first one behind it: the order is that of arrival.
+    // The second process comes back first, and the first one then stands before it. The order is
+    // that of arrival.
     for (back, places) in [(1, 2), (0, 3)] {
         stopped[back].0.sigcont();
         wait_in_line(&server, "back", places);

@@ -12,7 +12,8 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     }
 }
 
-/// Takes two or three of them again and again, in any order, and looks whether it is alone in each.
+/// Takes two or three of the locks again and again, in any order, and checks that it is alone in
+/// each.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
     let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)
@@ -39,8 +40,9 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                         ),
                     };
                     let Some(guard) = guard else { continue };
-                    // On a busy machine a process may stand still for longer than a lock that was
-                    // handed on is certain: then it is lost, and told so. From here on all are.
+                    // A lock that was handed on is certain only for a short time. On a busy machine
+                    // a process may stand still for longer, and then it loses the lock and is told
+                    // so. From here on all locks are certain.
                     if guard.check(LONG / 2).is_err() {
                         continue;
                     }
@@ -106,7 +108,7 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
     let threads: Vec<_> = [["x", "y"], ["y", "x"], ["x", "y"], ["y", "x"]]
         .into_iter()
         .map(|names| {
-            // Two in each process: the second one is a clone.
+            // Each process has two, the second of which is a clone.
             let both = all_of(&client(&server), &names);
             let again = both.clone();
             [both, again].map(|both| {
@@ -123,8 +125,8 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
     threads.into_iter().flatten().for_each(Running::join);
 }
 
-/// Redisson's `RedissonMultiLock`: in the order of the list, each for a while, otherwise it gives
-/// all back and begins anew.
+/// Redisson's `RedissonMultiLock` takes the locks in the order of the list, waiting a while for
+/// each. If it does not get one, it gives all back and begins anew.
 #[test]
 fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let server = server();
@@ -178,7 +180,7 @@ fn many_threads_take_several_over_one_connection() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// The first part decides: a thread that does not get it asks for no other.
+/// The first part decides, since a thread that does not get it asks for no other.
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;

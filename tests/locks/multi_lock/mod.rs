@@ -42,7 +42,7 @@ fn wait_all_free(server: &Server, names: &[&str]) {
     names.iter().for_each(|name| wait_free(server, name, SOON));
 }
 
-/// Counts how often it was called.
+/// A counter of the calls to `on_lost`.
 fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
     let lost = Arc::new(AtomicUsize::new(0));
     let counts = Arc::clone(&lost);
@@ -131,8 +131,8 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
     let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
-    // The parts held each time the server has carried out one more request, and its answer is held
-    // back.
+    // The parts that are held each time the server has carried out one more request and the answer
+    // is held back.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);
@@ -170,7 +170,7 @@ fn a_senseless_list_of_locks_is_an_error_at_once() {
     assert_eq!(kind(MultiLock::quorum(&[])), ErrorKind::Config);
     let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
     assert_eq!(kind(MultiLock::new(&[&plain, &fair])), ErrorKind::Config);
-    // Two votes of one server.
+    // Both votes are of one server.
     let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
     let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
     assert!(error.to_string().contains(&server.port().to_string()), "{error}");
@@ -198,7 +198,7 @@ fn parts_that_the_thread_holds_are_taken_once_more() {
     assert!(outer.is_held());
     assert!(is_held(&server, "b") && !is_held(&server, "a") && !is_held(&server, "c"));
     outer.unlock().unwrap();
-    // An owned one waits for its own thread, too.
+    // An owned guard's call waits for its own thread, too.
     let owned = all.lock_owned().unwrap();
     assert!(all.try_lock().unwrap().into_option().is_none());
     elsewhere(move || {
@@ -278,7 +278,7 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
     assert!(all.is_locked().unwrap() && !all.is_held_by_current_thread());
     all.lock().unwrap().forget();
     assert_eq!((counts(), all.hold_count()), ([2, 1, 1], 1));
-    // One is lost: what is left of the others goes, as at the end of a guard.
+    // One part is lost, so the rest goes, as at the end of a guard.
     assert!(parts[1].force_unlock().unwrap());
     assert_eq!(all.hold_count(), 0);
     let error = all.unlock().unwrap_err();
@@ -329,7 +329,7 @@ fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     guard.unlock().unwrap();
     assert!(again.is_held() && !is_held(&server, "b"));
     again.unlock().unwrap();
-    // A kind of another part counts in there, too, and a majority is no part.
+    // A part may be of another kind, but a majority is no part.
     let fair = MultiLock::new(&[&inner, &client.fair_lock("a")]);
     let quorum = MultiLock::quorum(&[&b]).unwrap();
     let (outer, votes) = (MultiLock::new(&[&inner, &quorum]), MultiLock::quorum(&[&inner]));
@@ -358,7 +358,7 @@ fn each_fenced_part_has_a_token_of_its_own() {
 
 // Contention.
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -5,9 +5,9 @@ use redlatch::Taken;
 use super::*;
 
 const FIVE: usize = 5;
-/// The lease of a vote: longer than anything here is waited for, so that none lapses unseen.
+/// The lease of a vote. It is longer than any wait in these tests, so that no vote lapses unseen.
 const VOTE: Duration = LONG;
-/// The clients' wait for a single reply.
+/// How long the clients wait for a single reply.
 const RESPONSE_TIMEOUT: Duration = SOON;
 
 fn five() -> Vec<Server> {
@@ -18,7 +18,7 @@ fn voting(servers: &[Server]) -> MultiLock {
     voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
 }
 
-/// A lock of clients that would wait for long for a server that does not answer. A quorum does not:
+/// A lock of clients that would wait long for a server that does not answer. A quorum waits only
 /// for 1.2 s, a fiftieth of the lease.
 fn voting_at(urls: &[String]) -> MultiLock {
     enduring(urls, Duration::ZERO)
@@ -51,7 +51,8 @@ fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
 
-/// Takes the lock with the votes of all: on a busy machine a quorum does not wait for a late one.
+/// Takes the lock with the votes of all servers. This may need several tries, since on a busy
+/// machine a quorum does not wait for a late vote.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
     wait_until("all have voted", SOON, || {
@@ -78,7 +79,7 @@ fn a_majority_is_taken_and_excludes_every_other() {
     let guard = lock_at_all(&ours);
     assert!(guard.is_held());
     assert_eq!(votes(&servers), FIVE);
-    // Less for drift than one server's.
+    // The lease counts for less than one server's, because of drift.
     let lease = VOTE - VOTE / 100;
     assert!(guard.remaining() < lease && guard.remaining() > VOTE / 2, "{:?}", guard.remaining());
     guard.check(VOTE / 2).unwrap();
@@ -95,7 +96,7 @@ fn a_majority_is_taken_and_excludes_every_other() {
     waiter.join();
 }
 
-/// Of five servers, each has lost its connections to two.
+/// Of five servers, each program has lost its connections to two.
 #[test]
 fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     let servers = five();
@@ -109,7 +110,7 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     assert!(ours.is_locked().unwrap());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
-    // Without its third server it has no majority.
+    // Without its third server, the quorum has no majority.
     servers[4].kill();
     let error = theirs.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
@@ -154,7 +155,7 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     let begun = Instant::now();
     let error = ours.lock().unwrap_err();
     let took = begun.elapsed();
-    // Two of them say nothing, and neither is waited for to the end.
+    // Two of the servers do not answer, and the quorum waits for neither to the end.
     assert!(took < RESPONSE_TIMEOUT, "{took:?}");
     assert!(error.kind().is_server_trouble(), "{error:?}");
     assert_eq!(error.name(), Some("vote"));
@@ -198,7 +199,7 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
 
-/// The servers that answer do not decide: one that does not may have the vote that is missing.
+/// The servers that answer do not decide, since one that does not may have the missing vote.
 #[test]
 fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     let servers = five();
@@ -214,7 +215,7 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     drop(guard);
 }
 
-/// Also where the lock is to be had at once.
+/// The same holds if the lock is free.
 #[test]
 fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     let servers = [server()];
@@ -226,14 +227,14 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     quorum.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
 }
 
-/// Servers that say nothing, of clients that would go on waiting for them for a minute.
-/// One that could not be made to last is released, and the others are enough.
+/// Some servers do not answer, and their clients would wait for a minute. A vote whose lease could
+/// not be extended is released, and the others are enough.
 #[test]
 fn a_majority_of_a_quorum_is_left_to_its_end() {
     let servers = [(); 3].map(|()| server());
     let proxy = Proxy::before(&servers[0]);
-    // Unless the first one asks at the moment of its grant: then that request is the one that fails,
-    // or its reply grants the whole lease.
+    // The first lock may ask at the moment of its grant. Then that request fails, or its reply
+    // grants the whole lease.
     wait_until("one is not raised", SOON * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
@@ -242,7 +243,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
         let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&listed(&locks)).unwrap());
         let waiter = spawn(move || {
-            // Just handed on. The quorum has a second level of it.
+            // The lock was just handed on. The quorum has a second level of it.
             let _outer = first.lock().ok()?;
             let guard = quorum.try_lock().unwrap().into_option().unwrap();
             Some((guard.names().count(), guard.leave_to_expire()))
@@ -425,7 +426,7 @@ fn votes_are_given_back_after(action: Action) {
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
 
-/// Takes it, once a majority answers in time: a busy machine may keep servers from that.
+/// Takes the lock once a majority answers in time, which a busy machine may prevent at first.
 fn had(quorum: &MultiLock) -> MultiLockGuard {
     loop {
         match quorum.lock() {
@@ -457,7 +458,7 @@ fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
     rivals.into_iter().for_each(Running::join);
 }
 
-/// A minority at a time.
+/// A minority of the servers stands still at a time.
 #[test]
 fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
     let servers = five();

@@ -62,7 +62,7 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
         assert!(told.contains("nothing was taken"), "{told}");
         wait_all_free(&here, &["a", "c"]);
     }
-    // The same while it stands still.
+    // The same while the server stands still.
     there.restart_empty();
     there.pause();
     let error = all.lock().unwrap_err();
@@ -97,7 +97,8 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
             proxy.clear_rules();
             match called {
                 Err(error) => break error,
-                // It asked at this very moment, and the reply granted the part, for its whole lease.
+                // The call asked at this very moment, and the reply granted the part for its whole
+                // lease.
                 Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
             }
         };
@@ -149,7 +150,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
             let (proxy, all) = connected();
             let guard = all.lock().unwrap();
             proxy.on_request(name_in(name), action);
-            // Released, or with an unknown outcome.
+            // The lock is released, or the outcome is unknown.
             if let Err(error) = guard.unlock() {
                 assert!(error.outcome_unknown(), "{error}");
             }

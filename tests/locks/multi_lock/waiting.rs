@@ -42,7 +42,7 @@ fn a_part_granted_by_message_is_kept_while_the_next_is_waited_for() {
     wait_in_line(&server, "b", 1);
     let handed = holder(&mut server.connection(), "a");
     assert!(handed.is_some() && handed != before);
-    // Longer than a lock that was handed on is certain at first.
+    // The time is longer than that for which a lock that was handed on is certain at first.
     thread::sleep(Duration::from_secs(3));
     assert_eq!(holder(&mut server.connection(), "a"), handed);
     b.unlock().unwrap();
@@ -92,7 +92,7 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     canceller.join();
     wait_free(&here, "a", SOON);
-    // Until then a call that is cut counts as one that comes too late.
+    // Until then a call that is cut off counts as one that came too late.
     let is_noticed = || all.try_lock_for(UNIT).map(drop).is_err();
     wait_until("the silence is noticed", SOON, is_noticed);
     for limited in [

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// A guard still holds a deleted hold. A thread that is granted another one beside it must not
-/// enter the old one.
+/// A guard still has a deleted hold. A thread that is granted another hold must not enter the old
+/// one.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
-    // The server does not tell it of its loss.
+    // The server does not report the loss to this client.
     let untold = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
     let lock = untold.connect().unwrap().read_write_lock("stale");
     let other = client(&server).read_write_lock("stale");
@@ -15,11 +15,12 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let stale = lock.read_lock().lock().unwrap();
     let writer = Guest::of(other.write_lock());
     wait_queue(&server, "stale", 1);
-    // Waits for the end of the turn, in which the reader would be let in without a question.
+    // Waits for the end of the turn, since during the turn the reader would get in without a
+    // question.
     thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.read_lock());
     wait_queue(&server, "stale", 2);
-    // No process is told; the writer finds out at its next question.
+    // No process gets a message, so the writer finds out at its next question.
     let () = redis.del("stale").unwrap();
     writer.wait_in();
     assert!(stale.is_held(), "it has not asked since");
@@ -96,7 +97,7 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     wait_left(&server, "too-late");
 }
 
-/// The hash stays for the reader: so the hold that writes does not end with its lease alone.
+/// The hash stays for the reader, so the hold that writes does not end with its lease alone.
 #[test]
 fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
@@ -117,8 +118,8 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// The threads that wanted the renewal may have left the hold before another one comes that wants
-/// it, too.
+/// The threads that wanted a renewal may have left the hold before another thread comes that wants
+/// one, too.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
@@ -129,9 +130,9 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let fixed = Guest::of(&lock.read_lock().with_lease(lease));
     fixed.wait_in();
     first.leaves();
-    // The alarm of the first one has gone off, and no thread needed the renewal.
+    // The first thread's alarm has gone off, and no thread needed the renewal.
     thread::sleep(lease / 2);
-    // (A thread that the server lets in makes the lease longer by that. A deeper level does not.)
+    // (A thread that the server lets in makes the lease longer. A deeper level does not.)
     let outer = lock.read_lock().with_lease(UNIT).lock().unwrap();
     let watched = lock.read_lock().lock().unwrap();
     thread::sleep(lease * 3 / 2);
@@ -151,7 +152,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let all = MultiLock::new(&[locks[0].read_lock(), locks[1].write_lock(), locks[2].read_lock()])
         .unwrap();
     let mut redis = server.connection();
-    // A lock that is not free leaves no hold of the others.
+    // If one lock is not free, no hold of the others stays.
     let other = crate::common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").write_lock());
     writer.wait_in();
@@ -159,14 +160,14 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     wait_left(&server, "one");
     wait_left(&server, "two");
     writer.leaves();
-    // Beside others of the process that read already.
+    // Other threads of the process read already.
     let reading = [Guest::of(locks[0].read_lock()), Guest::of(locks[2].read_lock())];
     for guest in &reading {
         guest.wait_in();
     }
     thread::sleep(Duration::from_millis(20));
     let guard = all.try_lock().unwrap().into_option().expect("readers share it");
-    // (Its own is given back without waiting for the answer.)
+    // (The thread's own hold is given back without waiting for the answer.)
     wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
     reading.into_iter().for_each(Guest::leaves);
     assert!(guard.is_held());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The start of this executable's workers: a process whose threads read and write, and say so.
+/// The entry of this executable's workers, whose threads read and write and record it.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -32,7 +32,7 @@ fn worker() {
                     turns += 1;
                     let id = format!("{}:{at}:{turns}", std::process::id());
                     stay(&diary, &guard, writes, &id, &mut random);
-                    // Sometimes down to reading.
+                    // The writer sometimes goes down to reading.
                     let down = writes && random.below(3) == 0;
                     let reading = down.then(|| lock.read_lock().lock()).and_then(Result::ok);
                     drop(guard);
@@ -57,7 +57,7 @@ fn now() -> u64 {
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
 }
 
-/// Each line at once, so that it survives the process.
+/// Each line is written at once, so that it survives the process.
 fn stay(mut diary: &fs::File, guard: &LockGuard, writes: bool, id: &str, random: &mut Random) {
     let begin = now();
     let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
@@ -80,8 +80,7 @@ struct Stay {
     writes: bool,
 }
 
-/// The stays by the threads' record; a killed one was inside until its death, or until its
-/// deadline.
+/// The stays by the threads' record. A killed thread was inside until its death or its deadline.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64, bool)> = HashMap::new();
     let mut stays = Vec::new();
@@ -110,7 +109,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     stays
 }
 
-/// A writer is alone.
+/// Checks that each writer is alone.
 fn check_stays(stays: &[Stay]) {
     let (mut last, mut writer): (Option<&Stay>, Option<&Stay>) = (None, None);
     for stay in stays {

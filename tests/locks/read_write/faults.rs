@@ -4,7 +4,7 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// Where this executable's workers begin: a process that waits to read, reads, and says so.
+/// The entry of this executable's workers. A worker waits to read, reads, and reports it.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };
@@ -20,8 +20,8 @@ fn reader() {
     let _ = job.wait_line();
 }
 
-/// The readers are let in together for two seconds each, one of them stands still for longer, and
-/// the other one keeps the lock meanwhile.
+/// The readers get in together for two seconds each. One of them stands still for longer, and the
+/// other one keeps the lock meanwhile.
 #[test]
 fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
@@ -92,7 +92,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
     }
 }
 
-/// The effect of each command that a lock needs, where it is forbidden: an error, and no key stays.
+/// If a command that a lock needs is forbidden, there is an error, and no key stays.
 #[test]
 fn a_right_that_is_missing_leaves_nothing_half_done() {
     let server = server();
@@ -138,7 +138,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         client.shutdown();
         wait_free(&server, &name, SOON);
         for timeout in timeouts(&mut redis, &name) {
-            // Without DEL it stays, for as long as its lease.
+            // Without DEL the key stays for as long as its lease.
             assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
         }
     }
@@ -163,7 +163,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     wait_left(&server, "down");
 }
 
-/// Or it would wait for ever for a lock that is free.
+/// Otherwise the waiter would wait for ever for a free lock.
 #[test]
 fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";
@@ -172,13 +172,13 @@ fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     for (at, right) in ["lpop", "lindex", "pexpire", "exists"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("stuck{at}"));
         let client = user.client();
-        // (A holder that hears of the changes below would grant the lock to the waiter.)
+        // (A holder that notices the changes below would grant the lock to the waiter.)
         let () = redis.hset_multiple("stuck", &[("mode", "write"), (REDISSON, "1")]).unwrap();
         let () = redis.pexpire("stuck", 30_000).unwrap();
         let guest = Guest::of(client.read_write_lock("stuck").read_lock());
         wait_queue(&server, "stuck", 1);
         user.set(&[&format!("-{right}")]);
-        // Nobody hears of it: the waiter asks.
+        // No client gets a message, so the waiter asks.
         let () = redis.del("stuck").unwrap();
         drop(guest.leave);
         let error = guest.thread.join().unwrap_err();

@@ -1,5 +1,5 @@
-//! The read-write lock: which threads may be inside together, in one process and in several, beside
-//! Redisson, and under faults.
+//! The read-write lock: the threads that may be inside together, in one process and in several,
+//! beside Redisson, and under faults.
 
 mod beliefs;
 mod contention;
@@ -43,7 +43,8 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
 }
 
-/// Waits until so many stand in line and listen: a waiter that does not listen yet counts as dead.
+/// Waits until `places` owners stand in line and listen. A waiter that does not listen yet counts
+/// as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
     wait_until(&format!("{places} stand in line"), SOON, || {
@@ -69,7 +70,7 @@ fn wait_left(server: &Server, name: &str) {
     });
 }
 
-/// A thread that takes a lock and keeps it until it is told to leave.
+/// A thread that takes a lock and keeps it until the test makes it leave.
 struct Guest {
     entered: Receiver<Instant>,
     leave: Sender<()>,
@@ -178,7 +179,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     reading.wait_in();
     let writer = Guest::of(two.write_lock());
     wait_queue(&server, "front", 1);
-    // Also for readers of the reading process: once its turn is over, and it has asked.
+    // The same holds for readers of the reading process, once its turn is over and it has asked.
     thread::sleep(Duration::from_millis(20));
     let same = Guest::of(one.read_lock());
     wait_queue(&server, "front", 2);
@@ -186,7 +187,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     wait_queue(&server, "front", 3);
     assert!(three.read_lock().try_lock().unwrap().into_option().is_none());
     assert!(one.read_lock().try_lock().unwrap().into_option().is_none());
-    // A thread that reads already is not kept out.
+    // A thread that already reads can enter again.
     assert!(!writer.is_in() && !same.is_in() && !other.is_in());
     reading.leaves();
     writer.wait_in();
@@ -209,7 +210,7 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let reading = lock.read_lock().with_lease(lease).lock().unwrap();
     let writer = Guest::of(client(&server).read_write_lock("join").write_lock());
     wait_queue(&server, "join", 1);
-    // Past the reader's turn: the process asks whether others may join it.
+    // The reader's turn is over, so the process asks whether others may join it.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.read_lock().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
@@ -250,7 +251,7 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
     let server = server();
     let lock = client(&server).read_write_lock("turn");
     let mut redis = server.connection();
-    // Most of these are quicker than a turn is long.
+    // Most of these rounds are shorter than a turn.
     for _ in 0..20 {
         let reading = lock.read_lock().lock().unwrap();
         let writer = Guest::of(lock.write_lock());
@@ -303,7 +304,7 @@ fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
     wait_queue(&server, "down", 2);
     assert!(!reader.is_in() && !same.is_in());
     writing.unlock().unwrap();
-    // Readers in front come in, of both processes.
+    // The readers in front come in, of both processes.
     reader.wait_in();
     assert_eq!(mode(&mut redis, "down").as_deref(), Some("read"));
     assert!(!writer.is_in());
@@ -439,7 +440,7 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
     let reading = lock.read_lock().lock().unwrap();
     let writer = Guest::of(lock.write_lock());
     wait_queue(&server, "ended", 1);
-    // Behind the writer: before it, the reader would be let in.
+    // The reader must stand behind the writer. Before the writer, it would get in.
     let reader = Guest::of(lock.read_lock());
     reader.thread.wait_queued();
     client.shutdown();
@@ -474,7 +475,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Beside a longer hold it lasts longer, which is no promise: the other one may leave.
+    // Beside a longer hold the lock lasts longer. That is no promise, since the other holder may
+    // leave.
     let watched = Guest::of(lock.read_lock());
     watched.wait_in();
     let guard = short.lock().unwrap();
@@ -496,7 +498,7 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_left(&server, "leased");
 }
 
-/// The lease bounds a thread that hangs, in the server too: a thread beside it with a longer lease
+/// The lease bounds a thread that hangs, on the server too. A thread beside it with a longer lease
 /// does not change that.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
@@ -513,12 +515,12 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         wait_until("the longer lease counts", SOON, || {
             u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
         });
-        // The other one's lease is no promise: it may leave.
+        // The other holder's lease is no promise, since that holder may leave.
         assert!(guard.check(2 * lease).is_err());
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
-        // Long before the lease of the one that has left is over.
+        // The writer gets in long before the lease of the reader that has left is over.
         let writing = other
             .write_lock()
             .try_lock_for(SOON)
@@ -539,7 +541,7 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
             let outer = lock.read_lock().with_lease(first).lock().unwrap();
-            // Its lease counts from before its request.
+            // The lease counts from before the request.
             let begun = Instant::now();
             thread::sleep(UNIT);
             let later = Instant::now();

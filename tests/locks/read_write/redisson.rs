@@ -4,7 +4,7 @@ use super::*;
 
 const JAVA: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd";
 
-/// One of Redisson's clients, 4.7 or 3.16.8, by its scripts.
+/// A Redisson client, 4.7 or 3.16.8, which runs Redisson's scripts.
 struct Java {
     redis: Connection,
     name: String,
@@ -79,7 +79,7 @@ impl Java {
     }
 }
 
-/// Only its own time is cut: otherwise a writer would enter beside the others.
+/// Only the reader's own time is cut. Otherwise a writer would enter beside the others.
 #[test]
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();
@@ -108,7 +108,7 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
         });
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
-            // It asks once more in that time, whatever it was told.
+            // Whatever the answer was, the waiter asks once more in that time.
             move || lock.write_lock().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
@@ -127,7 +127,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         let lock = client(&server).read_write_lock("java");
         let mut java = Java::new(&server, "java", 7, is_new);
         let mut second = Java::new(&server, "java", 8, is_new);
-        // Readers together; the first to go leaves the other's hold.
+        // The readers are inside together, and the first to go leaves the other's hold.
         let reading = lock.read_lock().lock().unwrap();
         assert!(java.reads() && java.reads());
         assert!(!second.writes() && lock.write_lock().is_locked().is_ok_and(|written| !written));
@@ -161,7 +161,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
     }
 }
 
-/// How long it takes until a waiter is let in by a release that comes right behind its question.
+/// The time until a waiter gets in by a release that comes right behind its question.
 fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
     guest.thread.wait_queued();
     let asked = Commands::so_far(server).scripts();
@@ -177,7 +177,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("woken");
         let mut java = Java::new(&server, "woken", 7, is_new);
-        // Another try, if the machine kept a thread from running.
+        // The test tries again if the machine kept a thread from running.
         let heard = (0..5).any(|_| {
             assert!(java.reads());
             let writer = Guest::of(lock.write_lock());
@@ -198,7 +198,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     }
 }
 
-/// Redisson's readers hear only what is said in public, and may read beside readers of ours.
+/// Redisson's readers get only public messages, and may read beside readers of ours.
 #[test]
 fn a_writers_release_that_lets_readers_in_is_said_in_public() {
     let server = server();

@@ -10,7 +10,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     at_once(|| {
         let guard = one.reentrant_lock("cancel").lock().unwrap();
         let token = CancelToken::new();
-        // The first waits for the other client, those behind it for the first.
+        // The first waiter waits for the other client, and those behind it wait for the first.
         let waiters: Vec<_> = (0..4)
             .map(|_| {
                 let (lock, token) = (lock.clone(), token.clone());
@@ -32,7 +32,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
         assert!(!patient.is_finished());
         guard.unlock().unwrap();
         patient.join();
-        // A cancelled token stays so.
+        // A cancelled token stays cancelled.
         assert_eq!(lock.lock_cancellable(&token).unwrap_err().kind(), ErrorKind::Cancelled);
     });
     // The lock is as good as before.
@@ -90,7 +90,7 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let lock = client.reentrant_lock("move up");
     at_once(|| {
         hold_as_redisson(&mut redis, "move up", LONG);
-        // The leader leaves with the leadership, one behind it without.
+        // The leader leaves and passes on the leadership. The thread behind it leaves without one.
         let leader_lock = lock.clone();
         let token = CancelToken::new();
         let leaders = token.clone();

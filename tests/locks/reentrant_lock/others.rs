@@ -52,8 +52,8 @@ fn try_lock_takes_one_script_or_none() {
     let first = spawn(move || same.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "tried", 1);
     first.wait_asleep();
-    // The one that waits asks now and then, so commands cannot be counted. A server that stands
-    // still would not answer.
+    // The waiter asks now and then, so commands cannot be counted. A server that stands still would
+    // not answer.
     server.pause();
     let tried = lock.try_lock();
     server.resume();
@@ -68,7 +68,7 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
     let (one, other) = (client(&server), client(&server));
     let guard = one.reentrant_lock("bounded").lock().unwrap();
     let wait = UNIT * 3;
-    // Behind another client, and behind a thread of the same one.
+    // The call waits behind another client, and behind a thread of the same client.
     for lock in [other.reentrant_lock("bounded"), one.reentrant_lock("bounded")] {
         // A wait without an end would last until the test itself unlocks.
         elsewhere(move || {
@@ -245,7 +245,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         let waiters: Vec<_> = (0..10)
             .map(|at| {
                 let (lock, order) = (lock.clone(), Arc::clone(&order));
-                // Not all on the same terms: some are passed the hold, others the leadership.
+                // The threads have different terms, so some get the hold passed, and others the
+                // leadership.
                 let lock = if at % 4 == 3 { lock.with_lease(LONG) } else { lock };
                 let waiter = spawn(move || {
                     let guard = lock.lock().unwrap();
@@ -265,8 +266,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
     }
 }
 
-/// Takes the lock `rounds` times in each of so many threads, and returns how many were inside
-/// together at most.
+/// Takes the lock `rounds` times in a thread for each of these handles. Returns the most threads
+/// that were inside together.
 fn contend(locks: &[ReentrantLock], rounds: u32) -> u64 {
     let (inside, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let start = Arc::new(Barrier::new(locks.len()));
@@ -298,7 +299,8 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
     let client = client(&server);
     let lock = client.reentrant_lock("passed");
     let scripts = || Commands::so_far(&server).scripts();
-    // In one round at least: on a busy machine a turn ends before all have had it.
+    // This must be so in at least one round. On a busy machine a turn ends before all have had the
+    // lock.
     wait_until("six have it in a turn", SOON, || {
         let guard = lock.lock().unwrap();
         let waiters: Vec<_> = (0..6)
@@ -313,7 +315,8 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
         guard.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
         wait_free(&server, "passed", SOON);
-        // The guard's turn is over: released, taken by the first, and released by the last.
+        // The guard's turn is over, so there are three scripts: a release, an acquire by the first,
+        // and a release by the last.
         scripts() - before == 3
     });
     assert_eq!(contend(&vec![lock; 6], 300), 1);
@@ -325,7 +328,7 @@ fn a_hold_on_other_terms_is_not_passed() {
     let server = server();
     let lock = client(&server).reentrant_lock("terms");
     let rounds = 100;
-    // Each its own: watched, and two fixed leases.
+    // Each has its own terms: a watched lease, and two fixed ones.
     let locks = [lock.clone(), lock.with_lease(LONG), lock.with_lease(LONG / 2)];
     let mut monitor = server.connection();
     let before = Commands::so_far(&server).of("hset");
@@ -337,15 +340,16 @@ fn a_hold_on_other_terms_is_not_passed() {
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
-/// A hold is so long that another thread of its process waits again: a turn ends by its own length,
-/// and not because no thread is there to get the hold. How many grants come to a turn says nothing:
-/// that depends on which threads happen to be awake.
+/// A hold is so long that another thread of its process waits again. So a turn ends by its own
+/// length, and not because no thread is there to get the hold. The number of grants in a turn says
+/// nothing, since it depends on which threads happen to be awake.
 #[test]
 fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
-    // The last holder's process, and how often the lock changed the process: written by the holder.
+    // The last holder's process, and the number of times that the lock changed the process. The
+    // holder writes both.
     let (last, changes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
     let threads: Vec<_> = (0..8)
         .map(|at| {
@@ -404,7 +408,7 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     }
 }
 
-/// A free lock is left to others for a moment after long holds, and there are none.
+/// After long holds a free lock is left to others for a moment, but here there are no others.
 #[test]
 fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     let server = server();
@@ -413,7 +417,8 @@ fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     lock.lock().unwrap().unlock().unwrap();
     for held in [UNIT / 5, UNIT * 3 / 2] {
         let guard = lock.lock().unwrap();
-        // Longer than a turn; longer than a lock may go without being left to others.
+        // The time is longer than a turn, and longer than a lock may go without being left to
+        // others.
         thread::sleep(held);
         let before = Commands::so_far(&server).scripts();
         guard.unlock().unwrap();
@@ -434,7 +439,7 @@ fn a_drop_posts_its_release_and_does_not_wait() {
         .unwrap();
     let lock = client.reentrant_lock("posted");
     lock.lock().unwrap().unlock().unwrap();
-    // The only guard's drop: nothing else makes it arrive.
+    // Nothing but the guard's drop makes the release arrive.
     drop(lock.lock().unwrap());
     wait_free(&server, "posted", SOON);
 
@@ -511,7 +516,7 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     assert!(lock.force_unlock().unwrap());
     assert!(!lock.is_locked().unwrap());
 
-    // A thread of this client has it, another waits, and a third one of another client.
+    // A thread of this client has the lock. Another thread and one of another client wait.
     at_once(|| {
         let guard = lock.lock().unwrap();
         let reason = Arc::new(Mutex::new(Vec::new()));
@@ -591,7 +596,8 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         let forces = lock.clone();
         let forces = spawn(move || forces.force_unlock().unwrap());
         proxy.wait_fired(before + 1, SOON);
-        // The reply to it is held back, on the only connection: its holder by now was passed it.
+        // The reply to the release is held back on the only connection. By now the lock was passed
+        // to the present holder.
         let begun = Instant::now();
         while begun.elapsed() < UNIT / 2 && !granted.load(Ordering::SeqCst) {
             thread::sleep(UNIT / 100);

@@ -48,7 +48,7 @@ fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
 
     guard.unlock().unwrap();
     assert!(!lock.is_held_by_current_thread());
-    // A key without an end is no lock, but other data under its name.
+    // A key without an end is no lock, but other data under the lock's name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), None);
     assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::WrongType);
@@ -263,7 +263,7 @@ fn a_guard_of_an_earlier_stay_does_nothing_to_the_next() {
     let (early, dropped) = (lock.lock().unwrap(), lock.lock().unwrap());
     lock.unlock().unwrap();
     lock.unlock().unwrap();
-    // The same thread, the same lock, a new hold.
+    // The thread and the lock are the same, but the hold is new.
     let guard = lock.lock().unwrap();
     assert!(!early.is_held() && guard.is_held());
     assert_eq!(early.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
@@ -314,7 +314,7 @@ fn with_runs_its_work_under_the_lock() {
     wait_free(&server, "with", SOON);
 }
 
-/// An error of the work's own.
+/// An error of the work itself.
 #[derive(Debug)]
 enum WorkError {
     Own,
@@ -333,15 +333,15 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
     let lock = client.reentrant_lock("work");
-    // The work's own error comes back as it is, and the lock is free.
+    // The work's own error comes back unchanged, and the lock is free.
     let own: Result<(), _> = lock.with(|_| Err(WorkError::Own));
     assert!(matches!(own, Err(WorkError::Own)), "{own:?}");
     wait_free(&server, "work", SOON);
-    // An error of the library's passes through the work.
+    // An error of the library passes through the work.
     let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG * 2)?));
     let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
-    // A release with an unknown outcome: the work was done, and its result counts.
+    // The release has an unknown outcome. The work was done, and its result counts.
     let release = redis::Script::new(concat!(
         include_str!("../../../lua/lock/unwanted.lua"),
         include_str!("../../../lua/lock/hand_over.lua"),
@@ -356,7 +356,8 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
     assert_eq!(proxy.fired(), 2);
     wait_free(&server, "work", SOON);
-    // Lost before its end, known here or to the server alone: not given out as if all were well.
+    // If the lock was lost before its end, the result is not returned as if all were well. The loss
+    // may be known here, or only to the server.
     for here in [true, false] {
         let lost = lock.with(|_| {
             if here {
@@ -369,13 +370,13 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
         let Err(WorkError::Lock(error)) = lost else { panic!("{lost:?}") };
         assert_eq!(error.kind(), ErrorKind::LeaseLost);
     }
-    // Released by the work itself.
+    // The work itself releases the lock.
     let twice = lock.with(|_| Ok::<_, WorkError>(lock.unlock()?));
     let Err(WorkError::Lock(error)) = twice else { panic!("{twice:?}") };
     assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
-/// Says how much time is certain, without nanoseconds, and gives advice.
+/// Checks that the error says how much time is certain, without nanoseconds, and gives advice.
 #[track_caller]
 fn is_short(error: &Error, advice: &str) {
     let said = error.to_string();
@@ -471,7 +472,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
         travels(&CancelToken::new());
         lock.lock().unwrap()
     };
-    // Time is the subject: without its client no thread would renew it.
+    // Time is the subject: without the client no thread would renew the lock.
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();

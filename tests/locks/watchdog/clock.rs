@@ -1,4 +1,4 @@
-//! The server's clock is set back: every time to live is longer by that. A test cannot set the
+//! The server's clock is set back, so every time to live becomes longer. A test cannot set the
 //! clock, but it can make a time to live longer, which looks the same.
 
 use super::*;
@@ -59,7 +59,7 @@ fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
     wait_until("one is cut", SOON, || far(&mut redis) == 1);
-    // A reader of the other one's id may have asked for that lease.
+    // A reader of the other's id may have asked for that lease.
     thread::sleep(LEASE);
     assert_eq!(far(&mut redis), 1);
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);
@@ -83,8 +83,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
     let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
-    // Until the renewal that is due when so much of the longer lease is left: it cuts to that, and
-    // no less.
+    // Waits until a renewal cuts each time to live to the rest of the longer lease, and no shorter.
     for name in ["levels", "read"] {
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
@@ -101,7 +100,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
-    // Each is sent once more.
+    // Each request is sent once more.
     for (name, copies) in [("one copy", 1), ("both copies", 2)] {
         let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
         let lock = client.reentrant_lock(name);
@@ -131,7 +130,8 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     }
 }
 
-/// A reader cuts its own timeout, and the lock's time to live to no less than another reader's.
+/// A reader cuts its own timeout. It does not cut the lock's time to live below another reader's
+/// timeout.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {
     let server = server();

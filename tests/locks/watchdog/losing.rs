@@ -1,4 +1,4 @@
-//! How a loss is told.
+//! How a holder learns of a loss.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     server.resume();
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // The server's rests of them do not stay.
+    // What the server has left of the locks does not stay.
     wait_free(&server, "silent", SOON);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
@@ -27,7 +27,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
 fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
     let server = server();
     let (lease, other) = (LEASE, client(&server));
-    // The server does not tell it before.
+    // The server does not report the loss before.
     let client = Client::builder(&server.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();
     let ways: [(&str, &dyn Fn()); 4] = [
@@ -44,11 +44,11 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
         let guard = client.reentrant_lock("gone").lock().unwrap();
         let losses = Losses::of(&guard);
         take_away();
-        // Another client has it already, and keeps it.
+        // Another client already has the lock, and keeps it.
         let theirs =
             other.reentrant_lock("gone").try_lock_for(SOON).unwrap().into_option().unwrap();
         let held = holder(&mut server.connection(), "gone");
-        // If no renewal found it, the lease would end.
+        // If no renewal found the loss, the lease would end.
         assert_eq!(losses.wait(), LostReason::Revoked, "{way}");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::Revoked), "{way}");
         assert!(!guard.is_held());
@@ -67,7 +67,7 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
 #[test]
 fn a_loss_that_the_unlock_finds_is_its_error() {
     let server = server();
-    // The server does not tell it.
+    // The server does not report the loss.
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
     let lock = client.connect().unwrap().reentrant_lock("found");
     let guard = lock.lock().unwrap();
@@ -114,7 +114,7 @@ fn each_callback_of_a_loss_is_called_once() {
     }
     let seen = |at: usize| calls[at].load(Ordering::SeqCst);
     wait_until("the callbacks are called", SOON, || (0..3).all(|at| seen(at) == 1));
-    // Registered when it is lost already, also by a callback that uses the library.
+    // A callback may be registered after the loss, even by another callback that uses the library.
     let (call, again) = (Arc::clone(&calls[3]), lock.clone());
     guard.on_lost(move |reason| {
         assert_eq!(reason, LostReason::LeaseExpired);

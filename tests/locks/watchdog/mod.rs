@@ -1,4 +1,4 @@
-//! How a hold stays alive, and how its holder learns that it did not.
+//! How a hold stays alive, and how the holder learns of its end.
 
 mod clock;
 mod losing;
@@ -17,9 +17,9 @@ use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, LockGuard, LostReason};
 use redlatch_testkit::{Action, Direction, Proxy};
 
-/// The lease of locks to be kept.
+/// The lease of locks that a test keeps.
 const LEASE: Duration = RENEWED;
-/// The lease of locks to end.
+/// The lease of locks whose end a test waits for.
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
 /// The reasons that a guard's `on_lost` was called with.
@@ -58,7 +58,7 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
     let losses = Losses::of(&guard);
     let begun = Instant::now();
-    // Another client wants it all the time, for longer than a lease.
+    // Another client wants the lock all the time, for longer than a lease.
     assert!(
         other
             .reentrant_lock("redisson:lock")
@@ -76,8 +76,8 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     guard.unlock().unwrap();
 }
 
-/// From when the lock was taken the server lets no further connection in, and the lane answers.
-/// Once the client's other connection stays, and once it is cut, too.
+/// Once the lock is taken, the server lets no further connection in, while the lane answers. In one
+/// round the client's other connection stays, and in the other it is cut.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
@@ -142,7 +142,7 @@ fn a_fixed_lease_ends_and_the_late_unlock_fails() {
 fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
-    // Behind a thread of another client, and behind one of the same.
+    // The next holder is a thread of another client, and then one of the same client.
     for next in [other, one.clone()] {
         let lock = one.reentrant_lock("redisson:lock").with_lease(SHORT);
         let begun = Instant::now();
@@ -153,14 +153,14 @@ fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
         let waiter = spawn(move || {
             let guard = theirs.lock().unwrap();
             let entered = Instant::now();
-            // Until the late unlock is over.
+            // Waits until the late unlock is over.
             let _ = receiver.recv();
             assert!(guard.is_held());
             guard.unlock().unwrap();
             entered
         });
         wait_until("the lease ends", SOON, || !guard.is_held());
-        // By the server's count the lease lasts a little longer.
+        // By the server's clock the lease lasts a little longer.
         let mut before = None;
         wait_until("the waiter has it", SOON, || {
             before = holder(&mut server.connection(), "redisson:lock");

@@ -1,4 +1,4 @@
-//! No guard says "held" past its lease.
+//! No guard says "held" after the end of its lease.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
         let Ok(guard) = lock.lock() else { continue };
         loop {
             let gone: bool = !redis.exists::<_, bool>("never").unwrap();
-            // After the server's word.
+            // The guard is asked after the server's answer.
             let held = guard.is_held();
             assert!(!(gone && held), "round {round}, a lease of {millis} ms: {guard:?}");
             if gone {
@@ -23,8 +23,8 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
     }
 }
 
-/// The deadline may pass between two looks of one call: with calls all the time, some are in the
-/// middle then.
+/// The deadline may pass between two looks of one call. The thread calls all the time, so that some
+/// call is in the middle then.
 #[test]
 fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
     let server = server();
@@ -36,7 +36,7 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
             Err(error) if error.is_transient() => continue,
             guard => guard.unwrap(),
         };
-        // A hold lasts that long: no answer but "held" and "lost" can be true.
+        // A hold lasts that long, so only "held" and "lost" can be true.
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
                 break error;
@@ -55,10 +55,11 @@ fn an_unlock_right_after_the_deadline_is_late() {
     for round in 0..20 {
         let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
         if lock.hold_count() < 2 {
-            // On a busy machine it was over already: the second may be a hold of its own.
+            // On a busy machine the lease was over already, and the second guard may have a
+            // separate hold.
             continue;
         }
-        // Whether the wheel has seen it yet or not.
+        // The wheel may have seen the end or not.
         while outer.is_held() {
             std::hint::spin_loop();
         }
@@ -97,8 +98,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
         in_time
     });
 
-    // The reply comes after the lease's end: that is no grant. The thread takes the lock anew, with
-    // a lease of its own.
+    // The reply comes after the lease's end, so it is no grant. The thread takes the lock anew,
+    // with a new lease.
     let mut redis = server.connection();
     proxy.on_request("late", Action::DelayReply(lease * 12 / 10));
     let begun = Instant::now();
@@ -120,14 +121,14 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     let guard = client.reentrant_lock("slow").lock().unwrap();
     let mut redis = server.connection();
-    // Two renewals and more.
+    // The time is longer than two renewals.
     let until = Instant::now() + lease;
     // Every reply is delayed by less than the renewal's wait.
     proxy.set_delay(UNIT * 3 / 2);
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
-        // Asked later, so it is less than the guard's time by the time since.
+        // The server was asked later, so its time is shorter than the guard's by the time since.
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
@@ -139,7 +140,7 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     guard.unlock().unwrap();
 }
 
-/// Each is looked at for 100 ms and more, which together is longer than the lease.
+/// The client waits for each lane for 100 ms or more. Together that is longer than the lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
     let server = server();
@@ -148,7 +149,7 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     let client = client.unwrap();
     let kept = client.reentrant_lock("kept").lock().unwrap();
     let losses = Losses::of(&kept);
-    // The renewals go over a connection of their own.
+    // The renewals go over a separate connection.
     let guards: Vec<_> =
         (0..128).map(|at| client.reentrant_lock(&format!("dead:{at}")).lock().unwrap()).collect();
     proxy.on(Direction::Request, guards.len(), Action::HoldReply, |bytes| contains(bytes, "dead:"));
@@ -164,7 +165,7 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// Each hold has a phase of its own: a round trip for each would take too long.
+/// Each hold has its own phase, and a separate round trip for each would take too long.
 #[test]
 fn holds_of_many_phases_are_all_kept_at_a_distance() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Watched leases of a lock's own.
+//! Locks with their own watched lease.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn of_several_watched_leases_the_longest_is_renewed() {
     wait_until("it has the longer one", SOON, || pttl(&mut redis, "several") > millis(LEASE));
     inner.unlock().unwrap();
     outer.unlock().unwrap();
-    // The next hold has its own, and a shorter one changes nothing.
+    // The next hold has its own lease, and a shorter lease changes nothing.
     let outer = lock.lock().unwrap();
     let inner = lock.with_watchdog(LEASE).lock().unwrap();
     assert!(pttl(&mut redis, "several") > millis(LEASE));
@@ -87,7 +87,7 @@ fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long
     let client = watched(&server, LEASE * 2);
     let long = client.reentrant_lock("long").lock().unwrap();
     let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
-    // Time is the subject: the first renewal of the short one falls into the pause.
+    // Time is the subject: the first renewal of the short lease falls into the pause.
     thread::sleep(LEASE / 6);
     server.pause();
     thread::sleep(LEASE / 3);

@@ -1,4 +1,4 @@
-//! Which holds are renewed, and when.
+//! The holds that are renewed, and the times of their renewals.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn holds_that_are_due_together_are_renewed_together() {
         (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
     let taking = begun.elapsed();
     let before = Commands::so_far(&server);
-    // About three of each: no hold is renewed all the time.
+    // There are about three of each, since no hold is renewed all the time.
     let (mut renewals, mut calls) = (0, 0);
     wait_until("they are renewed", SOON, || {
         let now = Commands::so_far(&server);
@@ -24,7 +24,7 @@ fn holds_that_are_due_together_are_renewed_together() {
     let took = begun.elapsed();
     assert!(guards.iter().all(LockGuard::is_held));
     assert!(took >= lease * 2 / 3, "{renewals} renewals in {took:?}");
-    // Taken over a longer time, they fall due in more groups.
+    // If the holds were taken over a longer time, they fall due in more groups.
     let groups = 1 + u64::try_from(taking.as_millis() * 64 / lease.as_millis()).unwrap();
     let bound = renewals / 20 + 10 * groups;
     assert!(calls < bound.min(renewals / 4), "{calls} calls for {renewals} renewals");
@@ -64,9 +64,9 @@ fn no_renewal_follows_a_release() {
     // A renewal may be on its way at the release.
     thread::sleep(UNIT);
     let before = Commands::so_far(&server).scripts();
-    // Another client takes it: the earlier hold's requests do not touch this one.
+    // Another client takes the lock. The earlier hold's requests do not touch this hold.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
-    // Time is the subject: the next ones would have come, after a third of it each.
+    // Time is the subject: the next renewals would have come, each after a third of the lease.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
     // The lease ends unrenewed.
@@ -88,13 +88,13 @@ fn a_hold_whose_thread_has_ended_is_not_renewed() {
     });
     ended.join().unwrap_or_else(|panic| resume_unwind(panic));
     let begun = Instant::now();
-    // A thread of the same client and one of another wait for it.
+    // A thread of the same client and one of another client wait for the lock.
     let waiters: Vec<_> = [lock, other.reentrant_lock("orphan")]
         .into_iter()
         .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
         .collect();
     waiters.into_iter().for_each(Running::join);
-    // At the lease's end, or one renewal later if that was on its way.
+    // The waiters get in at the lease's end, or one renewal later if a renewal was on its way.
     let took = begun.elapsed();
     assert!(took > LEASE / 2, "{took:?}");
     assert_eq!(losses.wait(), LostReason::LeaseExpired);
@@ -122,7 +122,8 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("owned");
     for passed in [false, true] {
-        // From the server, or from another holder of this process; on a thread that has ended then.
+        // The lock came from the server, or from another holder of this process. It was taken on a
+        // thread that has ended by then.
         let before = passed.then(|| lock.lock_owned().unwrap());
         let same = lock.clone();
         let taking = spawn(move || same.lock_owned().unwrap());
@@ -223,7 +224,7 @@ fn a_failed_renewal_is_tried_again_before_the_next_third_of_the_lease() {
         redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
     };
     set(&["127.0.0.1", "1"]);
-    // The second third has gone by as well; the next would be the end.
+    // The second third has passed, too. The third one ends the lease.
     wait_until("the lease is nearly over", SOON, || guard.remaining() < lease * 3 / 10);
     set(&["NO", "ONE"]);
     wait_until("it is renewed or lost", SOON, || guard.state() != HoldState::Unconfirmed);
