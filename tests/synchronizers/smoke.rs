@@ -1,5 +1,5 @@
-//! Each synchronizer once, between two clients, on the server that is first on PATH. `.ci/servers`
-//! runs this on many.
+//! Each synchronizer once, between two clients, on the server that is first on `PATH`.
+//! `.ci/servers` runs this test on many servers.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,15 +8,16 @@ use crate::common::*;
 use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, Waited};
 use redlatch_testkit::Server;
 
-/// A lease or a wait whose end a test sees. (That of a wait on a busy machine, too.)
+/// A lease or a wait whose end a test sees. (A test sees the end of a wait even on a busy machine.)
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
-/// Their leases outlast a machine that stands still for five seconds, as one with many servers may.
+/// Two clients whose leases outlast a machine that stands still for five seconds, as one with many
+/// servers may.
 fn two(server: &Server) -> [Client; 2] {
     [(); 2].map(|()| watched(server, RENEWED * 3))
 }
 
-/// The server's own version, where it follows one of Redis's: that one.
+/// The Redis version that the server follows.
 fn redis_version(server: &Server) -> (u32, u32) {
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection()).unwrap();
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
@@ -37,7 +38,8 @@ fn a_server_is_refused_if_and_only_if_its_version_is_too_old() {
     }
 }
 
-/// What all locks do that have one holder at a time. `lease` makes a lock with a fixed lease.
+/// Checks the behaviour of all locks with one holder at a time. `lease` makes a lock with a fixed
+/// lease.
 fn excludes<L: Lock + Clone + Send + 'static>(
     server: &Server,
     [one, other]: [L; 2],
@@ -60,7 +62,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     guard.unlock().unwrap();
     waits.join();
 
-    // A hand-over by message, in both directions.
+    // The lock is handed over by message, in both directions.
     at_once(|| {
         for (from, to) in [(&one, &other), (&other, &one)] {
             let guard = from.lock().unwrap();
@@ -76,7 +78,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     lease(&one, SHORT).lock().unwrap().forget();
     other.lock().unwrap().unlock().unwrap();
 
-    // A grant by message with a fixed lease, and one that stays until its lease ends.
+    // The lock is granted by message with a fixed lease, and then stays held until its lease ends.
     let guard = one.lock().unwrap();
     let leased = lease(&other, LONG);
     let waits = spawn(move || leased.lock_owned().unwrap());
@@ -89,7 +91,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     assert!(other.try_lock().unwrap().into_option().is_none());
     assert!(other.force_unlock().unwrap());
 
-    // A loss is told.
+    // The holder learns of a loss.
     let guard = one.lock().unwrap();
     let (sender, lost) = mpsc::channel();
     guard.on_lost(move |reason| sender.send(reason).unwrap());
@@ -146,7 +148,7 @@ fn a_read_write_lock_works() {
     reads.unlock().unwrap();
     also_reads.unlock().unwrap();
     writes.join();
-    // A writer becomes a reader, beside others.
+    // A writer becomes a reader beside others.
     let writes = one.write_lock().lock().unwrap();
     let reader = other.read_lock().clone();
     let waits = spawn(move || reader.lock().unwrap().unlock().unwrap());
@@ -219,7 +221,7 @@ fn an_expirable_semaphore_works() {
     waits.wait_queued();
     permit.release().unwrap();
     let id = waits.join();
-    // Its lease ends.
+    // The permit's lease ends.
     let next = one.acquire().unwrap();
     assert!(!other.try_release(&id).unwrap());
     assert!(other.update_lease_time(&next.id(), LONG).unwrap());

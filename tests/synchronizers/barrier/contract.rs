@@ -1,4 +1,5 @@
-//! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with its words.
+//! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with the words of the
+//! contract.
 
 use std::sync::{Mutex, mpsc};
 
@@ -99,7 +100,7 @@ fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
     });
 }
 
-/// The barrier with an action that says that it runs, and runs until it is told to end.
+/// The barrier with an action that reports that it runs, and runs until the test ends it.
 fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (starts, started) = mpsc::channel();
     let (ends, end) = mpsc::channel();
@@ -160,8 +161,8 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     }
 }
 
-/// A thread whose time is over during the action of a generation leaves the next one, which it would
-/// have waited for: nobody waits there for it in vain.
+/// A thread whose time is over during the action of a generation leaves the next generation, which
+/// it would have waited for. No party waits in vain for that thread.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let server = server();
@@ -182,7 +183,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             let first = party(&plain);
             let last = spawn(move || acting.wait());
             started.recv().unwrap();
-            // Two of them: the second one changes nothing.
+            // There are two resets, and the second changes nothing.
             for client in &clients {
                 // A busy server may answer too late.
                 let _ = answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
@@ -238,7 +239,7 @@ fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
             }
         });
     }
-    // Both at once.
+    // The reset reports both at once.
     assert!(barriers[0].reset().unwrap());
     let token = CancelToken::new();
     let wait = Wait::at_most(UNIT).cancelled_by(&token);
@@ -276,7 +277,7 @@ fn a_delete_breaks_the_present_generation() {
         let deleted = barrier(&client, "deleted", 2);
         let waits = party(&deleted);
         assert!(deleted.delete().unwrap());
-        // A barrier of the same name is another one.
+        // A new barrier of the same name is another one.
         let anew = barrier(&client, "deleted", 3);
         is_broken(waits.join());
         assert_eq!((anew.waiting().unwrap(), anew.is_broken().unwrap()), (0, false));
@@ -285,7 +286,8 @@ fn a_delete_breaks_the_present_generation() {
     });
 }
 
-/// Also for a thread that came while the action ran, and has not arrived yet.
+/// The delete also ends the wait of a thread that came while the action ran, and has not arrived
+/// yet.
 #[test]
 fn a_delete_during_the_action_breaks_the_wait_of_all() {
     let server = server();
@@ -304,14 +306,14 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
         for outcome in [first.join(), last.join(), next.join()] {
             is_broken(outcome);
         }
-        // A thread that comes now has waited for nothing.
+        // For a thread that comes now, there is no barrier.
         assert_eq!(plain.wait().unwrap_err().kind(), ErrorKind::Config);
         leaves_nothing(&server, "deleted then");
     });
 }
 
-/// The numbers of generations rise from one barrier of a name to the next one, also if the first one
-/// has tripped more than a thousand times a second.
+/// The numbers of generations rise from one barrier of a name to the next, even if the first has
+/// tripped more than a thousand times a second.
 #[test]
 fn a_barrier_made_again_after_many_trips_is_another_one() {
     let server = server();
@@ -435,7 +437,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     assert_eq!(runs.load(Ordering::SeqCst), 7);
 }
 
-/// A reset while the action runs: nobody passes, the last party included.
+/// If a reset comes while the action runs, no party passes, not even the last.
 #[test]
 fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
     let server = server();
@@ -448,7 +450,7 @@ fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
         let waits = party(&plain);
         is_broken(acting.wait());
         is_broken(waits.join());
-        // The next generation is another one.
+        // The next generation is not affected.
         assert_eq!((plain.is_broken().unwrap(), plain.waiting().unwrap()), (false, 0));
     });
 }
@@ -480,7 +482,7 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
                     barrier.wait().unwrap();
                     let sum: u32 = redis.get("sum").unwrap();
                     assert_eq!(sum, 3 * round + 3);
-                    // Nobody adds a part of the next round before all have read this one's sum.
+                    // No party adds to the next round before all have read this round's sum.
                     barrier.wait().unwrap();
                 }
             })
@@ -490,7 +492,7 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
     assert_eq!(plain.waiting().unwrap(), 0);
 }
 
-/// In place of an index: the party does not know whether it has passed.
+/// The value that stands for an index if the party does not know whether it has passed.
 const UNKNOWN: u32 = u32::MAX;
 
 /// "All-or-none breakage model": whatever the parties do, they agree.

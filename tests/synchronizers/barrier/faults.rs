@@ -4,14 +4,14 @@ use redlatch::Waited;
 
 use super::*;
 
-/// Does this to the next scripts of this name.
+/// Applies the action to the next scripts of this name.
 fn on_script(proxy: &Proxy, name: &'static str, action: Action) {
     proxy.on(Direction::Request, 1, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, name)
     });
 }
 
-/// A client behind a network, which has its connection and knows the scripts.
+/// A client behind a network. The client has its connection, and the server knows the scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let warm = barrier(client, "warm", 1);
@@ -32,7 +32,7 @@ fn a_request_that_was_sent_twice_counts_once() {
         let shaky = shaky.cyclic_barrier("twice");
         on_script(&proxy, "twice", action);
         assert!(shaky.try_set_parties(2).unwrap());
-        // The first arrival of a generation, and the last.
+        // The fault hits the first arrival of a generation, and the last.
         on_script(&proxy, "twice", action);
         let first = party(&shaky);
         assert_eq!(barrier.waiting().unwrap(), 1);
@@ -64,7 +64,7 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error says so: parties that ask find out what no message has told.
+/// No error shows the dead connection. Parties that ask find out what no message has reported.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
@@ -95,7 +95,7 @@ fn a_dead_connection_for_messages_costs_few_polls() {
     assert!(is_new, "it listens on the dead connection");
 }
 
-/// All parties of a generation pass, also one that hears so late.
+/// All parties of a generation pass, even one that gets the message late.
 #[test]
 fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     let server = server();
@@ -121,7 +121,7 @@ fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     }
 }
 
-/// A thread that waits for a reply for longer than its lease lasts.
+/// A thread waits for a reply for longer than its lease lasts.
 #[test]
 fn a_silent_connection_ends_no_lease() {
     let server = server();
@@ -137,7 +137,7 @@ fn a_silent_connection_ends_no_lease() {
     assert_eq!((steady.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// Gives a server so many bytes of memory; 0: as many as it likes.
+/// Limits a server's memory to this number of bytes. 0: no limit.
 fn limit(server: &Server, bytes: &str) {
     let mut redis = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
@@ -171,7 +171,7 @@ fn a_generation_ends_without_memory() {
     let acting = plain.with_action(move || limit(&full, "1"));
     let waits = party(&plain);
     assert_eq!((acting.wait().unwrap(), waits.join().unwrap()), (0, 1));
-    // Or it breaks.
+    // Otherwise the barrier breaks.
     limit(&server, "0");
     let waits = party(&plain);
     let full = Arc::clone(&server);
@@ -187,16 +187,15 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// `None` would say that no other party passes, and so would an error that is not of an unknown
-/// outcome.
+/// `None` would say that no other party passes. So would an error whose outcome is known.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = client(&server);
     let reset = barrier(&steady, "silent", 2);
-    // The client gives the server more time than the party has: it does not find the server silent
-    // before the party leaves.
+    // The client gives the server more time than the party has, so it does not find the server
+    // silent before the party leaves.
     let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
     // In the second round the request that breaks the barrier is never sent.
@@ -236,7 +235,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     }
 }
 
-/// Nor does a party that was cancelled say that no other one passes.
+/// A cancelled party does not say that no other one passes, either.
 #[test]
 fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     let server = server();
@@ -262,7 +261,7 @@ fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     }
 }
 
-/// A party that waits, and hears no message.
+/// A party that waits, but gets no message.
 fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32, Error>> {
     let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(RENEWED));
     wait_subscribed(server, &format!("redlatch_barrier:{{{name}}}"));
@@ -270,7 +269,7 @@ fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32,
     waits
 }
 
-/// Each of many parties resets a barrier that broke.
+/// Many parties each reset a broken barrier.
 #[test]
 fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
     let server = server();
@@ -319,7 +318,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
     assert_eq!(shaky.parties().unwrap(), 3);
     for action in [Action::LoseReply, Action::LoseRequest] {
         let fired = proxy.fired();
-        // Each call sends a copy by itself: two calls fail.
+        // Each call sends a copy by itself, so two calls fail.
         let arrives = |proxy: &Proxy| {
             proxy.on(Direction::Request, 4, action, |bytes| {
                 contains(bytes, "EVAL") && contains(bytes, "outage")
@@ -330,7 +329,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
         let waits = [spawn(move || its.wait()), party(&plain)];
         proxy.wait_fired(fired + 4, SOON);
         wait_until("two have arrived", SOON, || plain.waiting().unwrap() == 2);
-        // And the last one.
+        // The last party arrives, too.
         arrives(&proxy);
         assert_eq!(shaky.wait().unwrap(), 0);
         assert_eq!(proxy.fired(), fired + 8);
@@ -351,7 +350,7 @@ fn parties_outlast_a_restart_of_their_server() {
     server.kill();
     let comes = acting.clone();
     let meanwhile = spawn(move || comes.wait());
-    // Time is the subject: they ask within it.
+    // Time is the subject: the parties ask within it.
     thread::sleep(UNIT * 10);
     assert!(!meanwhile.is_finished() && !before.is_finished());
     server.restart_empty();
@@ -360,7 +359,7 @@ fn parties_outlast_a_restart_of_their_server() {
     assert_eq!((before.join().unwrap(), meanwhile.join().unwrap()), (2, 1));
 }
 
-/// The action has run, and is not run in vain.
+/// The action has run, and must not have run in vain.
 #[test]
 fn a_trip_after_the_action_outlasts_an_outage() {
     let server = server();
@@ -381,7 +380,7 @@ fn a_trip_after_the_action_outlasts_an_outage() {
     assert_eq!(proxy.fired(), 8);
 }
 
-/// Its party hears too late that it was the last one.
+/// The party learns too late that it was the last one.
 #[test]
 fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     let server = server();
@@ -400,18 +399,18 @@ fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     proxy.clear_rules();
     is_broken(acts.join());
     is_broken(waits.join());
-    // Nor is the next one broken.
+    // The next generation is not broken, either.
     assert!(!plain.is_broken().unwrap());
 }
 
-/// Cuts a client off, and lets it find that out.
+/// Cuts a client off, and waits until the client notices.
 fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     proxy.refuse();
     proxy.cut_all();
     wait_until("it is cut off", SOON, || its.parties().is_err());
 }
 
-/// The others of its generation would wait for it without end.
+/// The others of the party's generation would wait for it without end.
 #[test]
 fn a_party_that_cannot_arrive_breaks_the_barrier() {
     let server = server();
@@ -442,7 +441,7 @@ fn a_party_that_cannot_arrive_breaks_the_barrier() {
     }
 }
 
-/// No reply to its arrival came, but one to its leaving does.
+/// The party gets no reply to its arrival, but gets one to its leaving.
 #[test]
 fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     let server = server();
@@ -457,7 +456,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// Nor does a copy of its arrival come after that.
+/// No copy of the party's arrival comes after that, either.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -481,7 +480,7 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
             thread::sleep(UNIT);
             cancels.cancel();
         }
-        // Long before the client takes the server for dead.
+        // The call ends long before the client takes the server for dead.
         let error = leaves.join();
         let kind = if ends == "a limit" { ErrorKind::TimedOut } else { ErrorKind::Cancelled };
         assert_eq!(error.kind(), kind, "{error:#}");
@@ -493,7 +492,7 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     }
 }
 
-/// Those who reset it know that it is broken, or will be.
+/// The threads that reset the barrier know that it is broken, or will be.
 #[test]
 fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
     let server = server();
@@ -508,7 +507,7 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
         }
         proxy.accept();
         wait_until("it is reset", SOON, || shaky.reset().is_ok_and(|was_there| was_there));
-        // Longer than a cleanup waits before it tries again.
+        // The time is longer than a cleanup waits before it tries again.
         thread::sleep(UNIT);
         assert!(!plain.is_broken().unwrap());
         let waits = party(&plain);
@@ -520,12 +519,12 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
 fn a_loss_of_data_breaks_the_barrier() {
     let server = server();
     let client = client(&server);
-    // A party looks when it is told; here nothing tells it, so the lease is short.
+    // A party looks when a message comes. Here none comes, so the lease is short.
     let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
     let waits = party(&kept);
     let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
     is_broken(waits.join());
-    // A master that knows the barrier, and not the arrival.
+    // The master knows the barrier, but not the arrival.
     let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
     let waits = party(&kept);
     let () = server.connection().del("redlatch_parties:{lost}").unwrap();
@@ -533,7 +532,7 @@ fn a_loss_of_data_breaks_the_barrier() {
     assert!(kept.is_broken().unwrap());
 }
 
-/// Its parties have passed: a thread that arrives there would pass alone.
+/// The generation's parties have passed, so a thread that arrives there would pass alone.
 #[test]
 fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let server = server();
@@ -544,7 +543,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let known: Vec<(String, String)> = redis.hgetall(keys[0]).unwrap();
     let parties: Vec<(String, f64)> = redis.zrange_withscores(keys[1], 0, -1).unwrap();
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap(), parties.len()), (0, 1, 1));
-    // Nor the trips after it.
+    // The new master does not know the trips after that one, either.
     for _ in 0..3 {
         let waits = party(&barrier);
         assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
@@ -558,7 +557,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// Another one has begun meanwhile, whose numbers are greater.
+/// Meanwhile another barrier has begun, whose numbers are greater.
 #[test]
 fn a_generation_that_a_new_master_does_not_know_is_broken() {
     let server = server();
@@ -647,7 +646,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Ok(()) => assert_ne!(after, before, "{denied}"),
                 Err(error) => {
                     is_clear(&error, "half", "access rights (ACL)");
-                    // A party that may not arrive may break it.
+                    // A party that may not arrive may break the barrier.
                     let breaks = error.to_string().contains("the barrier is broken");
                     assert_eq!(after != before, breaks, "{denied}: {error}");
                     assert_eq!(shared.is_broken().unwrap(), breaks, "{denied}: {error}");
@@ -667,7 +666,7 @@ fn a_barrier_of_another_database_is_another_one() {
     let server = server();
     let other = Client::connect(&format!("{}/1", server.url().trim_end_matches('/'))).unwrap();
     let barriers = [client(&server), other].map(|client| barrier(&client, "both", 2));
-    // As if they had been made in the same millisecond.
+    // The barriers look as if they had been made in the same millisecond.
     for database in [0, 1] {
         let mut redis = server.connection();
         let () = redis::cmd("SELECT").arg(database).query(&mut redis).unwrap();
@@ -683,7 +682,8 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
 
-/// Each of them would need another round trip otherwise. (Between two polls of theirs.)
+/// Otherwise each of them would need another round trip. (The test lies between two of their
+/// polls.)
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
     let server = server();
@@ -695,7 +695,8 @@ fn parties_that_hear_the_message_ask_nothing() {
     for breaks in [false, true] {
         loop {
             assert!(barriers[0].reset().unwrap());
-            // Two in a process: one of them arrives, and looks twice; the other one only arrives.
+            // There are two in a process. One of them arrives and looks twice, and the other only
+            // arrives.
             let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
             wait_subscribed(&server, "redlatch_barrier:{heard}");
             waits.iter().for_each(Running::wait_queued);

@@ -1,6 +1,6 @@
-//! The meaning of the cyclic barrier: java.util.concurrent's contract, case by case, and what becomes
-//! of it when processes die, requests are lost and servers forget. All parties of a generation pass,
-//! or none does.
+//! The behaviour of the cyclic barrier: java.util.concurrent's contract, case by case, and the
+//! effects of dead processes, lost requests and servers that forget. All parties of a generation
+//! pass, or none does.
 
 mod contract;
 mod faults;
@@ -22,7 +22,7 @@ fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
     barrier
 }
 
-/// A party that waits, and is known to the server, or whose wait has ended.
+/// A party that waits and that the server knows, or whose wait has ended.
 fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
     party_that(barrier, CyclicBarrier::wait)
 }
@@ -47,7 +47,8 @@ fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("reset it to begin anew"), "{error}");
 }
 
-/// A party whose time is over has broken the barrier; a busy server may say so too late for it.
+/// Checks that a party whose time is over has broken the barrier. The answer of a busy server may
+/// come too late for the party.
 #[track_caller]
 fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     match outcome {
@@ -59,7 +60,7 @@ fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     wait_until("it is broken", SOON, || barrier.is_broken().unwrap());
 }
 
-/// Nothing of the barrier is left on the server, but what ends by itself.
+/// Checks that the server has nothing left of the barrier but what ends by itself.
 fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where this executable's workers begin: says how each wait ended.
+/// The entry of this executable's workers. A worker reports how each wait ended.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -60,7 +60,7 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
             wait_until("it waits", SOON, || barrier.waiting().unwrap() as usize > at);
         }
         let waits = party(&barrier);
-        // Over several renewals nothing happens.
+        // Nothing happens during several renewals.
         thread::sleep(RENEWED * 3 / 2);
         assert!(!waits.is_finished());
         dies.sigkill();

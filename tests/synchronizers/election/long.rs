@@ -1,7 +1,7 @@
-//! Kills and stops by the thousand: never two leaders, by their guards and by their tokens.
+//! Thousands of kills and stops. There are never two leaders, by their guards and by their tokens.
 //!
-//! With REDLATCH_LONG: `cargo test --test synchronizers thousand -- --nocapture`. A number there is how
-//! many kills and stops there are.
+//! With `REDLATCH_LONG`: `cargo test --test synchronizers thousand -- --nocapture`. If the variable
+//! is a number, it is the number of kills and stops.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,18 +17,19 @@ use super::*;
 const LEASE: Duration = Duration::from_secs(2);
 const ELECTIONS: usize = 8;
 const CANDIDATES: usize = 3;
-/// The most besides the lease, and besides the stalls of a busy machine.
+/// The longest time until the next leader, not counting the lease and the stalls of a busy machine.
 const MORE: Duration = Duration::from_millis(200);
 
-/// On a clock that all processes have, in nanoseconds.
+/// The time on a clock that all processes share, in nanoseconds.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A leadership's token; until when its guard had said "I lead" for the first time; and from when on
-/// it said so for the last time. The guard answers between two looks at the clock, so if the last
-/// time of one begins after the first time of a later one ended, both led together.
+/// A leadership's token, the time by which its guard had first said "I lead", and the time at which
+/// it began to say so for the last time. The guard answers between two looks at the clock. So if
+/// the last answer of one leadership begins after the first answer of a later one ended, both led
+/// together.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     token: u64,
@@ -36,8 +37,8 @@ struct Claim {
     last: u64,
 }
 
-/// Where this executable's workers begin. A worker writes its claims to a file as it makes them, so
-/// that they outlive it.
+/// The entry of this executable's workers. A worker writes its claims to a file as it makes them,
+/// so that they outlive it.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -64,7 +65,7 @@ fn worker() {
     }
 }
 
-/// A process that campaigns, and its client's id, once it has said so.
+/// A process that campaigns, and its client's id, once the process has reported that.
 struct Candidate {
     worker: Worker,
     id: Option<String>,
@@ -88,20 +89,21 @@ impl Candidate {
     }
 }
 
-/// What was done to a leader, and how long it took until the next one led.
+/// An attack on a leader, and the time until the next one led.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     was_killed: bool,
-    /// The leader had the lock, and another candidate that lived all the while waited for it.
+    /// Whether the leader had the lock while another candidate, which lived all the while, waited
+    /// for it.
     is_awaited: bool,
     at: Instant,
-    /// Of the leader's lease, by the server.
+    /// The rest of the leader's lease, by the server's clock.
     left: Duration,
     took: Duration,
 }
 
-/// When the server, or the machine, stood still: each time for how long a thread waited that sends
-/// a command and sleeps for a millisecond.
+/// The times when the server or the machine stood still. A thread sends a command and sleeps for a
+/// millisecond, and records how long that took.
 struct Stalls {
     seen: Mutex<Vec<(Instant, Duration)>>,
     over: AtomicBool,
@@ -121,7 +123,7 @@ impl Stalls {
         }
     }
 
-    /// For how long in all while a leader was awaited.
+    /// The sum of the stalls while a leader was awaited.
     fn during(&self, change: &Change) -> Duration {
         let until = change.at + change.took;
         let seen = self.seen.lock().unwrap();
@@ -129,7 +131,7 @@ impl Stalls {
     }
 }
 
-/// An election, some processes that campaign for it, and what is done to its leaders.
+/// An election, some processes that campaign for it, and the attacks on its leaders.
 struct Long<'a> {
     server: &'a Server,
     name: String,
@@ -148,7 +150,7 @@ impl Long<'_> {
         self.candidates.push(Candidate { worker, id: None });
     }
 
-    /// The candidate that says that it leads, and since when this is known.
+    /// The candidate that says that it leads, and the time since which the test knows that.
     fn leader(&mut self) -> (usize, Instant) {
         let since = Instant::now();
         while since.elapsed() < SOON {
@@ -205,7 +207,7 @@ impl Long<'_> {
                     if kills {
                         self.candidates.remove(leads);
                         leads = if next > leads { next - 1 } else { next };
-                        // Behind the others: only now.
+                        // The process starts only now, so it stands behind the others.
                         self.start();
                     } else {
                         let rest = Duration::from_millis(self.random.below(300));
@@ -214,7 +216,7 @@ impl Long<'_> {
                         leads = next;
                     }
                 }
-                // For less than a lease, or a little more.
+                // The process stops for less than a lease, or for a little more.
                 _ => {
                     let stop = Duration::from_millis(self.random.below(2_200));
                     self.candidates[leads].worker.sigstop();
@@ -261,7 +263,7 @@ fn in_a_thousand_kills_and_stops_no_two_lead_together() {
     for file in fs::read_dir(folder.path()).unwrap() {
         let file = file.unwrap();
         let bytes = fs::read(file.path()).unwrap();
-        // Killed before its first claim.
+        // The process was killed before its first claim.
         let [token, first, last] = bytes.as_chunks::<8>().0 else { continue };
         let [token, first, last] = [token, first, last].map(|it| u64::from_le_bytes(*it));
         let name = file.file_name().into_string().unwrap();

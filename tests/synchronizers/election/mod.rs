@@ -1,4 +1,5 @@
-//! Elections: one leads at a time, the others know who, and a leader stops before the next begins.
+//! Elections: one candidate leads at a time, the others know which, and a leader stops before the
+//! next begins.
 
 mod long;
 mod processes;
@@ -18,7 +19,7 @@ fn election(client: &Client, name: &str) -> LeaderElection {
     client.leader_election(name).with_watchdog(RENEWED)
 }
 
-/// The leader's client.
+/// Whether this client leads.
 fn leads(leader: Option<&Leader>, client: &Client) -> bool {
     leader.is_some_and(|leader| leader.who.ends_with(client.id()))
 }
@@ -50,10 +51,10 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
     drop(second);
     wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
-    // Only the token is left: the next one is higher.
+    // Only the token is left, so the next one is higher.
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys("*").unwrap();
-    // Since when a process waits: for two seconds.
+    // The keys that record since when a process waits end after two seconds.
     keys.retain(|key| pttl(&mut redis, key) == -1);
     assert_eq!(keys, ["redisson_lock_token:{one}"]);
 }
@@ -76,7 +77,7 @@ fn candidates_of_one_process_lead_one_after_the_other_on_record() {
             asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
         });
     }
-    // And stays so.
+    // The state stays so.
     thread::sleep(UNIT);
     assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
 }
@@ -105,7 +106,7 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
 fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
     let server = server();
     let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
-    // A machine that stands still at the deposition tells of it only when the next one leads.
+    // A machine that stands still at the deposition reports it only when the next one leads.
     wait_until("it is told well before the next one leads", SOON, || {
         let proxy = Proxy::before(&server);
         let cut = impatient(&proxy.url()).connect().unwrap();
@@ -113,7 +114,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         let leadership = leader.campaign().unwrap();
         let (tell, told) = mpsc::channel();
         leadership.on_deposed(move || tell.send(Instant::now()).unwrap());
-        // Its lease is renewed.
+        // The leader's lease is renewed.
         thread::sleep(lease);
         assert!(leadership.is_leader() && told.try_recv().is_err());
         let next = client(&server).leader_election("cut").with_watchdog(lease);
@@ -126,7 +127,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
         let (second, since) = waits.join();
         assert!(second.token() > leadership.token());
-        // For good, and a late callback is called, too.
+        // The leadership is over for good, and a late callback is called, too.
         let (tell, told) = mpsc::channel();
         leadership.on_deposed(move || tell.send(()).unwrap());
         told.recv_timeout(SOON).unwrap();
@@ -168,7 +169,7 @@ fn an_observer_of_an_election_hears_each_change() {
             assert_eq!(changes.next().unwrap().unwrap(), None);
         }
     });
-    // The end of the wait ends it, and so does a cancel, with its error.
+    // An observation ends at the end of the wait, or with an error at a cancel.
     let mut changes = observed.observe(UNIT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     assert!(changes.next().is_none() && changes.next().is_none());
@@ -189,7 +190,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     proxy.refuse();
     proxy.cut_all();
     let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
-    // Time is the subject: for longer than a channel's confirmation may take.
+    // Time is the subject: the time is longer than a channel's confirmation may take.
     thread::sleep(IMPATIENT * 5 / 2);
     assert!(!waits.is_finished());
     proxy.accept();
@@ -202,7 +203,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     assert_eq!(first.next().unwrap().unwrap(), None);
     server.pause();
     let waits = spawn(move || observed.observe(UNIT).next().and_then(Result::ok));
-    // Long before the client takes the server for dead.
+    // The call ends long before the client takes the server for dead.
     assert_eq!(waits.join(), None);
     server.resume();
 }
@@ -224,7 +225,7 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     assert!(took < SOON / 2, "{took:?}");
 }
 
-/// The next try may lead; and with no time left there is none.
+/// The next try may lead. With no time left there is no next try.
 #[test]
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let server = server();
@@ -232,7 +233,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
     let campaigns = election(&client, "short");
-    // The lock is taken away before it is on record.
+    // The lock is taken away before the leader is on record.
     let takes_away = |times: usize| {
         let (name, redis) = ("redlatch_leader:{short}", Mutex::new(server.connection()));
         proxy.on(Direction::Request, times, Action::DelayReply(Duration::ZERO), move |bytes| {
@@ -248,7 +249,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
         let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
-    // Three tries, and one.
+    // There were three tries, and then one.
     proxy.wait_fired(6, SOON);
     // The reply comes when more than half of the lease is over.
     proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
@@ -258,7 +259,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     proxy.wait_fired(7, SOON);
 }
 
-/// A record is its token's: a resignation that comes late leaves that of the next leadership.
+/// A record belongs to its token, so a late resignation leaves the record of the next leadership.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let server = server();
@@ -268,7 +269,7 @@ fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let owner: String = redis.hget(record, "owner").unwrap();
     let () = redis.hset(record, "token", leadership.token().get() + 1).unwrap();
     drop(leadership);
-    // The release of the lock comes behind it.
+    // The release of the lock comes behind the resignation.
     wait_free(&server, "late", SOON);
     assert_eq!(redis.hget::<_, _, Option<String>>(record, "owner").unwrap(), Some(owner));
 }
@@ -291,7 +292,7 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
     assert_eq!(proxy.fired(), 2);
 }
 
-/// The second request of a campaign, behind that for the lock.
+/// The record is the second request of a campaign, behind that for the lock.
 #[test]
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     let server = server();
@@ -307,7 +308,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
     };
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each call sends a copy by itself: two calls fail.
+        // Each call sends a copy by itself, so two calls fail.
         on_record(4, action);
         let leadership = campaigns.campaign().unwrap();
         assert!(leads(campaigns.leader().unwrap().as_ref(), &client));
@@ -332,7 +333,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
         proxy.wait_fired(fired + 1, SOON);
         cancels.cancel();
-        // Long before the client takes the server for dead.
+        // The call ends long before the client takes the server for dead.
         let outcome = waits.join();
         match ends {
             "a limit" => assert!(!outcome.unwrap()),
@@ -344,12 +345,12 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     }
 }
 
-/// Whether it leads; if so, no more.
+/// Drops a leadership. Returns whether there was one.
 fn drop_some(leadership: Attempt<Leadership>) -> bool {
     leadership.into_option().is_some()
 }
 
-/// It has the lock already, which was handed on to it.
+/// The candidate already has the lock, which was handed on to it.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
     let server = server();
@@ -366,7 +367,7 @@ fn a_candidate_leads_on_a_server_without_memory() {
     leadership.resign().unwrap();
 }
 
-/// As a process that stood still between the grant and its reply.
+/// The delay is like that of a process that stood still between the grant and its reply.
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let server = server();

@@ -4,7 +4,7 @@ use super::*;
 
 pub(crate) const LEASE: Duration = RENEWED;
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -61,7 +61,7 @@ fn a_leader_that_stood_still_knows_that_it_was_deposed_and_has_the_lower_token()
     assert!(late > early);
     first.sigcont();
     assert_eq!(token(&first.expect_line("deposed", SOON)), early);
-    // It campaigns again, and waits.
+    // The process campaigns again, and waits.
     assert_eq!(first.try_line(UNIT), None);
     second.sigkill();
     assert!(token(&first.expect_line("leads", SOON)) > late);

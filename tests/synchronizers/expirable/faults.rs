@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whether it takes permits for the lease that [`impatient`] clients have.
+/// Whether the request takes permits for the lease that [`impatient`] clients have.
 fn acquires(bytes: &[u8], name: &str) -> bool {
     contains(bytes, "EVAL") && contains(bytes, &channel(name)) && contains(bytes, "\r\n60000\r\n")
 }
@@ -22,7 +22,7 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| releases(bytes, name));
 }
 
-/// A client behind a network, which has its connection and knows its scripts.
+/// A client behind a network. The client has its connection, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| drop(semaphore(client, "warm", 1).acquire().unwrap()))
 }
@@ -98,7 +98,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     let request = seen.lock().unwrap().clone();
     let mut redis = server.connection();
     let mut arrives = || drop(redis.req_packed_command(&request).unwrap());
-    // With all permits there, with some, and with none.
+    // The late request arrives when all permits are free, some are, and none is.
     arrives();
     assert_eq!(stored(&server, "late"), (2, 3));
     permits.pop().unwrap().release().unwrap();
@@ -107,9 +107,9 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     drop(permits);
     wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
     arrives();
-    // The request was sent twice, so it is undone for as long as a copy may come.
+    // The request was sent twice, so the client undoes it for as long as a copy may come.
     stays(&server, "late", 5, 0);
-    // A refused request, whose copy comes when there is enough.
+    // A request is refused, and its copy comes when there are enough permits.
     let copy = Arc::clone(&seen);
     proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
         let is = acquires(bytes, "late");
@@ -158,8 +158,8 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
                 "release" => permit.release(),
                 _ => semaphore.release(&permit.into_id()),
             };
-            // Or a release of an earlier round was lost, which the client sends again in the
-            // background.
+            // A release of an earlier round may also have been lost, which the client sends again
+            // in the background.
             if let Err(error) = released {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
             }
@@ -201,7 +201,8 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard has lost the permit before the server's word on a longer lease, which never comes.
+/// The guard loses the permit while it waits for the server's answer about a longer lease, which
+/// never comes.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -244,7 +245,8 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
     }
 }
 
-/// Not that somebody took the permit away: the server answers the same in both cases.
+/// The error does not say that another client took the permit away, though the server answers the
+/// same in both cases.
 #[test]
 fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -330,8 +332,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 #[test]
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let server = server();
-    // The first client finds out at its next renewal, the second since it met another run of the
-    // server.
+    // The first client finds out at its next renewal. The second finds out since it met another run
+    // of the server.
     for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
@@ -353,7 +355,7 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
             server.kill();
             server.restart_empty();
         }
-        // Long before a third of the longer lease.
+        // The loss is known long before a third of the longer lease.
         assert_eq!(lost.recv_timeout(SOON / 2).unwrap(), LostReason::Revoked, "{round}");
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost, "{round}");
         wait_until("it answers", SOON, || semaphore.set_permits(1).is_ok());
@@ -405,7 +407,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     assert!(redis.sismember::<_, _, bool>(timeouts("set"), "precious").unwrap());
     let error = client.expirable_semaphore("").acquire().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    // Written over while it is held: lost.
+    // A permit whose key is overwritten while it is held is lost.
     let short = watched(&server, RENEWED);
     let permit = semaphore(&short, "over", 1).acquire().unwrap();
     let lost = on_lost(&permit);
@@ -431,7 +433,7 @@ fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
         assert!(kept.is_held(), "{:?}", kept.state());
         thread::sleep(UNIT / 4);
     }
-    // By its id, from another client.
+    // Another client releases the permit by its id.
     let known = watched(&server, RENEWED).expirable_semaphore("memory");
     assert!(known.update_lease_time(&back.id(), LONG).unwrap());
     back.release().unwrap();
@@ -477,7 +479,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     drop(pool.try_acquire().unwrap());
     pool.set_permits(1).unwrap();
     type Ask = fn(&ExpirableSemaphore, &PermitId) -> Result<(), Error>;
-    // Each call's result for 3 free permits, one that is out, and one whose lease has ended.
+    // The result of each call when 3 permits are free, one is out, and the lease of one has ended.
     let changes: [(Ask, (i64, i64)); 6] = [
         (
             |pool, _| {
@@ -515,7 +517,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // Lapsed permits may be back: a whole change by itself.
+                    // Lapsed permits may be back, which is a whole change by itself.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;
@@ -537,7 +539,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         user.set(&[denied]);
         drop(dropped);
         is_clear(&released.release().unwrap_err(), "pool", "in the background");
-        // Tried again and again meanwhile.
+        // The client tries again and again meanwhile.
         thread::sleep(UNIT);
         assert_eq!(stored(&server, "pool"), (7, 2), "{denied}");
         user.set(&ALL_RIGHTS);
@@ -593,7 +595,7 @@ fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
     };
     proxy.wait_fired(1, SOON);
     let ending = spawn(move || client.shutdown());
-    // (None is taken without a request.)
+    // (No permit is taken without a request.)
     wait_until("the client has ended for its callers", SOON, || semaphore.acquire_many(0).is_err());
     proxy.release();
     assert_eq!(acquirer.join().unwrap_err().kind(), ErrorKind::ShutDown);

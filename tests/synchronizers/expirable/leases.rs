@@ -23,7 +23,7 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let after = entered - taken;
     // The server counts whole milliseconds.
     assert!(after + Duration::from_millis(1) >= LEASE, "{after:?}: before the lease's end");
-    // That is when a poll would come.
+    // A poll would come at that time.
     assert!(after < Duration::from_secs(4), "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
@@ -89,7 +89,7 @@ fn max_hold_bounds_a_renewed_permit() {
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     let error = permit.release().unwrap_err().to_string();
     assert!(error.contains("max_hold"), "{error}");
-    // The guard counts from before the request: the server's lease ends a little later.
+    // The guard counts from before the request, so the server's lease ends a little later.
     wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
 }
 
@@ -108,7 +108,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
     assert!(!semaphore.update_lease_time(&id, LONG).unwrap(), "what has ended is not revived");
     assert!(!semaphore.try_release(&id).unwrap());
-    // The lease of a guard is only made longer, and the guard knows.
+    // The lease of a guard only becomes longer, and the guard knows.
     let permit = semaphore.with_lease(LONG).acquire().unwrap();
     assert!(semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap());
     permit.check(LONG).unwrap();
@@ -117,7 +117,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     permit.release().unwrap();
-    // Nor does it revive a permit whose guard does not know yet.
+    // The call does not revive a permit either whose guard does not know of the loss yet.
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
@@ -143,7 +143,7 @@ fn permits_are_given_back_by_their_ids() {
     let error = theirs.release(&ids[0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
     assert!(!theirs.try_release(&ids[0]).unwrap());
-    // All or none.
+    // The call releases all permits or none.
     let error = theirs.release_many(&[ids[1], ids[0]]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
     assert_eq!(theirs.release_many(&[ids[1], ids[1]]).unwrap_err().kind(), ErrorKind::Config);
@@ -215,8 +215,8 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     stays(&server, "shorter", 1, 0);
 }
 
-/// The server says when the next lease ends only if it gives nothing: the waiter behind a grant must
-/// ask for itself.
+/// The server names the end of the next lease only if it gives nothing. So the waiter behind a
+/// grant must ask for itself.
 #[test]
 fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let server = server();

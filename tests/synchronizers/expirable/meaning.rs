@@ -73,7 +73,7 @@ fn permits_come_back_by_release_and_by_drop() {
     assert!(semaphore.try_acquire_many(2).unwrap().into_option().is_none());
     assert_eq!(stored(&server, "taken"), (1, 4), "none is taken before all are there");
     one.release().unwrap();
-    // Permits belong to no thread, and each is given back by itself.
+    // Permits belong to no thread, and each is released separately.
     let last = three.pop().unwrap();
     elsewhere(move || drop(last));
     stays(&server, "taken", 3, 2);
@@ -185,7 +185,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // Enough for those behind, not for the first: no thread passes it.
+    // The permits are enough for the threads behind, but not for the first. No thread passes it.
     semaphore.add_permits(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),
@@ -226,7 +226,7 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
     let semaphore = semaphore(&client, "passed", 1);
     let ids = || -> Vec<Vec<u8>> { server.connection().zrange(timeouts("passed"), 0, -1).unwrap() };
     for is_read in [false, true] {
-        // Another try, if the machine kept this thread from within a turn.
+        // The test tries again if the machine kept this thread from coming within a turn.
         let passed = (0..20).any(|_| {
             let permit = semaphore.acquire().unwrap();
             let first = ids();

@@ -1,5 +1,5 @@
-//! The meaning of the expirable semaphore: to its threads, to other processes and their ends, to
-//! Redisson's clients, and under faults.
+//! The behaviour of the expirable semaphore: to its threads, to other processes and at their ends,
+//! to Redisson's clients, and under faults.
 //!
 //! Under every fault, the free permits and those that are out add up to the number that was set.
 
@@ -22,7 +22,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// A lease that a test sees the end of.
+/// A lease whose end a test sees.
 const LEASE: Duration = Duration::from_millis(5 * UNIT.as_millis() as u64);
 
 /// The channel of a name without braces.
@@ -40,7 +40,7 @@ fn semaphore(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
     semaphore
 }
 
-/// The permits free and out, by the keys.
+/// The numbers of permits that are free and out, by the keys.
 fn stored(server: &Server, name: &str) -> (i64, i64) {
     let mut redis = server.connection();
     let mut both = redis::pipe();
@@ -49,13 +49,14 @@ fn stored(server: &Server, name: &str) -> (i64, i64) {
     (free.unwrap_or(0), out)
 }
 
-/// Waits until so many are free and so many out; a while later it is still so.
+/// Waits until these numbers of permits are free and out, and checks that it is still so a while
+/// later.
 #[track_caller]
 fn stays(server: &Server, name: &str, free: i64, out: i64) {
     wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
         stored(server, name) == (free, out)
     });
-    // Time is the subject: a second release or take comes late.
+    // Time is the subject: a second release or take would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(stored(server, name), (free, out), "{name:?}, later");
 }
@@ -65,7 +66,7 @@ fn now() -> u64 {
     u64::try_from(now.as_millis()).unwrap()
 }
 
-/// When the guard is lost, and why.
+/// A receiver that gets the reason when the guard is lost.
 fn on_lost(permit: &ExpirablePermit) -> mpsc::Receiver<LostReason> {
     let (sender, lost) = mpsc::channel();
     permit.on_lost(move |why| sender.send(why).unwrap());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -12,7 +12,8 @@ fn worker() {
     }
 }
 
-/// Takes permits and keeps them: url, name, how many, lease of its watchdog in ms.
+/// Takes permits and keeps them. Arguments: URL, name, number of permits, lease of the watchdog in
+/// ms.
 fn hold(job: &Job) {
     let lease = Duration::from_millis(job.arg(3).parse().unwrap());
     let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
@@ -27,7 +28,8 @@ fn hold(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Takes and gives back until told to stop; a key apart counts the holders inside.
+/// Takes permits and gives them back until the test stops it. A separate key counts the holders
+/// inside.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
     let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();

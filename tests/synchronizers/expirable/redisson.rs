@@ -1,4 +1,4 @@
-//! The wire, and Redisson.
+//! The keys and messages on the server, and Redisson.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn the_keys_and_the_messages_are_redissons() {
         assert_eq!(heard(), "2");
         semaphore.add_permits(3).unwrap();
         assert_eq!(heard(), "5");
-        // A time to live that a client sets is that of all keys.
+        // A time to live that a client sets holds for all keys.
         let () = redis.pexpire(name, 100_000).unwrap();
         let permit = semaphore.acquire().unwrap();
         assert!(pttl(&mut redis, timeouts) > 50_000);
@@ -40,11 +40,11 @@ fn the_keys_and_the_messages_are_redissons() {
     }
 }
 
-/// One client of Redisson's, which has a clock of its own.
+/// A Redisson client, which has its own clock.
 struct Redisson {
     redis: redis::Connection,
     name: &'static str,
-    /// How many ms its clock is ahead.
+    /// The number of ms by which the client's clock is ahead.
     ahead: i64,
 }
 
@@ -154,12 +154,12 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
     java.acquire_4(&[a, b], Some(LONG)).unwrap();
     let ours = semaphore.acquire().unwrap();
-    // No client gets more than there are; the reply has the end of the first lease.
+    // No client gets more permits than there are. The reply has the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
     assert!((next - java.now()).abs() <= 61_000, "{next}");
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert_eq!((java.available_4(), semaphore.acquired_permits().unwrap()), (0, 3));
-    // Each gives back the other's.
+    // Each library releases the other's permit.
     semaphore.release(&a).unwrap();
     assert!(java.release_4(&ours.id()));
     assert!(!java.release_4(&ours.id()));
@@ -173,7 +173,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     java.acquire_4(&[a], None).unwrap();
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
-    // The lease ends: the next client has the permit, and a late release takes it from no client.
+    // The lease ends, so the next client has the permit. A late release takes it from no client.
     let all = semaphore.try_acquire_many_for(3, SOON).unwrap().into_option().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
@@ -194,7 +194,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     let ours = semaphore.acquire().unwrap();
     assert!(java.acquire_3("another", None).unwrap_err().is_some());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
-    // Redisson 3.16's ids are others: neither gives back the other's.
+    // Redisson 3.16 has other ids, so neither library releases the other's permit.
     assert!(!semaphore.try_release(&TEXT_ID.parse().unwrap()).unwrap());
     assert!(!java.release_3(ours.id().to_string().as_bytes()));
     assert_eq!(stored(&server, "java"), (0, 2));
@@ -263,12 +263,12 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     assert_eq!(stored(&server, "found"), (1, 2), "a question changes nothing");
     assert_eq!(semaphore.available_permits().unwrap(), 3);
     let permit = semaphore.try_acquire().unwrap().into_option().unwrap();
-    // Two came back, one of the three is taken.
+    // Two permits came back, and one of the three is taken.
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 2);
     assert_eq!(stored(&server, "found"), (2, 1));
     permit.release().unwrap();
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
-    // A release finds lapsed permits, too: also the one that it names.
+    // A release finds lapsed permits, too, even the one that it names.
     let lapsed = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
     wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());
@@ -279,7 +279,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
 #[test]
 fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let server = server();
-    // Two thirds of the lease, 6 s, are left at the least.
+    // At least two thirds of the lease, 6 s, are left.
     let client = watched(&server, RENEWED * 3);
     let semaphore = semaphore(&client, "skewed", 2);
     let permit = semaphore.acquire().unwrap();
@@ -291,12 +291,12 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
         thread::sleep(UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
-    // With a clock further ahead, Redisson takes the permit away, and the guard is told.
+    // With a clock further ahead, Redisson takes the permit away, and the guard learns it.
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // A clock that is behind: the client's permits are over by the server's clock, and free again.
+    // If the client's clock is behind, its permits are over by the server's clock, and free again.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);
@@ -304,7 +304,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     stays(&server, "skewed", 2, 0);
 }
 
-/// In Redisson's own format the leases of both have one key.
+/// In Redisson's own format, the leases of both have the same key.
 #[test]
 fn two_semaphores_that_share_a_key_are_an_error_that_says_so() {
     let server = server();

@@ -17,7 +17,7 @@ fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
         (Action::LoseRequest, 4),
         (Action::HoldReply, 1),
         (Action::Silence, 1),
-        // The last one, which opens it.
+        // The last count-down, which opens the latch.
         (Action::LoseReply, 2),
     ] {
         on_script(&proxy, "counted", times, action);
@@ -166,8 +166,8 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             .into_iter()
             .flat_map(|latch| waiters(latch, 2))
             .collect();
-        // A thread in the middle of a request is asleep, too, and a server that goes away then is
-        // an error. Each process asks twice.
+        // A thread in the middle of a request is asleep, too, and it gets an error if the server
+        // goes away then. Each process asks twice.
         wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {
@@ -175,7 +175,7 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // At the next poll: an absent latch is open.
+        // The waiters go on at the next poll, since an absent latch is open.
         waiters.into_iter().for_each(|waiter| {
             waiter.join();
         });
@@ -209,7 +209,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
     }
     assert_eq!(redis.hget::<_, _, String>("hash", "field").unwrap(), "precious");
     assert_eq!(redis.get::<_, String>("text").unwrap(), "precious");
-    // Written over while threads wait: an error, for all of them.
+    // If the latch's key is overwritten while threads wait, all of them get an error.
     let latch = latch(&client, "over", 1);
     let waits: Vec<_> = (0..3)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! The meaning of the count-down latch: to its threads, to other clients, on the wire, and under
+//! The behaviour of the count-down latch: to its threads, to other clients, on the wire, and under
 //! faults. Under every fault, each count-down counts once, and no thread waits for an open latch.
 
 mod end;
@@ -45,25 +45,25 @@ fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
     waiters
 }
 
-/// Waits until the count is this on the server, and sees that it stays so.
+/// Waits until the server has this count, and checks that it stays so.
 #[track_caller]
 fn stays(server: &Server, name: &str, count: i64) {
     let mut redis = server.connection();
     let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
     wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
-    // Time is the subject: a second count comes late.
+    // Time is the subject: a second count would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(now(), count, "{name:?}, later");
 }
 
-/// Does this to the next scripts of this name.
+/// Applies the action to the next scripts of this name.
 fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, name)
     });
 }
 
-/// A client behind a network, which has its connection and knows its scripts.
+/// A client behind a network. The client has its connection, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let latch = latch(client, "warm", 2);
@@ -121,7 +121,7 @@ fn a_count_down_of_an_open_latch_changes_nothing() {
     assert!(latch.try_set_count(most).unwrap());
     latch.count_down().unwrap();
     assert!(latch.count().unwrap() < most);
-    // Redisson leaves a key when it is told to set none.
+    // Redisson leaves a key if a count of zero is set.
     let () = server.connection().set("open", 0).unwrap();
     latch.wait().unwrap();
     assert!(latch.try_set_count(0).unwrap());
@@ -168,7 +168,7 @@ fn a_delete_lets_everybody_go() {
 fn a_bounded_wait_ends_at_its_deadline() {
     let server = server();
     let latch = latch(&client(&server), "bounded", 1);
-    // One that leads, and one behind it.
+    // One thread leads, and one stands behind it.
     let waits: Vec<_> = (0..2)
         .map(|_| {
             let latch = latch.clone();
@@ -203,11 +203,12 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     let latch = latch(&client(&server), "truth", 1);
     let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
-    // Once more when it listens: after that it is quiet until its next question, seconds later.
+    // The waiter asks once more when it listens. After that it is quiet until its next question,
+    // seconds later.
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
-    // Without a message: a waiter finds out later.
+    // There is no message, so a waiter finds out later.
     let () = server.connection().del("truth").unwrap();
     assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     assert!(!answered(|| latch.wait_within(Instant::now())).timed_out());
@@ -339,7 +340,7 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     });
     let after = Commands::so_far(&server);
     assert_eq!(after.of("publish") - before.of("publish"), 1);
-    // Each of the two count-downs has two of its own: of its request slot, and of the count.
+    // Each of the two count-downs reads twice: its request slot, and the count.
     let gets = after.of("get") - before.of("get") - 4;
     assert!(gets <= 1, "{gets} questions");
 }
@@ -365,7 +366,7 @@ fn threads_that_count_at_once_are_all_counted() {
     }
 }
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

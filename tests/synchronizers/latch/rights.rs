@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A change that the server is asked for, with the count before and after it.
+/// A change that a client requests, with the count before and after it.
 struct Change {
     before: Option<i64>,
     after: Option<i64>,
@@ -17,7 +17,7 @@ const CHANGES: [Change; 5] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// The commands of a latch's scripts, each denied in turn; and keys that may not be touched.
+/// The commands of a latch's scripts, each denied in turn, and keys that the user may not use.
 const DENIED: [&[&str]; 11] = [
     &["-time"],
     &["-get"],

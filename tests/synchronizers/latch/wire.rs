@@ -57,8 +57,8 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // One question for each message, one at first and one when they listen; and none in
-        // between.
+        // The waiters ask once for each message, once at first and once when they listen, and never
+        // in between.
         let asked = asked() - set;
         assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()
@@ -92,7 +92,7 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
         let waiter = waiters(&latch, 1).remove(0);
         let before = Commands::so_far(&server).of("get");
         proxy.release();
-        // Each of the two messages makes it ask, and no more than that.
+        // Each of the two messages makes the waiter ask once.
         wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
         thread::sleep(UNIT);
         assert!(!waiter.is_finished());
@@ -158,6 +158,6 @@ fn the_message_of_an_open_latch_costs_one_question() {
     let before = Commands::so_far(&server).of("get");
     other.count_down().unwrap();
     waiter.join();
-    // Two of the count-down's script, and one of the waiter.
+    // The count-down's script reads twice, and the waiter once.
     assert_eq!(Commands::so_far(&server).of("get") - before, 3);
 }

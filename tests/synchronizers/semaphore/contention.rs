@@ -1,10 +1,10 @@
-//! Never more than there are, and none lost.
+//! Clients never hold more permits than there are, and no permit is lost.
 
 use redlatch::Taken;
 
 use super::*;
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -113,7 +113,7 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let theirs = clients[1].semaphore("shared");
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    // One thread, which never finds another of its own process before it.
+    // A thread that never finds another of its own process before it.
     let greedy = spawn(move || {
         while !stopped.load(Ordering::SeqCst) {
             let permit = mine.acquire().unwrap();
@@ -129,8 +129,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     greedy.join();
 }
 
-/// One thread that finds a permit free again and again, since its release and its next request come
-/// one behind the other.
+/// A thread finds a permit free again and again, since its release and its next request come one
+/// behind the other.
 #[test]
 fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
@@ -149,8 +149,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
             drop(permit);
         }
     });
-    // How often it came before the waiter. A count in milliseconds would measure a busy machine,
-    // too.
+    // The number of times that the thread came before the waiter. A time in milliseconds would also
+    // measure how busy the machine is.
     let (mut waits, mut most) = (0, 0);
     while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
         let before = taken.load(Ordering::SeqCst);
@@ -162,7 +162,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     }
     stop.store(true, Ordering::SeqCst);
     greedy.join();
-    // Turns, of a few each; without them the waiter is passed over for seconds now and then.
+    // The thread has turns of a few acquisitions each. Without turns the waiter is now and then
+    // passed over for seconds.
     assert!(most < 200, "{most} times");
 }
 

@@ -71,7 +71,8 @@ fn names_that_share_the_record_of_requests_lose_no_permit() {
     let [plain, braced] = ["shared", "{shared}"].map(|name| semaphore(&client, name, 5));
     drop((plain.acquire().unwrap(), braced.acquire().unwrap()));
     stays(&server, "shared", 5);
-    // Taken, but unnoticed; and the request to undo it comes after a request of the other name.
+    // The permit is taken, but the client does not know. The request to undo it comes after a
+    // request for the other name.
     let of_plain = |bytes: &[u8]| contains(bytes, "EVAL") && contains(bytes, "$6\r\nshared\r\n");
     proxy.on(Direction::Request, 1, Action::LoseReply, of_plain);
     proxy.on(Direction::Request, 3, Action::LoseRequest, of_plain);
@@ -173,7 +174,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
         for thread in threads {
             is_clear(&thread.join(), "frozen", "the server");
         }
-        // One asking thread finds it out for all.
+        // The thread that asks finds it out for all.
         assert!(begun.elapsed() < SOON);
         if round == 0 {
             server.resume();
@@ -206,7 +207,7 @@ fn kill(redis: &mut redis::Connection, kind: &str) {
 #[test]
 fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
     let server = server();
-    // The proxies end connections, and not those of the test's own counters.
+    // The proxies end connections, but not those of the test's own counters.
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
     let (grants, errors) = contend(urls, &server, |random| {
@@ -269,7 +270,7 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
                     releases.release().unwrap();
                     kill(&mut redis, "pubsub");
                 }
-                // Before the message is read, if it is quick: in one packet.
+                // If this is quick, it comes before the message is read, in one packet.
                 _ => {
                     let () = redis::pipe()
                         .cmd("CLIENT")
@@ -312,7 +313,7 @@ fn a_waiter_gets_on_when_the_servers_data_is_gone() {
             _ => server.restart_empty(),
         }
         held.forget();
-        // No permit comes out of nothing.
+        // No permit appears from nothing.
         thread::sleep(UNIT * 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let again = one.semaphore("emptied");
@@ -368,7 +369,7 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
     let () = redis.rpush(&keys[0], "no string").unwrap();
     assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::WrongType);
     assert!(semaphore.release().is_err());
-    // Tried again until it can be done.
+    // The client tries the release again until it succeeds.
     drop(permit);
     assert_eq!(redis.get::<_, i64>("requests").unwrap(), 2);
     let () = redis.del(&keys[0]).unwrap();
@@ -416,14 +417,16 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         };
         let first = spawn(move || {
             let permit = first.acquire_many(3).unwrap();
-            // The next one in line finds that there are none, before this one's turn is over.
+            // The next thread in line finds that there are no permits before this thread's turn is
+            // over.
             thread::sleep(Duration::from_millis(2));
             limit("1");
             permit.forget();
             first.release_many(3)
         });
-        // Asleep is not enough: while its first request is on its way another one may get before
-        // it, and then there are not three for it until that one's is given back.
+        // It is not enough that the thread sleeps. While its first request is on its way, another
+        // may get before it. Then there are no three permits for it until the other's permit is
+        // given back.
         wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();
@@ -465,7 +468,7 @@ fn without_the_right_to_publish_permits_come_back_all_the_same() {
     let server = server();
     let mut user = User::new(&server, "mute");
     let semaphore = semaphore(&user.client(), "mute", 2);
-    // A user that lacks it from the beginning gets no permit.
+    // A user that lacks this right from the beginning gets no permit.
     user.set(&["-publish"]);
     semaphore.acquire_many(2).unwrap().release().unwrap();
     drop(semaphore.acquire().unwrap());

@@ -1,4 +1,4 @@
-//! Permits given back later.
+//! Permits that are given back later.
 
 use super::*;
 
@@ -44,7 +44,8 @@ fn a_drop_of_permits_never_waits_for_the_server() {
 
 #[test]
 fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
-    // Retries after 50 ms, and later and later, come after 3.15 s and then after 6.35 s.
+    // Retries begin after 50 ms and come at growing intervals: one after 3.15 s, and the next after
+    // 6.35 s.
     let (outage, next_try) = (UNIT * 34, UNIT * 60);
     once_within(next_try - outage, || {
         let server = server();
@@ -54,7 +55,8 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         let counted = client.count_down_latch("outage-");
         assert!(counted.try_set_count(2).unwrap());
         let permits = dropped.acquire_many(2).unwrap();
-        // Counted, though unnoticed; then no connection opens for a while.
+        // The server counts the release, but the client does not know. Then no connection opens for
+        // a while.
         on_release(&proxy, "outage", 1, Action::LoseRequest);
         proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
             contains(bytes, "EVAL") && contains(bytes, "outage-")
@@ -66,7 +68,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         thread::sleep(outage);
         proxy.accept();
         let begun = Instant::now();
-        // Anything that needs a connection.
+        // Makes a call that needs a connection.
         wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
         wait_permits(&server, "outage", 3);
         wait_until("it is counted", SOON, || {
@@ -78,7 +80,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     });
 }
 
-/// Each is a cleanup of its own, and all are sent again at the same moment.
+/// Each release is a separate cleanup, and all are sent again at the same moment.
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;
@@ -92,7 +94,7 @@ fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
         let permits: Vec<_> = (0..PERMITS).map(|_| all.split(1).unwrap()).collect();
         proxy.freeze();
         drop(permits);
-        // The releases did not arrive, which no thread here knows.
+        // The releases did not arrive, but no thread of this process knows that.
         proxy.refuse();
         proxy.cut_all();
         proxy.thaw();

@@ -1,5 +1,5 @@
-//! What tells a semaphore from the one made anew under its name: at a failover or a restart a client
-//! repeats its changes of the one, and none at the other.
+//! The mark that tells a semaphore from a new one of the same name. At a failover or a restart a
+//! client repeats its changes of the same semaphore, but none at a new one.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn through(proxy: &Proxy) -> Client {
     builder.connections(1).connect().unwrap()
 }
 
-/// How many clients' requests for this semaphore the server remembers, with their slots.
+/// The number of clients whose requests for this semaphore the server remembers, with their slots.
 fn records(server: &Server, name: &str) -> usize {
     let keys: Vec<String> =
         server.connection().keys(format!("redlatch_request:{{{name}}}:*")).unwrap();
@@ -26,7 +26,7 @@ fn record_of(server: &Server, name: &str) -> String {
     record.clone()
 }
 
-/// How many connections the server has, besides the one that asks.
+/// The number of the server's connections, not counting the one that asks.
 fn connections(server: &Server) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     list.lines().count() - 1
@@ -39,13 +39,13 @@ fn copy(from: &Server, to: &Server, keys: &[&str]) {
     }
 }
 
-/// Leads this client to another server, and waits until that has heard of its changes. Returns how
-/// many permits are free there then.
+/// Leads this client to another server, and waits until that server has the client's changes.
+/// Returns the number of permits that are then free there.
 fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -> i64 {
     let before = records(new, name);
     proxy.lead_to(new);
     old.kill();
-    // A question brings it there.
+    // A question leads the client there.
     let another = client.semaphore("another");
     wait_until("the server is told", SOON, || {
         let _ = another.available_permits();
@@ -54,7 +54,8 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     new.connection().get(name).unwrap()
 }
 
-/// As a balancer does: connections to the old master stay open, and it still answers.
+/// As with a load balancer, connections to the old master stay open, and the old master still
+/// answers.
 #[test]
 fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_one() {
     let (old, new) = (server(), server());
@@ -64,8 +65,8 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     let first = pool.acquire_many(2).unwrap();
     copy(&old, &new, &["kept", "redlatch_mark:{kept}", &record_of(&old, "kept")]);
     proxy.lead_to(&new);
-    // A waiter opens the connection for messages, which leads to the new one, and so does the
-    // renewer's then.
+    // A waiter opens the connection for messages, which leads to the new master. Then the renewer's
+    // connection does so, too.
     wait_until("both are there", SOON, || {
         assert!(answered(|| pool.try_acquire_many_for(9, UNIT)).into_option().is_none());
         connections(&new) >= 2
@@ -80,8 +81,7 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     stays(&new, "kept", 10);
 }
 
-/// A client whose permits are gone with the server's data comes back when the semaphore is there
-/// again.
+/// A client whose permits went with the server's data comes back when the semaphore exists again.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [
@@ -100,13 +100,13 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
         make(&client(&new).semaphore("emptied"));
         let free = moved(&slow, [&old, &new], &proxy, "emptied");
         assert_eq!(free, 4, "way {at}");
-        // Its next change counts.
+        // The client's next change counts.
         semaphore.acquire_many(3).unwrap().forget();
         stays(&new, "emptied", 1);
     }
 }
 
-/// Not the request's record but the mark says that it is the same semaphore.
+/// The mark shows that it is the same semaphore, and not the request's record.
 #[test]
 fn a_promoted_replica_that_lacks_a_sequences_first_take_gets_it() {
     let (old, new) = (server(), server());
@@ -133,12 +133,12 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
     let other = client(&old);
     let _ = semaphore(&other, "again", 4);
     assert_ne!(mark_of(&old, "again"), first);
-    // All but the slow client's record.
+    // Copies everything but the slow client's record.
     copy(&old, &new, &["again", "redlatch_mark:{again}"]);
     assert_eq!(moved(&slow, [&old, &new], &proxy, "again"), 4);
 }
 
-/// The reply to the request is lost, and its copy is answered by the record.
+/// The reply to the request is lost, and the record answers the copy.
 #[test]
 fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let (old, new) = (server(), server());
@@ -166,7 +166,7 @@ fn a_mark_lives_as_long_as_its_number() {
     let mut both = || {
         let ends = |key| redis::cmd("PEXPIRETIME").arg(key).query(&mut redis).unwrap();
         let ends: [i64; 2] = [key, mark].map(ends);
-        // Before Redis 7.2 a script's clock goes on.
+        // Before Redis 7.2 the clock goes on during a script.
         assert!(ends[0].abs_diff(ends[1]) < 5_000 && (ends[0] > 0) == (ends[1] > 0), "{ends:?}");
         ends[0]
     };
@@ -184,7 +184,7 @@ fn a_mark_lives_as_long_as_its_number() {
     assert!(semaphore.delete().unwrap());
     assert_eq!(both(), -2, "both are gone");
     assert!(!semaphore.expire(Some(LONG)).unwrap());
-    // Redisson made it, or a client without marks.
+    // Redisson made the semaphore, or a client without marks.
     let mut redis = server.connection();
     let () = redis.pset_ex(key, 3, 600_000).unwrap();
     semaphore.acquire().unwrap().forget();

@@ -1,4 +1,4 @@
-//! The meaning of the semaphore: to its threads, to other clients, on the wire, and under faults.
+//! The behaviour of the semaphore: to its threads, to other clients, on the wire, and under faults.
 //!
 //! Under every fault, the free permits and those that are out add up to the number that was set.
 
@@ -35,7 +35,7 @@ fn semaphore(client: &Client, name: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
-/// Waits until so many permits are free on the server.
+/// Waits until this number of permits is free on the server.
 #[track_caller]
 fn wait_permits(server: &Server, name: &str, permits: i64) {
     let mut redis = server.connection();
@@ -48,16 +48,16 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
     }
 }
 
-/// As [`wait_permits`], and a while later it is still so.
+/// As [`wait_permits`], and checks that it is still so a while later.
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
-    // Time is the subject: a second release comes late.
+    // Time is the subject: a second release would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
 }
 
-/// The messages that `work` has the server publish.
+/// The messages that the server publishes during `work`.
 fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String, String)> {
     let mut connection = server.connection();
     let mut subscriber = connection.as_pubsub();
@@ -75,7 +75,8 @@ fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String,
     }
 }
 
-/// Takes and gives back permits in all ways for a while; counts in Redis the permits that are out.
+/// Takes permits and gives them back in all ways for a while. Counts the permits that are out in
+/// Redis.
 struct Contender {
     semaphore: Semaphore,
     count: Count,
@@ -135,7 +136,7 @@ impl Contender {
     }
 }
 
-/// Where the number of permits that are out is counted.
+/// The connection for counting the permits that are out.
 struct Count(redis::Connection);
 
 impl Count {
@@ -149,8 +150,8 @@ impl Count {
     }
 }
 
-/// Threads of two clients contend, while `trouble` is made, until it says that this was enough and
-/// there were some grants. Errors of the server's are expected.
+/// Makes threads of two clients contend during `trouble`, until `trouble` says that this was enough
+/// and there were some grants. Errors of the server are expected.
 fn contend(
     urls: [String; 2],
     server: &Server,
@@ -195,21 +196,21 @@ fn contend(
     (grants.load(Ordering::SeqCst), errors.load(Ordering::SeqCst))
 }
 
-/// Does this to the next requests that take permits of this name.
+/// Applies the action to the next requests that take permits of this name.
 fn on_acquire(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, name) && !contains(bytes, &channel(name))
     });
 }
 
-/// Does this to the next requests that give permits of this name back.
+/// Applies the action to the next requests that give permits of this name back.
 fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, &channel(name))
     });
 }
 
-/// A client behind a network, which has its connection and knows its scripts.
+/// A client behind a network. The client has its connection, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let semaphore = semaphore(client, "warm", 1);

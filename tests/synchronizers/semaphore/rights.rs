@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A change that the server is asked for, with the free permits before and after it.
+/// A change that a client requests, with the free permits before and after it.
 struct Change {
     before: Option<i64>,
     after: Option<i64>,
@@ -26,7 +26,7 @@ const CHANGES: [Change; 10] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// The commands of a semaphore's scripts, each denied in turn; and keys that may not be touched.
+/// The commands of a semaphore's scripts, each denied in turn, and keys that the user may not use.
 const DENIED: [&[&str]; 14] = [
     &["-time"],
     &["-get"],
@@ -93,7 +93,7 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
     wait_permits(&server, "pool", 5);
     user.set(&["-decrby"]);
     on_acquire(&proxy, "pool", 1, Action::LoseReply);
-    // For all that the client knows, the request may have been applied.
+    // As far as the client knows, the request may have been applied.
     let error = semaphore.acquire().map(drop).unwrap_err();
     is_clear(&error, "pool", "given back in the background");
     assert_eq!(proxy.fired(), 1);
@@ -115,7 +115,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         if let Err(error) = &outcome {
             is_clear(error, "pool", "given back in the background");
         }
-        // Tried again and again meanwhile.
+        // The client tries again and again meanwhile.
         thread::sleep(UNIT);
         let free: i64 = server.connection().get("pool").unwrap();
         assert_eq!(free, if outcome.is_ok() { 9 } else { 7 }, "{denied:?}");

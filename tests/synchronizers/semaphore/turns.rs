@@ -1,15 +1,17 @@
-//! Turns while Redisson wants the permits too.
+//! Turns while Redisson wants the permits, too.
 
 use super::*;
 use redlatch_testkit::PlainClient;
 
-/// How permits are taken and given back.
+/// A way to take permits and give them back.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     expirable: bool,
-    /// By the guard, or without it: by the permit's id, by a number.
+    /// Whether the guard gives the permit back. Otherwise that is done by the permit's id, or by a
+    /// number.
     guarded: bool,
-    /// One handle for all, or a new one for each call, while the process uses other names as well.
+    /// Whether one handle serves all calls. Otherwise each call has a new one, while the process
+    /// uses other names as well.
     kept: bool,
 }
 
@@ -63,16 +65,16 @@ impl Way {
 
 type Handles = (Semaphore, ExpirableSemaphore);
 
-/// How long each holds it.
+/// How long each client holds the permit.
 const HOLD: Duration = Duration::from_millis(UNIT.as_millis() as u64 / 10);
 const TURNS: u64 = 200;
-/// More than a busy process uses in the time of a hold.
+/// The number of other names, which is more than a busy process uses in the time of a hold.
 const OTHER_NAMES: u32 = 100;
-/// The least time of its event loop and the JVM from a reply to the next request.
+/// The shortest time that Redisson's event loop and the JVM take from a reply to the next request.
 const THREAD_HOP: Duration = Duration::from_micros(500);
 
-/// One client of Redisson's and two of ours hold the one permit again and again, until it was held
-/// so many times. How often each of them held it.
+/// A Redisson client and two of ours hold the only permit again and again, until it was held a
+/// fixed number of times. Returns the number of times that each of them held it.
 fn turns(server: &Server, way: Way) -> [u64; 3] {
     let name = way.name();
     let plain = PlainClient::connect(&server.url()).unwrap();
@@ -133,7 +135,7 @@ fn no_client_has_less_than_half_of_an_even_share_beside_redisson() {
     let server = &server;
     let has_share = |turns: &[u64; 3]| turns.iter().all(|it| *it >= TURNS / 3 / 2);
     let mut ways = Way::all();
-    // On a busy machine a thread comes late now and then, but not three times in a row.
+    // On a busy machine a thread is late now and then, but not three times in a row.
     for round in 0..3 {
         ways = thread::scope(|scope| {
             let of = |way| (way, scope.spawn(move || turns(server, way)));

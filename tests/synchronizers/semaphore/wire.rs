@@ -25,7 +25,7 @@ fn the_key_and_the_messages_are_redissons() {
             drop(semaphore.acquire_many(2).unwrap());
             semaphore.add_permits(3).unwrap();
             assert_eq!(semaphore.drain_permits().unwrap(), 5);
-            // Redisson's clients fail on a negative one.
+            // Redisson's clients fail on a negative number.
             semaphore.add_permits(-2).unwrap();
             semaphore.release().unwrap();
             semaphore.release_many(3).unwrap();
