@@ -1,12 +1,12 @@
-//! The demands of the signatures on callers.
+//! The results that callers must use, by the signatures.
 
 use std::fs;
 use std::path::Path;
 
-/// The compiler says so only where the call itself is a statement; but there it says why.
+/// The compiler warns only if the call itself is a statement, but then it gives the reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
-    // They act, and a caller may not care for the earlier state; or they only ask.
+    // Functions that act, and whose caller may not care about the earlier state, or that only ask.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

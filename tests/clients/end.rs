@@ -1,6 +1,6 @@
-//! How a client ends: its threads end, no hold of it stays, and no thread is left waiting.
+//! How a client ends. Its threads end, none of its holds stays, and no thread is left waiting.
 //!
-//! Threads are counted, so each test has a process of its own.
+//! The tests count threads, so each test has a separate process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,13 +20,13 @@ fn wait_no_threads() {
     wait_until("the background threads have ended", SOON, || own_threads().is_empty());
 }
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let client = Client::connect(job.arg(0)).unwrap();
     match job.role() {
-        // Drops all it has and ends at once.
+        // Drops everything and ends at once.
         "dropper" => {
             for at in 0..200 {
                 let lock = client.reentrant_lock(&format!("{}:{at}", job.arg(1)));
@@ -34,7 +34,7 @@ fn worker() {
                 match at % 3 {
                     0 => drop(guard),
                     1 => guard.forget(),
-                    // Dropped with the client still in use, later.
+                    // They are dropped later, with the client still in use.
                     _ => drop((lock, guard)),
                 }
             }
@@ -68,7 +68,7 @@ fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     assert!(guard.is_held());
     drop(clone);
     assert!(!own_threads().is_empty() || !cfg!(target_os = "linux"), "the guard is left");
-    // The guard is the last.
+    // The guard is the last value of the client.
     elsewhere(move || drop(guard));
     wait_no_threads();
     assert_eq!(holder(&mut server.connection(), "last"), None);
@@ -115,7 +115,7 @@ fn a_client_that_is_dropped_leaves_nothing_held() {
     for (at, guard) in guards.into_iter().enumerate() {
         if at % 2 == 0 { guard.forget() } else { drop(guard) }
     }
-    // A drop's work is done when it returns: nothing is looked at later.
+    // A drop's work is done when the drop returns, so the test looks at once.
     drop(client);
     let mut redis = server.connection();
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
@@ -193,7 +193,7 @@ fn the_end_waits_for_no_message_of_others() {
     }
     let server = server();
     let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
-    // The client listens to two channels, and no message ever comes.
+    // The client listens to two channels, but no message ever comes.
     for name in ["silent", "silent too"] {
         hold_as_redisson(&mut server.connection(), name, LONG);
         assert!(
@@ -256,7 +256,8 @@ fn a_callback_that_was_never_called_may_own_the_last_handle() {
     let client = client(&server);
     let guard = client.reentrant_lock("unheard").lock().unwrap();
     guard.on_lost(move |_| drop(client));
-    // The callback would keep the client alive, which keeps it: the release breaks the ring.
+    // The callback keeps the client alive, and the client keeps the callback. The release breaks
+    // the ring.
     guard.unlock().unwrap();
     wait_no_threads();
 }
@@ -308,7 +309,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
             assert!(error.to_string().contains("\"later\""), "{error}");
         }
         assert!(held.unlock().is_err());
-        // Twice is no harm, nor is the drop.
+        // A second shutdown does no harm, nor does the drop.
         client.shutdown();
         drop((client, lock));
         assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
@@ -331,7 +332,7 @@ fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
                     loop {
                         match lock.lock() {
                             Ok(guard) if at < 2 => drop(guard),
-                            // The shutdown may have lost it.
+                            // The shutdown may have lost the hold.
                             Ok(guard) => drop(guard.unlock()),
                             Err(error) => break error,
                         }
@@ -437,7 +438,7 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     assert_eq!(own_threads(), [""; 0]);
 }
 
-/// Before the client has noticed: the first written command goes nowhere.
+/// The client has not noticed yet, so its first command goes nowhere.
 #[test]
 fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     if !has_own_process() {
@@ -474,7 +475,7 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     }
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
-    // The client listens, and no message ever comes.
+    // The client listens, but no message ever comes.
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
     assert!(
         answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
@@ -490,7 +491,7 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     server.resume();
 }
 
-/// More than one round of paying them back.
+/// The number of permits is more than one round gives back.
 #[test]
 fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     if !has_own_process() {
@@ -534,7 +535,7 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
     wait_no_threads();
 }
 
-/// More than may be unanswered on one connection.
+/// Takes more holds than one connection may have unanswered commands.
 fn hold_many(client: &Client) -> Vec<OwnedLockGuard> {
     (0..6_000).map(|at| client.reentrant_lock(&at.to_string()).lock_owned().unwrap()).collect()
 }
@@ -581,8 +582,8 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
             let lock = client.reentrant_lock(&at.to_string());
             lock.try_lock().unwrap().into_option().is_some()
         });
-        // If nothing comes for a moment, as on a busy machine, the connection is given up, and
-        // unanswered commands go again in the background: then there is no order.
+        // If nothing comes for a moment, as on a busy machine, the client gives the connection up
+        // and repeats unanswered commands in the background. Then there is no order.
         if opened() == before {
             assert_eq!(taken, [true; 3]);
             rounds += 1;

@@ -1,7 +1,7 @@
-//! A forked child has its parent's memory, and neither its threads nor its holds.
+//! A forked child has its parent's memory, but neither the parent's threads nor its holds.
 //!
-//! Each test has a process of its own: a mutex that a thread of another test has locked is locked in
-//! the child for ever, even one of the C library.
+//! Each test has a separate process. A mutex that a thread of another test has locked would stay
+//! locked in the child for ever, even one of the C library.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -26,15 +26,15 @@ use rustix::process::{Pid, Signal, kill_process};
 struct Child(i32);
 
 impl Child {
-    /// Forks. The child works as one of a server that forks its workers does, on the only thread
-    /// that it has.
+    /// Forks. The child does the work on its only thread, as a worker of a forking server does.
     fn of(work: impl FnOnce()) -> Self {
         match fork().unwrap() {
             Fork::Parent(pid) => Self(pid),
             Fork::Child => {
                 let done = catch_unwind(AssertUnwindSafe(work));
                 if let Err(panic) = &done {
-                    // Not `eprintln!`: the harness keeps its output, and is not here.
+                    // `eprintln!` does not work here, since the harness captures its output, and
+                    // the child has no harness.
                     let message = panic.downcast_ref::<String>().map_or("?", String::as_str);
                     let _ = writeln!(std::io::stderr(), "the child panicked: {message}");
                 }
@@ -43,7 +43,7 @@ impl Child {
         }
     }
 
-    /// Waits until it has ended, and well.
+    /// Waits until the child has ended, and checks that it succeeded.
     fn join(mut self) {
         let mut status = None;
         wait_until("the child ends", SOON, || {
@@ -56,7 +56,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// One that hangs does not outlive its test.
+    /// A child that hangs does not outlive its test.
     fn drop(&mut self) {
         Pid::from_raw(self.0).inspect(|child| kill_process(*child, Signal::KILL).unwrap());
     }
@@ -69,7 +69,7 @@ fn is_forked<T>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("before the first client connects"), "{error}");
 }
 
-/// All verbs of a lock, in the child.
+/// Uses all verbs of a lock, in the child.
 fn use_lock<L: Lock + Debug>(lock: &L) {
     let token = CancelToken::new();
     is_forked(lock.lock());
@@ -96,7 +96,7 @@ fn use_lock<L: Lock + Debug>(lock: &L) {
     assert!(!lock.name().is_empty() && !format!("{lock:?}").is_empty());
 }
 
-/// All verbs of a guard that leave it as it is.
+/// Uses all verbs of a guard that leave the guard unchanged.
 fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
@@ -105,8 +105,8 @@ fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.name().is_empty() && format!("{guard:?}").contains("Forked"));
 }
 
-/// What a thread has of one kind of lock when the process forks: several levels of one lock, and
-/// some of others by guards that belong to no thread.
+/// A thread's holds of one kind of lock when the process forks: several levels of one lock, and
+/// other locks by owned guards.
 struct Held {
     levels: Vec<LockGuard>,
     owned: Vec<OwnedLockGuard>,
@@ -131,7 +131,7 @@ impl Held {
         is_forked(self.owned.pop().unwrap().leave_to_expire());
     }
 
-    /// Nothing has changed in the parent.
+    /// Checks that nothing has changed in the parent, and unlocks.
     fn unlock(self) {
         assert!(self.levels.iter().all(LockGuard::is_held));
         assert!(self.owned.iter().all(LockGuard::is_held));
@@ -140,7 +140,7 @@ impl Held {
     }
 }
 
-/// The child uses the verbs of all that a client makes, and drops it.
+/// Uses the verbs of everything that a client makes, and drops it, in the child.
 fn use_all(client: Client, several: MultiLock) {
     let (lock, fair) = (client.reentrant_lock("lock"), client.fair_lock("fair"));
     let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
@@ -334,7 +334,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
             MultiLock::quorum(&[&client.reentrant_lock(&format!("quorum:{name}"))]).unwrap()
         }),
     ];
-    // A subscription and its connection.
+    // Opens a subscription and its connection.
     assert!(elsewhere({
         let lock = lock.clone();
         move || answered(|| lock.try_lock_for(UNIT)).into_option().is_none()
@@ -416,7 +416,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     leased.into_iter().for_each(|permit| permit.release().unwrap());
     assert_eq!(expirable.available_permits().unwrap(), 5);
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
-    // The connections are as they were, and all goes on.
+    // The connections are unchanged, and everything goes on.
     let again = lock.lock().unwrap();
     again.unlock().unwrap();
     guard.unlock().unwrap();
@@ -438,7 +438,7 @@ impl Observer for Forks {
     }
 }
 
-/// The child is in the middle of a wait. What a wait does when it fails is the parent's to do.
+/// The child is in the middle of a wait. Only the parent does what follows a failed wait.
 #[test]
 fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     if !has_own_process() {
@@ -448,7 +448,7 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     let forked = Arc::<Mutex<Option<Child>>>::default();
     let forks = Client::builder(&server.url()).observer(Forks(Arc::clone(&forked)));
     let (forks, other) = (forks.watchdog_timeout(LONG).connect().unwrap(), client(&server));
-    // The child ends here, with all that it has of its parent.
+    // The child ends here, with everything that it has from its parent.
     let ends = |failed: Option<ErrorKind>| match forked.lock().unwrap().take() {
         Some(child) => child.join(),
         None => process::exit(i32::from(failed != Some(ErrorKind::Forked))),
@@ -534,7 +534,8 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
         return;
     }
     let server = server();
-    // Each of them, and the parent itself, goes on where this thread's random generator stands.
+    // Each child, and the parent itself, goes on with the present state of this thread's random
+    // generator.
     let children: Vec<_> = (0..3)
         .map(|at| {
             let url = server.url();
@@ -573,7 +574,7 @@ fn a_child_forked_after_a_connect_cannot_connect_and_nor_can_its_children() {
         Child::of(|| is_forked(Client::connect(&server.url()))).join();
     });
     child.join();
-    // That the parent's client has ended changes nothing.
+    // The end of the parent's client makes no difference.
     guard.unlock().unwrap();
     parents.shutdown();
     Child::of(|| is_forked(Client::connect(&server.url()))).join();
@@ -589,7 +590,7 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
     fork_in_the_middle(&client(&server), &server.url());
 }
 
-/// In a cluster each call looks up which server has the name's slot.
+/// In a cluster each call looks up the server that has the name's slot.
 #[test]
 fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     if !has_own_process() {
@@ -647,7 +648,7 @@ thread_local! {
     static FORKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Forks where a wait of the calling thread starts, if that thread is to.
+/// An observer that forks when a wait of the calling thread starts, if [`FORKS`] is set.
 struct ForksInTurn(Arc<Mutex<Option<Child>>>);
 
 impl Observer for ForksInTurn {
@@ -660,8 +661,8 @@ impl Observer for ForksInTurn {
     }
 }
 
-/// In the child another thread, which is not there, may have a mutex of the name that the thread
-/// waits for.
+/// In the child, a thread that does not exist there may have locked a mutex of the name that the
+/// child's thread waits for.
 #[test]
 fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     if !has_own_process() {
@@ -698,7 +699,7 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
             let outcome = take(&client);
             match forked.lock().unwrap().take() {
                 Some(child) => child.join(),
-                // It was granted at once, without a wait that is told.
+                // The lock was granted at once, without a wait that the observer sees.
                 None if FORKS.get() => {}
                 None => {
                     let failed = outcome.as_ref().err().map(Error::kind);

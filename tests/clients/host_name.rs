@@ -1,4 +1,4 @@
-//! A host's name that leads to another server while the old one lives on.
+//! A host name that leads to another server while the old one lives on.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use redlatch_testkit::{Proxy, Server, wait_until};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// From here on the name leads to this port.
+/// Makes the name lead to this port.
 fn lead(name: &str, port: u16) {
     redlatch_client::testing::lead(name, &[SocketAddr::from(([127, 0, 0, 1], port))]);
 }
@@ -18,7 +18,7 @@ fn client_of(name: &str) -> Client {
     client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap()
 }
 
-/// How many scripts the server has run for clients.
+/// The number of scripts that the server has run for clients.
 fn scripts(server: &Server) -> u64 {
     let text: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -36,7 +36,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     lead(name, old.port());
     let client = client_of(name);
     let held = client.reentrant_lock("held").lock().unwrap();
-    // Another client of the old server has it, and will have it there.
+    // Another client of the old server has the lock there, and keeps it.
     let elsewhere = Client::connect(&old.url()).unwrap();
     let kept = elsewhere.reentrant_lock("waited for").lock_owned().unwrap();
     let waiting = client.reentrant_lock("waited for");
@@ -49,7 +49,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
         places > 0
     });
     lead(name, new.port());
-    // The new one knows neither.
+    // The new server knows neither hold.
     wait_until("the loss is told", SOON, || held.state() != HoldState::Held);
     assert_eq!(held.state(), HoldState::Lost(LostReason::Revoked));
     wait_until("the waiter is in there", SOON, || waiter.is_finished());
@@ -94,7 +94,7 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let new = Server::builder().replica_of(&old).start().unwrap();
     let network = Proxy::before(&new);
     lead(name, old.port());
-    // All its connections are open: a new one goes to the replica.
+    // All of the client's connections are open, and a new one goes to the replica.
     let client = Client::builder(&format!("redis://{name}")).client_tracking(false).connections(1);
     let client = client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();

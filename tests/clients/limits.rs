@@ -1,5 +1,5 @@
-//! A limit is a limit: the effect of a wait's end, its deadline or its cancel token on a call whose
-//! request the server has not answered.
+//! Limits: the effect of a wait's end, its deadline or its cancel token on a call whose request the
+//! server has not answered.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -10,13 +10,13 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
 use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
-/// How long the calls may wait here, and how late they may be then.
+/// How long the calls may wait, and by how much they may be late.
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
 /// How long a call awaits a reply that is under way, though its time is over.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// A call that waits. Returns whether it got its lock or permit, once or not at all.
+/// A call that waits. It returns whether it got its lock or permit, once or not at all.
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -53,7 +53,7 @@ fn calls(client: &Client) -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Whether all are free again that any of those calls may have taken.
+/// Whether everything that those calls may have taken is free again.
 fn is_all_free(server: &Server) -> bool {
     let mut redis = server.connection();
     let names = ["plain", "owned", "fair", "fenced", "read", "write", "one", "other"];
@@ -63,13 +63,13 @@ fn is_all_free(server: &Server) -> bool {
     free && queues.is_empty() && (pool, leased) == (5, 5)
 }
 
-/// A client whose server takes long to answer, and its connections to that are open.
+/// A client that is patient with its server, and whose connections are open.
 fn patient(url: &str) -> Client {
     let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
     builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
 }
 
-/// Stops a server, and calls until the client notices its silence: before that, a call that was not
+/// Stops a server, and calls until the client notices the silence. Before that, a call that is not
 /// answered in time ends with "not now".
 fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     server.pause();
@@ -77,14 +77,14 @@ fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     wait_until("the silence is noticed", SOON, noticed);
 }
 
-/// A machine that is busy for a moment is no outage, and a lock that it cannot ask for in time is as
-/// good as taken.
+/// A machine that is busy for a moment is no outage. A lock that the client cannot ask for in time
+/// counts as taken.
 #[test]
 fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
-        // A test that stands still for so long says nothing.
+        // A test that stands still for this long proves nothing.
         let silent_for = |least: Duration| {
             server.resume();
             let asked_at = Instant::now();
@@ -160,12 +160,12 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
     wait_until("all is given back", SOON, || is_all_free(&server));
 }
 
-/// A server that stands still, and whose socket is full. Over a unix socket that is soon.
+/// The server stands still and its socket is full, which comes soon with a unix socket.
 #[test]
 fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     const NAMES: usize = 100;
     let server = server();
-    // A write that waits does so for longer than the test.
+    // A write that waits would wait for longer than the test.
     let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
     let client = builder.response_timeout(LONG).connections(1).connect().unwrap();
     let long = "x".repeat(4_000);
@@ -193,7 +193,8 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     });
 }
 
-/// The first one asks at once, and again seconds later. The others come to lead at their end.
+/// The first waiter asks at once, and again seconds later. The others get the leadership only at
+/// their end.
 #[test]
 fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() {
     const CALLS: usize = 30;
@@ -219,7 +220,8 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// With one connection: the leaving call writes and reads for all calls that come meanwhile.
+/// There is one connection, and the call that leaves writes and reads for all calls that come
+/// meanwhile.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
@@ -236,7 +238,7 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
             .map(|at| {
                 let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
                 spawn(move || {
-                    // Calls that leave, too, stand between those that stay.
+                    // Between the calls that stay, there are others that leave, too.
                     if at % 2 == 0 {
                         let _answered_or_not = lock.try_lock_for(WAIT * at);
                     }
@@ -290,7 +292,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
         assert!(error.is_transient(), "{error}");
         late
     });
-    // Others wait on, and it is opened for them.
+    // Others still wait, and the connection is opened for them.
     let other = spawn(move || lock.lock().unwrap().unlock().unwrap());
     other.wait_asleep();
     proxy.thaw();
@@ -298,7 +300,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     wait_free(&server, "reopened", SOON);
 }
 
-/// The server's word is not hidden by a limit that ends the question for the key's type.
+/// A limit that ends the question for the key's type does not hide the server's error.
 #[test]
 fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     let server = server();
@@ -321,7 +323,8 @@ fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     proxy.release();
 }
 
-/// A call of a lock called `hangs`, to this server.
+/// Checks that the calls for a lock end in time. `hangs`: whether the server stands still
+/// meanwhile.
 fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     let lock = client.reentrant_lock("hangs");
     if hangs {
@@ -355,7 +358,7 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has answered, and waits for a replica that there is not. The release goes behind.
+/// The server has answered, and waits for a replica that does not exist. The release goes behind.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
@@ -400,7 +403,8 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         let error = own.try_lock_for(LONG).map(drop).unwrap_err();
         starts.wait();
         let (limited, unlimited) = others;
-        // Over the connection that the unlimited one has opened, if that was quicker.
+        // The limited call may succeed over the connection of the unlimited one, if that was
+        // quicker.
         if let Err(error) = limited.join() {
             assert!(error.is_transient(), "{error:#}");
         }
@@ -415,8 +419,9 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
 }
 
-/// A cut call leaves a give-up, which the client sends again with back-off although the server has
-/// answered it. If each new connection hurried all of these, a bad network would multiply them.
+/// A call that is cut off leaves a give-up, which the client repeats with back-off although the
+/// server has answered it. If each new connection hurried all give-ups, a bad network would
+/// multiply them.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

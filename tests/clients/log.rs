@@ -1,4 +1,4 @@
-//! The log's words, and that a logger stops nothing.
+//! The lines of the log. A logger stops nothing.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -11,7 +11,7 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
-/// The logger of this process, which may be told to block.
+/// The logger of this process, which a test can make block.
 static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
 
 struct Logger {
@@ -82,7 +82,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// The log's lines on outages.
+/// The log's lines about outages.
 fn outages() -> Vec<(Level, String)> {
     let mut lines = LOGGER.lines("the server at");
     lines.retain(|(_, line)| {
@@ -106,8 +106,8 @@ fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url), RENEWED)
 }
 
-/// The same for a client that waits for replies for longer than a busy machine delays one: for those
-/// to its renewals, a sixth of the lease.
+/// The same for a client that waits for replies for longer than a busy machine delays one. For
+/// replies to its renewals that is a sixth of the lease.
 fn patient_busy_client(server: &Server) -> Client {
     let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
     busy(server, patient, RENEWED * 4)
@@ -132,11 +132,12 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
     }
     LOGGER.install();
     let server = server();
-    // Not by its port, which another server may have while this one is away.
+    // The client does not use the server's port, which another server may have while this one is
+    // away.
     let client = busy_client(&server, &server.unix_url());
     for round in 1..=2 {
         server.kill();
-        // Many meet it, on all connections.
+        // Many threads meet the outage, on all connections.
         let threads: Vec<_> = (0..16)
             .map(|at| client.reentrant_lock(&format!("name:{at}")))
             .map(|lock| spawn(move || assert!(lock.lock().is_err())))
@@ -147,7 +148,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
         wait_outages(2 * round);
     }
-    // Late lines come now.
+    // Late lines would come now.
     thread::sleep(UNIT * 3);
     let lines = outages();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
@@ -177,7 +178,7 @@ fn a_server_that_does_not_answer_is_an_outage() {
     assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
 }
 
-/// The clients notice it one after the other, and the end, too.
+/// The clients notice the outage one after the other, and its end, too.
 #[test]
 fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     if !has_own_process() {
@@ -197,7 +198,8 @@ fn an_outage_is_logged_once_for_all_clients_of_a_process() {
         }
         wait_outages(2 * round);
     }
-    // The one that told of it ends first, and then all do: its end is told at last.
+    // The client that reported the outage ends first, and then all others. The end of the outage is
+    // still reported.
     server.kill();
     clients.iter().for_each(fail);
     let mut clients = clients.into_iter();
@@ -211,7 +213,7 @@ fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     assert!(matches!(&lines[..], [(Level::Info, line)] if line.contains("client")), "{lines:?}");
 }
 
-/// Without holds and waiters.
+/// The client has no holds and no waiters.
 #[test]
 fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     if !has_own_process() {
@@ -240,7 +242,7 @@ fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     wait_outages(2);
 }
 
-/// The master's replica has the slots from then on.
+/// From then on the master's replica has the slots.
 #[test]
 fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     if !has_own_process() {
@@ -260,14 +262,14 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     clients.iter().for_each(lock);
     old.kill();
     for client in &clients {
-        // Or they would ask only when the replica is the master already.
+        // Otherwise they would ask only when the replica is already the master.
         let _late = client.reentrant_lock("moved").try_lock();
     }
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("no longer asks the server");
     wait_until("the end is told", SOON, || !lines().is_empty());
-    // The client does not ask the server again, nor does the log tell of it.
+    // The client does not ask the server again, and the log has no line about it.
     thread::sleep(UNIT * 40);
     wait_outages(1);
     let lines = lines();
@@ -278,7 +280,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     );
 }
 
-/// Each would be a line, and the first thousand would hide all others.
+/// Otherwise each lost hold would be a line, and the first thousand would hide all others.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
@@ -301,10 +303,10 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
     let lines = || LOGGER.lines(" lost: ");
     wait_until("it is said", SOON, || !lines().is_empty());
-    // Late lines come now.
+    // Late lines would come now.
     thread::sleep(UNIT * 5);
     let lines = lines();
-    // A machine that stands still meanwhile makes more of it.
+    // A machine that stands still meanwhile makes more lines.
     assert!((1..=3).contains(&lines.len()), "{} lines: {lines:?}", lines.len());
     let (level, line) = &lines[0];
     assert!(*level == Level::Warn && line.contains("the holds of \"name:"), "{line}");
@@ -328,7 +330,8 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     {
         let client = Client::connect(url).unwrap();
         let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
-        // Time is the subject: long enough for all to be tracked, and for the line.
+        // Time is the subject: the time is long enough for all holds to be tracked, and for the
+        // line.
         thread::sleep(UNIT * 5);
         wait_until("it is said", SOON, || lines().len() >= expected);
         drop(held);
@@ -416,7 +419,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
         }
     };
     let refusals = || LOGGER.lines("control message was refused").len();
-    // Each connection has asked for its rights then.
+    // By then each connection has asked for its rights.
     wait(12);
     for round in 1..=2 {
         user.set(&["-publish"]);
@@ -436,11 +439,11 @@ fn a_release_without_its_message_is_logged_once() {
     }
     LOGGER.install();
     let server = server();
-    // A copy finds the release done, and does not know whether listeners heard of it.
+    // The copy finds the release done, and does not show whether listeners were informed.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
     assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
-    // The server knows the scripts then.
+    // By then the server knows the scripts.
     client.semaphore("semaphore").acquire().unwrap().release().unwrap();
     let permit = client.semaphore("semaphore").acquire().unwrap();
     proxy.on(Direction::Request, 1, Action::LoseReply, |bytes| {
@@ -467,7 +470,7 @@ fn a_release_without_its_message_is_logged_once() {
                 "read" => both.read_lock().lock().unwrap().unlock().unwrap(),
                 _ => both.write_lock().lock().unwrap().unlock().unwrap(),
             }
-            // Without it from the beginning, nothing would be granted.
+            // If the right were missing from the beginning, nothing would be granted.
             if round == 0 {
                 user.set(&["-publish"]);
             }
@@ -490,7 +493,7 @@ fn a_lease_that_ran_out_says_why() {
     let server = server();
     let builder = || impatient(&server.url()).watchdog_timeout(RENEWED);
     let client = builder().connect().unwrap();
-    // Over when the first renewal is due.
+    // The hold is over when the first renewal is due.
     let bounded = builder().max_hold(UNIT).connect().unwrap();
     let said = |name: &str| format!("the hold of {name:?} was lost: its lease ran out");
     let why = |name: &str, why: &str| {
@@ -517,7 +520,7 @@ fn a_lease_that_ran_out_says_why() {
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
 }
 
-/// The end does not wait for as long as a connection may take to be opened.
+/// The client's end does not wait for as long as a connection may take to open.
 #[test]
 fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
@@ -539,7 +542,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
                 (lock.lock().unwrap(), semaphore.acquire().unwrap())
             })
             .collect();
-        // The next caller opens a connection, which takes all the time that it may.
+        // The next caller opens a connection, which takes the longest possible time.
         proxy.freeze();
         proxy.cut_all();
         let calls: Vec<_> = (0..connections * 2)
@@ -566,7 +569,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     }
 }
 
-/// Takes locks and loses them, each for a reason of its own. Each loss is a line.
+/// Takes locks and loses them, each for a different reason. Each loss is a line.
 fn lose(client: &Client, prefix: &str, locks: usize) {
     let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
     let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
@@ -606,8 +609,8 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// A managed service may know no INFO, CLIENT or CONFIG: all goes on, and the log tells of missing
-/// features.
+/// A managed service may not know INFO, CLIENT or CONFIG. Everything goes on, and the log names the
+/// missing features.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     if !has_own_process() {
@@ -632,7 +635,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     let lines = LOGGER.lines("refuses INFO");
     assert_eq!(lines.len(), 2, "once for each client: {lines:?}");
     assert!(lines.iter().all(|(level, _)| *level == Level::Warn));
-    // The subscriber may have logged, too, that the server does not tell of changes.
+    // The subscriber may also have logged that the server does not report changes.
     let mut others = LOGGER.lines("");
     others.retain(|(_, line)| {
         !line.contains("refuses INFO")
@@ -641,7 +644,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     assert!(others.is_empty(), "{others:?}");
 }
 
-/// A process may have several.
+/// A process may have several clients.
 #[test]
 fn each_log_line_names_its_client() {
     if !has_own_process() {
@@ -660,7 +663,7 @@ fn each_log_line_names_its_client() {
     }
 }
 
-/// Two that take two locks in opposite orders wait for ever.
+/// Two threads that take two locks in opposite orders wait for ever.
 #[test]
 fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     if !has_own_process() {
@@ -714,7 +717,8 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
-/// Other threads wait for the name, too, of which one asks why; and a line about the name has come.
+/// Other threads wait for the name, too, and one of them asks why. A line about the name has come
+/// already.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     if !has_own_process() {
@@ -741,7 +745,7 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     assert_eq!(said().len(), 1, "{:?}", said());
 }
 
-/// A latch is made to be waited for, but not by a thread that others wait for.
+/// Threads are meant to wait for a latch, but not a thread that others wait for.
 #[test]
 fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     if !has_own_process() {
@@ -805,7 +809,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
         said("lock").len() > 2 && said("pool").len() > 2
     });
     let lists = Commands::so_far(&server).of("client|list");
-    // A second for each name, and a list that no line has yet.
+    // There is at most one list a second for each name, and one list may have no line yet.
     let most = 2 * (begun.elapsed().as_secs() + 1);
     let lines = LOGGER.lines("waited ").len() as u64;
     assert!(lists <= most && lists <= lines + 2, "{lists} lists in {:?}", begun.elapsed());
@@ -842,7 +846,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         });
         waits
     });
-    // These wait as long, and are made for it.
+    // These waits last as long, but such waits are normal.
     let latch = second.count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     let (open, leads) = (latch.clone(), second.leader_election("leads"));
@@ -884,7 +888,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     }
     LOGGER.install();
     let server = server();
-    // Each is a client of its own, which says it at once, and once.
+    // Each is a separate client, which logs it at once, and only once.
     let clients =
         [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG).connect().unwrap());
     let [pool, expirable] = ["pool", "expirable"];
@@ -911,7 +915,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
         let lines = said(client);
         assert!(lines.len() == 1 && lines[0].1.contains(wants), "{lines:?}");
     }
-    // Not if they are all out.
+    // There is no line if all permits are out.
     let client = Client::connect(&server.url()).unwrap();
     let (pool, expirable) = (client.semaphore(pool), client.expirable_semaphore(expirable));
     assert!(pool.try_set_permits(1).unwrap() && expirable.try_set_permits(1).unwrap());
@@ -924,7 +928,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     assert_eq!(said(&client), []);
 }
 
-/// While the server takes no writes, say, since its replicas are gone.
+/// This happens, for example, while the server takes no writes since its replicas are gone.
 #[test]
 fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() {
     if !has_own_process() {
@@ -983,7 +987,7 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// No message wakes the other one then, and nothing fails.
+/// Then no message wakes the other client, and nothing fails.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {
@@ -1008,11 +1012,11 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         spawn(move || semaphore.acquire_cancellable(&token).map(drop).unwrap_err().kind())
     };
     let beside_another_kind = |sharded, name: &str| {
-        // Redisson listens to the channel of the name, by the other kind.
+        // Redisson listens to the name's channel of the other kind.
         let (client, token) = (connect(sharded), CancelToken::new());
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();
-        // Time is the subject: it asks every few seconds.
+        // Time is the subject: the waiter asks every few seconds.
         thread::sleep(UNIT * 40);
         assert_eq!(lines(&client), []);
         let mut redis = cluster.home(name).connection();

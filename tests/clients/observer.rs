@@ -1,4 +1,4 @@
-//! What an observer hears of a client's locks.
+//! The events that an observer gets from a client's locks.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use crate::common::*;
 
-/// Writes down what it hears.
+/// An observer that records the events.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<Line>>>);
 
 #[derive(Clone, Debug)]
 struct Line {
-    /// The method, and the way or the reason.
+    /// The method that was called, and the way or the reason.
     what: String,
     name: String,
     kind: Kind,
@@ -39,7 +39,7 @@ impl Heard {
         self.0.lock().unwrap().clone()
     }
 
-    /// What was heard so far; the next call begins after that.
+    /// Takes the events so far. The next call begins after them.
     fn taken(&self) -> Vec<String> {
         self.0.lock().unwrap().drain(..).map(|line| line.what).collect()
     }
@@ -85,7 +85,7 @@ impl Observer for Heard {
 }
 
 fn builder(server: &Server) -> ClientBuilder {
-    // Otherwise the server may tell of a forced unlock first, as of a revoked hold.
+    // Otherwise the server may report a forced unlock first, as a revoked hold.
     Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
 }
 
@@ -111,7 +111,7 @@ fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     assert!(line.time >= UNIT && line.time < SOON, "{line:?}");
 }
 
-/// Its thread has had the lock all the while.
+/// The thread has had the lock all the while.
 #[test]
 fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let server = server();
@@ -122,7 +122,7 @@ fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free"]);
-    // The request for the longer lease, and its second copy.
+    // The fault hits the request for the longer lease, and its second copy.
     proxy
         .on(Direction::Request, 2, Action::LoseRequest, |bytes| contains(bytes, "\r\n7200000\r\n"));
     let again = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
@@ -206,7 +206,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     let lock = client.reentrant_lock("orders");
     assert!(lock.try_lock().unwrap().into_option().is_none());
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
-    // An unanswered one gives up for another reason.
+    // A call that gets no answer gives up for another reason.
     loop {
         match if_answered(lock.try_lock_for(UNIT).map(Taken)) {
             None => drop(heard.taken()),
@@ -227,7 +227,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     held.unlock().unwrap();
 }
 
-/// What is told of one acquisition, of each kind.
+/// The events of one acquisition of each kind.
 #[test]
 fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     let server = server();
@@ -340,7 +340,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    // Long enough to leave the lock first.
+    // The wait is long enough to leave the lock first.
     assert!(lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
@@ -419,7 +419,7 @@ fn a_panic_of_an_observer_harms_no_caller() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// What it holds, as `name kind levels thread`, and what it waits for.
+/// The client's holds, each as `name kind levels thread`, and its waits.
 fn now(client: &Client) -> (Vec<String>, Vec<String>) {
     let Snapshot { held, waiting, .. } = client.snapshot();
     let held = held.iter().map(|it| {
@@ -527,7 +527,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
             threads.collect::<Vec<_>>()
         };
         assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
-        // The next one leads, and those behind it have moved up.
+        // The next thread leads, and those behind it have moved up.
         tokens[0].cancel();
         wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
         tokens.iter().for_each(CancelToken::cancel);

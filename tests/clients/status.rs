@@ -1,4 +1,4 @@
-//! What a client says of a name that others use.
+//! What a client reports about a name that others use.
 
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -113,7 +113,7 @@ fn each_kind_is_known_by_its_keys() {
         assert_eq!(seen(&watcher, foreign), (StatusKind::Other, [0; 3]), "{foreign}");
     }
 
-    // Nothing that they looked at has changed.
+    // Nothing that they read has changed.
     let before = changes(&mut redis);
     for name in ["fenced", "permits", "slots", "ready", "list", "hash", "text", "unused"] {
         watcher.status(name).unwrap();
@@ -189,7 +189,7 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
     let () = redis.set("redisson_lock_token:{java}", "no number").unwrap();
     let status = client.status("java").unwrap();
     assert_eq!((status.kind, status.token), (StatusKind::Lock, None));
-    // No reply has such a number.
+    // No reply can have a number this large.
     let () = redis.hset("java", FOREIGN, i64::MAX).unwrap();
     let () = redis.set("redisson_lock_token:{java}", i64::MAX).unwrap();
     let status = client.status("java").unwrap();
@@ -243,7 +243,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
     let took = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
     let took = took.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
     println!("the server took {took} us");
-    // Five times as much as promised: the machine may be busy.
+    // The bound is five times the promised one, since the machine may be busy.
     assert!(took.parse::<f64>().unwrap() < 25_000.0, "{took}");
     let () = redis.del("redlatch_queue:{orders}").unwrap();
 }
@@ -371,7 +371,8 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         let _ended = has_looked.recv();
     });
     wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
-    // A script passes over an entry whose process does not listen yet: it asks again soon.
+    // A script passes over an entry whose process does not listen yet. That process asks again
+    // soon.
     wait_hearing(&server, 1);
     goes.send(()).unwrap();
     assert!(ends.join());

@@ -1,4 +1,5 @@
-//! How a holder hears of a loss as soon as it happens: the server tells when a key changes.
+//! Tracking: the server reports when a key changes, so that a holder learns of a loss as soon as it
+//! happens.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,7 +35,7 @@ impl Losses {
     }
 }
 
-/// A hold of any kind: whether it is held, its losses, and its release, which fails after one.
+/// A hold of any kind: whether it is held, its losses, and its release, which fails after a loss.
 struct Held {
     losses: Losses,
     is_held: Box<dyn Fn() -> bool>,
@@ -102,7 +103,7 @@ fn untracked(server: &Server) -> ClientBuilder {
     Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
 }
 
-/// How many keys the server tracks.
+/// The number of keys that the server tracks.
 fn tracked(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"));
@@ -114,7 +115,7 @@ fn wait_tracked(server: &Server, keys: u64) {
     wait_until(&format!("{keys} keys are tracked"), SOON, || tracked(server) == keys);
 }
 
-/// A network that counts how often its client asks whether something is there.
+/// A network that counts its client's questions whether a key exists.
 struct Counting {
     proxy: Proxy,
     asked: Arc<AtomicUsize>,
@@ -124,8 +125,8 @@ impl Counting {
     fn before(server: &Server) -> Self {
         let (proxy, asked) = (Proxy::before(server), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&asked);
-        // The rule lets each command pass as it is: questions that come together have one packet of
-        // replies.
+        // The rule lets each command pass unchanged. Questions that come together have one packet
+        // of replies.
         proxy.on(Direction::Request, 1, Action::LoseRequest, move |command| {
             let asks = ["\r\nHEXISTS\r\n", "\r\nZMSCORE\r\n"];
             if asks.iter().any(|verb| contains(command, verb)) {
@@ -141,7 +142,7 @@ impl Counting {
     }
 }
 
-/// A client behind it.
+/// A client behind the network.
 fn counted(proxy: &Proxy, lease: Duration) -> Client {
     Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap()
 }
@@ -204,7 +205,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     semaphore.try_set_permits(500).unwrap();
     let pool: Vec<_> = (0..500).map(|_| held!(semaphore.acquire().unwrap(), release)).collect();
     wait_tracked(&server, 501);
-    // In the middle of their questions.
+    // The change comes in the middle of their questions.
     let mut redis = server.connection();
     for at in (0..500).step_by(7) {
         let () = redis.del(format!("lock {at}")).unwrap();
@@ -218,7 +219,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     let () = redis.zrem("{pool}:timeout", ids).unwrap();
     let lost = || pool.iter().filter(|held| !held.losses.so_far().is_empty()).count();
     wait_until("a hundred permits are lost", SOON, || lost() == 100);
-    // Messages still on their way have come: the same connection tells of this one.
+    // By then all earlier messages have come, since the same connection reports this change.
     let () = redis.del("lock 1").unwrap();
     held[1].losses.wait();
     assert_eq!(lost(), 100);
@@ -245,7 +246,7 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
     });
     assert!((held.is_held)());
     assert_eq!(held.losses.so_far(), []);
-    // Once when it was held for a while, and once after each renewal.
+    // The client asks once when the lock was held for a while, and once after each renewal.
     assert!((4..=7).contains(&counting.asked()), "{} questions", counting.asked());
     wait_tracked(&server, 1);
     let () = redis.del("renewed").unwrap();
@@ -260,7 +261,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         let so_far = Commands::so_far(&server);
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
-    // (On a busy machine a hold may last for a while: then with a new client.)
+    // (On a busy machine a hold may last for a while. Then the test takes a new client.)
     wait_until("all were short", SOON, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
@@ -272,7 +273,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         assert!(longest >= UNIT / 2 || listens() == before, "{longest:?}");
         longest < UNIT / 2
     });
-    // No thread waits here, and the loss is heard of all the same.
+    // No thread waits here, and the client still learns of the loss.
     let held = Held::lock(&client, "short");
     wait_tracked(&server, 1);
     let () = server.connection().del("short").unwrap();
@@ -289,7 +290,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
         let first = hold(&client);
         wait_tracked(&server, 1);
         drop(first);
-        // Another hold, and a short one: the server tells of it, or of the release, or of both.
+        // There is another hold, a short one. The server reports the hold, the release, or both.
         let begun = Instant::now();
         hold(&client).release().unwrap();
         wait_tracked(&server, 0);
@@ -299,7 +300,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
     }
 }
 
-/// A question and its answer run beside all the holder's actions meanwhile.
+/// A question and its answer run beside all actions of the holder.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let server = server();
@@ -359,7 +360,7 @@ fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
-    // A change before the connection is there again, and one after it.
+    // One change comes before the connection is there again, and one after.
     for after in [false, true] {
         let held = ["one", "other"].map(|name| Held::lock(&client, name));
         wait_tracked(&server, 2);
@@ -443,7 +444,7 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     let client = counted(&counting.proxy, LEASE);
     let held = Held::lock(&client, "refused");
     wait_tracked(&server, 1);
-    // The server tells of the change, and answers BUSY to the question.
+    // The server reports the change, and answers BUSY to the question.
     let script = "redis.call('pexpire', KEYS[1], 300000) \
                   local begun = redis.call('time')[1] \
                   while redis.call('time')[1] - begun < 2 do end";
@@ -456,8 +457,8 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     held.losses.wait();
 }
 
-/// One server that knows no such commands, one whose rights forbid them, and a client that does
-/// without.
+/// The cases: a server that does not know such commands, one whose rights forbid them, and a client
+/// that does not use them.
 #[test]
 fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     let server = server();
@@ -477,7 +478,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
         let client = builder.connect().unwrap();
         let other = untracked(server).connect().unwrap();
         let held = Held::lock(&client, "plain");
-        // Waits go on as ever, and are told of a release.
+        // Waits go on as always, and get the message of a release.
         at_once(|| {
             let theirs = other.reentrant_lock("waited for").lock().unwrap();
             let lock = client.reentrant_lock("waited for");
@@ -486,7 +487,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
             theirs.unlock().unwrap();
             waiting.join();
         });
-        // Long enough for it to be tracked.
+        // The time is long enough for the hold to be tracked.
         wait_renewed(server, "plain");
         assert!((held.is_held)(), "{case}");
         assert_eq!(tracked(server), 0, "{case}");
@@ -496,7 +497,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     }
 }
 
-/// As a proxy may that does not know a command.
+/// A proxy that does not know a command may do so.
 #[test]
 fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
     let server = server();

@@ -1,5 +1,5 @@
-//! Bad input: a clear error at the first call that can know, or it works. No panic, no overflow,
-//! no hang, and no password in anything that is shown.
+//! Bad input leads to a clear error at the first call that can know, or it works. There is no
+//! panic, no overflow and no hang, and no output shows a password.
 
 use std::error::Error as _;
 use std::io::{Read as _, Write as _};
@@ -133,7 +133,7 @@ fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
             assert_eq!(error.kind(), ErrorKind::Config, "{lease:?}: {error}");
             assert!(error.to_string().contains("lease"), "{error}");
         }
-        // A re-entry too, and it leaves the outer level as it is.
+        // A re-entry works, too, and leaves the outer level unchanged.
         let outer = client.reentrant_lock("lease").lock().unwrap();
         assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::Config);
         assert_eq!(lock.hold_count(), 1);
@@ -148,7 +148,8 @@ fn a_lease_between_works() {
     let client = client(&server);
     for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13)] {
         let lock = client.reentrant_lock("lease").with_lease(Duration::from_millis(millis));
-        // A very short one may be over before the reply is here: an error, and no hold stays.
+        // A very short lease may be over before the reply comes. Then there is an error, and no
+        // hold stays.
         if let Err(error) = works(&lock) {
             assert!(millis < 10, "{millis} ms: {error}");
             let late = error.to_string().contains("before the reply was read");
@@ -186,7 +187,7 @@ fn waits_of_nothing_and_of_ages_work() {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
         }
         assert!(answered(|| lock.lock_within(Instant::now())).into_option().is_none());
-        // A wait for ever ends at the release: from Redis, and from a thread of this process.
+        // An endless wait ends at a release, by Redis and by a thread of this process.
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let lock = lock.clone();
@@ -256,7 +257,7 @@ fn settings_at_their_limits_work() {
         lock.lock().unwrap().unlock().unwrap();
         drop(lock.lock().unwrap());
     }
-    // The shortest watchdog: it may be too short for this machine, but it panics nowhere.
+    // The shortest watchdog may be too short for this machine, but it causes no panic.
     let client =
         Client::builder(&url).watchdog_timeout(Duration::from_millis(10)).connect().unwrap();
     let lock = client.reentrant_lock("shortest");
@@ -350,7 +351,7 @@ fn an_absent_server_is_said_so_soon() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// Neither it nor its causes show the password.
+/// Checks that neither the error nor its causes show the password.
 #[track_caller]
 fn shows_no_secret(error: &Error) {
     let mut shown = format!("{error} {error:?} {error:#?}");
@@ -403,7 +404,7 @@ fn nothing_shows_the_password() {
         shows_no_secret(&lock.lock().map(drop).unwrap_err());
         server.resume();
         server.kill();
-        // Any first finding.
+        // The first finding may be any of these.
         for _ in 0..2 {
             shows_no_secret(&lock.lock().map(drop).unwrap_err());
         }
@@ -445,7 +446,7 @@ fn a_server_that_repeats_the_password_is_not_quoted() {
     }
 }
 
-/// Takes and gives back one of everything there is.
+/// Takes and gives back one of each synchronizer.
 fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
     let lock = client.reentrant_lock("lock");
     let (semaphore, latch) = (client.semaphore("semaphore"), client.count_down_latch("latch"));
@@ -520,7 +521,7 @@ fn a_database_that_is_not_there_is_an_error() {
 fn a_unix_socket_does_as_well() {
     let server = server();
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
-    // The client wakes others, and others wake it: it subscribes, too.
+    // The client wakes others, and others wake it, so it also subscribes.
     for (releases, waits) in [(&one, &other), (&other, &one)] {
         at_once(|| {
             let guard = releases.reentrant_lock("socket").lock().unwrap();
@@ -542,7 +543,7 @@ struct Impostor {
 }
 
 impl Impostor {
-    /// Answers every command with this; `None`: with nothing.
+    /// Answers every command with this. `None`: it does not answer.
     fn answering(answer: Option<&'static [u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -641,7 +642,8 @@ fn trouble_with_a_server_says_which() {
     let semaphore = client.semaphore("permits");
     lock.lock().unwrap().unlock().unwrap();
     server.pause();
-    // No answer in time; then no connection; then none for other threads, either.
+    // First there is no answer in time, then no connection, and then none for other threads,
+    // either.
     says_where(lock.lock().map(drop).unwrap_err());
     says_where(lock.is_locked().map(drop).unwrap_err());
     says_where(semaphore.try_acquire().map(drop).unwrap_err());
@@ -693,7 +695,7 @@ fn a_refusal_says_which_server_refused() {
     says_where("a replica");
 }
 
-/// A key of another program: its type is named, the script that met it is not.
+/// The error names the type of another program's key, but not the script that met it.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
     let server = server();

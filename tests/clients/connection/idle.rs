@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A firewall drops a connection that was idle for long, and says nothing. The time is the subject.
+/// A firewall silently drops a connection that was idle for long. Time is the subject.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();
@@ -18,17 +18,17 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     server.pause();
     let longest = drops.drop_all();
     server.resume();
-    // Another connection would be opened for a minute.
+    // A call would try for a minute to open another connection.
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// As long as nothing is held there are no renewals. The time is the subject.
+/// While nothing is held there are no renewals. Time is the subject.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = RENEWED;
-    // Nothing but renewals.
+    // The client only sends renewals.
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();
     let lock = client.reentrant_lock("idle");
@@ -58,10 +58,10 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
 
 /// Threads with guards that share one lane, which is idle.
 struct IdleDrops {
-    /// The threads pass it when all are there, and when they may drop their guards.
+    /// The threads pass the gate when all are there, and again when they may drop their guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
-    /// Whose end waits for the server.
+    /// The client, whose end waits for the server.
     _client: Client,
 }
 
@@ -93,7 +93,7 @@ impl IdleDrops {
         Self { gate, threads, _client: client }
     }
 
-    /// Returns the longest that one took.
+    /// Drops all guards. Returns the longest time that one drop took.
     fn drop_all(&mut self) -> Duration {
         self.gate.wait();
         self.threads.drain(..).map(Running::join).max().unwrap()

@@ -9,7 +9,7 @@ use super::*;
 
 const HOLDS: usize = 20;
 
-/// The numbers of the user's connections; those for messages are left out.
+/// The numbers of the user's connections, except those for messages.
 fn commands_of(server: &Server) -> HashSet<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let own = list.lines().filter(|line| line.contains("user=tokens") && line.contains(" sub=0 "));
@@ -24,7 +24,7 @@ fn held(at: usize) -> String {
     format!("hold {at}")
 }
 
-/// Each connection is opened with the password of then.
+/// Each connection is opened with the password that is valid at that time.
 #[test]
 fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     let server = server();
@@ -47,7 +47,8 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// A waiter does not find out by its next question: its client listens again, with the new password.
+/// The waiter does not have to wait for its next question, since its client listens again with the
+/// new password.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
     let server = server();
@@ -92,10 +93,11 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let auths = || Commands::so_far(&server).of("auth");
     let (lanes, before) = (commands_of(&server), auths());
     vault.add(slice::from_ref(&server), "second");
-    // Two lanes, the connection for messages, and the renewer's at its next use.
+    // These are two lanes, the connection for messages, and the renewer's connection at its next
+    // use.
     wait_until("they have been told", SOON, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
-    // The client cannot know of a change that no one tells: the test asks for no more than that.
+    // The client cannot know of a change that nobody reports, and the test does not demand it.
     Vault::remove(slice::from_ref(&server), "first");
     for guard in guards {
         guard.unlock().unwrap();
@@ -103,7 +105,7 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     waiter.join();
 }
 
-/// In the middle of other threads' commands, whose replies stay theirs.
+/// The new credentials go between other threads' commands, which still get their own replies.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let server = server();
@@ -138,7 +140,7 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// Foreign code: it may fail, panic or not return, and neither holds nor threads depend on it.
+/// Foreign code may fail, panic or not return. Neither holds nor threads depend on it.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let server = server();
@@ -167,7 +169,8 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     ] {
         mode.store(now, Ordering::SeqCst);
         Vault::hang_up(slice::from_ref(&server));
-        // A slowly printed panic counts at first as a call that did not return in time.
+        // If a panic is printed slowly, the call at first counts as one that did not return in
+        // time.
         let error = wait_for_error(&client, said);
         assert!(error.is_transient(), "{error:#}");
         mode.store(0, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Connections: signals, idle ones, servers that change their role, and strangers in a server's
-//! place.
+//! Connections: signals, idle connections, servers that change their role, and strangers in a
+//! server's place.
 
 mod idle;
 mod logins;
@@ -38,7 +38,7 @@ fn refused(url: &str, within: Duration) -> Error {
     builder.connect().map(drop).unwrap_err()
 }
 
-// Connections left behind.
+// Connections that are left behind.
 
 #[test]
 fn clients_that_come_and_go_leave_nothing_behind() {
@@ -70,7 +70,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
     user.set(&["-info"]);
     let client = user.client();
     let guard = client.reentrant_lock("held").lock().unwrap();
-    // Lanes, each of which may be to another server.
+    // Opens lanes, each of which may lead to another server.
     for at in 0..40 {
         assert!(!client.reentrant_lock(&format!("other:{at}")).is_locked().unwrap());
     }
@@ -82,7 +82,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
     assert!(guard.is_held());
 }
 
-/// Where this executable's workers begin.
+/// The entry of this executable's workers.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -99,7 +99,7 @@ fn worker() {
 fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // Another one, if the machine stood still while it waited.
+    // The test takes another process if the machine stood still during the wait.
     wait_until("it was stopped in time", SOON, || {
         let mut worker = Worker::spawn_test("connection::worker", "waits", &[&proxy.url()]);
         worker.expect_line("ready", SOON);
@@ -123,7 +123,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
 
 // Strangers in a server's place.
 
-/// However many wait for one connection to a server that is silent, each has its error in time.
+/// However many calls wait for one connection to a silent server, each gets its error in time.
 #[test]
 fn a_call_that_waits_for_others_ends_in_time() {
     let server = server();
@@ -144,7 +144,8 @@ fn a_call_that_waits_for_others_ends_in_time() {
         .collect();
     let longest = threads.into_iter().map(Running::join).max().unwrap();
     server.resume();
-    // Two calls, each for twice the two timeouts at the most, and not for those of all before it.
+    // There are two calls. Each takes at most twice the two timeouts, and does not add those of all
+    // calls before it.
     assert!(longest < SOON, "{longest:?}");
 }
 
@@ -155,13 +156,13 @@ fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     proxy.on(Direction::Request, usize::MAX, Action::LoseReply, |bytes| contains(bytes, "broken"));
-    // Each call uses two connections at most, and opens the second: nine tenths of three timeouts.
-    // A call that sent its request again, however late, would open a third one.
+    // Each call uses at most two connections and opens the second, which takes nine tenths of three
+    // timeouts. A call that sent its request again, however late, would open a third connection.
     once_within(IMPATIENT * 7 / 2, || {
-        // A round that began without a connection would have to open one more.
+        // A round that began without a connection would have to open another one.
         proxy.set_delay(Duration::ZERO);
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
-        // Both ways together: nine tenths of each timeout.
+        // The delay both ways is together nine tenths of each timeout.
         proxy.set_delay(IMPATIENT * 9 / 20);
         let threads: Vec<_> = (0..4)
             .map(|at| client.reentrant_lock(&format!("broken:{at}")))

@@ -4,7 +4,7 @@ use redlatch::Taken;
 
 use super::*;
 
-/// The fields of each connection that the server knows, but for this one's.
+/// The fields of each connection that the server knows, except this one.
 fn connections(server: &Server) -> Vec<HashMap<String, String>> {
     let mut redis = server.connection();
     let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut redis).unwrap();
@@ -18,7 +18,7 @@ fn connections(server: &Server) -> Vec<HashMap<String, String>> {
     all
 }
 
-/// Uses its lanes, its renewer and its subscriber.
+/// Makes the client use its lanes, its renewer and its subscriber.
 fn busy(client: &Client) -> LockGuard {
     let guard = client.reentrant_lock("busy").lock().unwrap();
     let waits = client.reentrant_lock("busy").try_lock_for(UNIT);
@@ -85,7 +85,7 @@ fn a_name_that_is_too_long_is_an_error_that_says_so() {
     assert!(error.to_string().contains("201 bytes"), "{error}");
 }
 
-/// The system keeps fifteen bytes of them.
+/// The system keeps fifteen bytes of a thread's name.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_names_of_its_threads_are_whole() {

@@ -1,4 +1,4 @@
-//! A server's unasked messages, between two replies.
+//! A server's unrequested messages between two replies.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn speaking_resp3(server: &Server) -> Vec<String> {
     resp3.map(|line| field(line, "id")).collect()
 }
 
-/// The server tells those connections of every key that changes, though they have not asked for it.
+/// Makes the server report every key that changes to those connections, though they have not asked.
 fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
     let redirect = |id: &String| {
         let mut redis = server.connection();

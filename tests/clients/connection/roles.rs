@@ -10,7 +10,7 @@ fn replicate(replica: &Server, master: Option<&Server>) {
     let () = redis::cmd("REPLICAOF").arg(host).arg(port).query(&mut replica.connection()).unwrap();
 }
 
-/// The old master takes no writes any more; the address leads to the new one.
+/// The old master now refuses writes, and the address leads to the new one.
 #[test]
 fn a_hold_is_renewed_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -29,12 +29,13 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     proxy.lead_to(&new);
     wait_renewed(&new, "moved");
     assert!(guard.is_held() && !lost.load(Ordering::SeqCst));
-    // The lane still leads to the old one: the release is sent again by the way that works.
+    // The lane still leads to the old master, so the client sends the release again over a
+    // connection that works.
     drop(guard);
     wait_free(&new, "moved", SOON);
 }
 
-/// The old server's answer is read when the client has already asked the new server for holds that
+/// The client reads the old server's answer only after it has asked the new server for holds that
 /// are gone.
 #[test]
 fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
@@ -47,7 +48,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
         let client = client.connect().unwrap();
         let lock = client.reentrant_lock("given back");
-        // From here on its scripts are known.
+        // From here on the server knows the scripts.
         lock.lock().unwrap().unlock().unwrap();
         // With a hold, the client learns of the other server.
         let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
@@ -68,7 +69,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let leaver = spawn(move || {
             if dropped {
                 drop(guard);
-                // Reads the answer, as the next caller does.
+                // This call reads the answer, as the next caller's does.
                 assert!(!lock.is_locked().unwrap());
             } else {
                 guard.unlock().unwrap();
@@ -78,9 +79,9 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         wait_free(&old, "given back", SOON);
         proxy.lead_to(&new);
         proxy.cut_matching("SUBSCRIBE");
-        // For the held one, and then for the gone ones.
+        // The client asks for the hold that it has, and then for those that are gone.
         wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
-        // The new one has answered, and the client has read that.
+        // The new server has answered, and the client has read the answer.
         wait_idle("redlatch-renew");
         assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
         proxy.release();
@@ -99,7 +100,7 @@ fn places_without_a_waiter_are_given_up_at_a_new_server() {
     let guard = lock.lock_owned().unwrap();
     let (owner, _) = holder(&mut old.connection(), "stale").unwrap();
     guard.unlock().unwrap();
-    // The subscriber of a client with a hold hears of the other server.
+    // With a hold, the client's subscriber learns of the other server.
     let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
     wait_subscribed(&old, &own_channel(&owner));
     let mut redis = new.connection();
@@ -129,8 +130,8 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The old master lives on, and closes no connection: a waiter would listen there, and the new one,
-/// which counts listeners, would take it for dead.
+/// The old master lives on and closes no connection. A waiter that listened there would count as
+/// dead at the new master, which counts its own listeners.
 #[test]
 fn a_waiter_listens_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -150,7 +151,7 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
     replicate(&old, Some(&new));
     proxy.lead_to(&new);
     let waiter = spawn(move || {
-        // The first question meets the old one, perhaps, which refuses it.
+        // The first question may reach the old master, which refuses it.
         let guard = lock.lock().or_else(|_| lock.lock()).unwrap();
         guard.unlock().unwrap();
     });
@@ -176,7 +177,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let set = |redis: &mut redis::Connection, value| {
         redis::cmd("CONFIG").arg("SET").arg("replica-read-only").arg(value).exec(redis).unwrap();
     };
-    // An operator's decision, and everything works.
+    // After an operator's decision, everything works.
     set(&mut redis, "no");
     client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
     set(&mut redis, "yes");
@@ -204,7 +205,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     wait_free(&server, "demoted", SOON);
 }
 
-/// The replica was the master, and the new one may have holds that it does not know.
+/// The replica was the master. The new master may have holds that the replica does not know.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let (server, master) = (server(), server());

@@ -14,7 +14,7 @@ impl Signals {
     fn start() -> Self {
         use rustix::process::{Pid, Signal, kill_process};
 
-        // A handler as most programs have them: system calls go on after it.
+        // A handler as in most programs, so that system calls go on after it.
         let noticed = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -41,8 +41,8 @@ impl Drop for Signals {
     }
 }
 
-/// Signals change only the speed of a call: no error, and no connection opened anew. (In a process of
-/// its own, whose threads they are sent to.)
+/// Signals change only the speed of a call. They cause no error, and no connection is opened anew.
+/// (The test has a separate process, since the signals go to all of its threads.)
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_interrupt_no_call() {
@@ -76,7 +76,7 @@ fn signals_interrupt_no_call() {
                 let guard = shared.lock().unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                // Left, waited for, and had again.
+                // The lock is left, waited for, and taken again.
                 changed.notify_all().unwrap();
                 let _ = changed.wait_for(&guard, UNIT / 50).unwrap();
                 drop(guard);
@@ -95,8 +95,8 @@ fn signals_interrupt_no_call() {
             .collect();
         threads.into_iter().for_each(Running::join);
     };
-    // Opens the connections that open at first use: for messages, when a thread waits; for
-    // renewals, when a lock that was handed on is raised to its lease.
+    // Opens the connections that open at first use. That for messages opens when a thread waits,
+    // and that for renewals when a lock that was handed on is raised to its lease.
     run(20);
     for (one, other) in [(0, 1), (1, 0)] {
         let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
@@ -111,13 +111,13 @@ fn signals_interrupt_no_call() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    // A machine that stands still may break a connection, too; signals come all the time.
+    // A machine that stands still may break a connection, too, while signals come all the time.
     wait_until("connections are kept", SOON, || {
         let before = opened(&server);
         let signals = Signals::start();
         run(ROUNDS);
         drop(signals);
-        // Both questions come over a connection of their own.
+        // Both questions come over one separate connection.
         opened(&server) - before == 1
     });
 }

@@ -28,7 +28,7 @@ fn a_unix_socket_that_is_full_is_waited_for() {
     drop(waiting);
 }
 
-/// Answers each connection on a port of its own in this way, until it is dropped.
+/// A stranger on its own port, which answers each connection in the same way until it is dropped.
 struct Stranger {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// `answer` is called again and again, to read the client's commands and to answer them.
+    /// `answer` is called again and again. It reads the client's commands and answers them.
     fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -55,8 +55,8 @@ impl Stranger {
         Self { address, stop, thread: Some(thread) }
     }
 
-    /// The error of a client that connects to it within so long. A connect without an end there has
-    /// none here.
+    /// The error of a client that connects to the stranger within this time. A connect that never
+    /// ends makes the test hang.
     fn connect(&self, within: Duration) -> Error {
         refused(&format!("redis://{}", self.address), within)
     }
@@ -126,7 +126,7 @@ fn greeting(version: &str) -> String {
     format!("${}\r\n{info}\r\n{refusals}", info.len())
 }
 
-/// As a Valkey that was built without scripts.
+/// The answer of a Valkey that was built without scripts.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     bound();
@@ -152,14 +152,14 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
 }
 
-/// Redis says it to a client from another machine, unasked, and hangs up.
+/// Redis sends this to a client from another machine, without a request, and hangs up.
 #[test]
 fn a_server_in_protected_mode_says_so() {
     bound();
     let stranger = Stranger::start(|stream, _| {
         let denied =
             b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
-        // The side that hangs up first may lose it.
+        // If one side hangs up first, the message may be lost.
         let _ = (stream.write_all(denied), stream.read(&mut [0; 4096]));
     });
     let error = stranger.connect(UNIT * 10);
@@ -169,7 +169,7 @@ fn a_server_in_protected_mode_says_so() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// As Redis 6.2 answers, with any version: a proxy may claim any.
+/// The answer is that of Redis 6.2, whatever the version, since a proxy may claim any version.
 #[test]
 fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     bound();
@@ -195,7 +195,7 @@ fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     assert!(!error.is_transient(), "{said}");
 }
 
-/// A Sentinel of the system's, which ends with the test.
+/// A Sentinel of the system, which ends with the test.
 struct Sentinel {
     child: Child,
     port: u16,
@@ -203,7 +203,7 @@ struct Sentinel {
 }
 
 impl Sentinel {
-    /// `None`: this server's program cannot be one.
+    /// `None`: this server's program cannot be a Sentinel.
     fn start(server: &Server) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -241,7 +241,8 @@ impl Drop for Sentinel {
     }
 }
 
-/// As by CLIENT KILL, or a server that is just starting. The client has sent only questions.
+/// The cut is like one by `CLIENT KILL`, or by a server that is just starting. The client has sent
+/// only questions.
 #[test]
 fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     let server = server();
@@ -250,7 +251,7 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     for action in [Action::LoseRequest, Action::LoseReply] {
         let fired = proxy.fired();
         proxy.on(Direction::Request, 1, action, greets);
-        // Patient, since nothing here is late, unless the machine is busy.
+        // The client is patient, since only a busy machine makes anything late here.
         let client = Client::builder(&proxy.url()).connect_timeout(SOON).response_timeout(SOON);
         let client = client.connections(1).connect().unwrap();
         assert_eq!(proxy.fired(), fired + 1);
@@ -260,7 +261,7 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
         client.reentrant_lock("opened").lock().unwrap().unlock().unwrap();
         assert_eq!(proxy.fired(), fired + 2);
     }
-    // Once, and not again and again.
+    // The connection is opened once, and not again and again.
     let fired = proxy.fired();
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, greets);
     refused(&proxy.url(), SOON);
