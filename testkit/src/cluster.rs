@@ -7,13 +7,12 @@ use redis::{Connection, RedisResult, Value, cmd};
 
 use crate::{Server, ServerBuilder, ServerError, wait_until};
 
-/// How long the servers may take until all know all others, or agree on a new master.
+/// How long the servers may take until each knows all others, or until they agree on a new master.
 const BOUND: Duration = Duration::from_secs(60);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOTS: u16 = 16_384;
 
-/// Three masters with as many slots each and, if they are wanted, a replica of each, on free ports of
-/// 127.0.0.1.
+/// Three masters that share the slots evenly, on free ports of 127.0.0.1. Each may have a replica.
 #[derive(Debug)]
 pub struct Cluster {
     servers: Vec<Server>,
@@ -21,7 +20,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Three masters and three replicas. Returns when all know all others.
+    /// Starts three masters and three replicas. Returns when each knows all others.
     ///
     /// # Errors
     ///
@@ -30,7 +29,7 @@ impl Cluster {
         Self::of(3, true, |builder, _| node(&builder))
     }
 
-    /// Three masters alone.
+    /// Starts three masters without replicas.
     ///
     /// # Errors
     ///
@@ -39,7 +38,7 @@ impl Cluster {
         Self::of(3, false, |builder, _| node(&builder))
     }
 
-    /// Three masters alone that want this password, of letters and digits.
+    /// Starts three masters without replicas, which want this password, of letters and digits.
     ///
     /// # Errors
     ///
@@ -48,7 +47,8 @@ impl Cluster {
         Self::of(3, false, |builder, _| node(&builder.password(password)))
     }
 
-    /// The same, and with TLS, also among them: see [`tls_url`](Self::tls_url).
+    /// As [`start`](Self::start), with TLS, also between the servers. See
+    /// [`tls_url`](Self::tls_url).
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // Not before: one that knows another takes no number any more.
+        // The numbers were set before, since a server that knows another takes no number.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -125,8 +125,8 @@ impl Cluster {
         }
     }
 
-    /// Lets all servers know all others. A server gives up a handshake that takes it longer than its
-    /// node timeout, as on a machine that stands still: then it needs another one.
+    /// Makes all servers known to each other. A server gives up a handshake that takes longer than
+    /// its node timeout, as on a machine that stands still. Then it needs another handshake.
     fn introduce(&self) {
         let ids: Vec<_> = self.servers.iter().map(|server| self.id(server)).collect();
         let mut nodes: Vec<_> = self.servers.iter().map(Server::connection).collect();
@@ -193,7 +193,7 @@ impl Cluster {
         format!("rediss-cluster://{login}@{}", hosts.join(","))
     }
 
-    /// The servers: at first masters, and then their replicas in the same order.
+    /// The servers: first the masters, and then their replicas in the same order.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -320,7 +320,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until another server than `old` has the slot. Returns the time of that.
+    /// Waits until a server other than `old` has the slot. Returns the time of that.
     pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
         wait_until("another server has taken over", BOUND, || {
             let others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -339,9 +339,9 @@ impl Cluster {
     /// Cuts a server off from the others: it no longer sees or hears them. (They still see it.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // This is one transaction, since servers after Redis 7.0 tell the servers that they still
-        // know which server to forget. Other Valkey servers would make themselves known again, so
-        // the server must be deaf to them.
+        // This is one transaction, since servers after Redis 7.0 inform the servers that they still
+        // know of the one to forget. Other Valkey servers would make themselves known again, so the
+        // server must be deaf to them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
@@ -352,8 +352,8 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("FORGET: {error}"));
     }
 
-    /// Makes the replica of a slot's master take its place, without asking the master or the
-    /// others. Waits until all others know, and returns the replica.
+    /// Makes the replica of a slot's master take the master's place, without asking the master or
+    /// the others. Waits until all others know, and returns the replica.
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);

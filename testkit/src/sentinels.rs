@@ -11,32 +11,35 @@ use crate::{Server, ServerError, wait_until};
 const SERVICE: &str = "redlatch";
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
-/// How long the servers and Sentinels may take until all know all others, or agree on a new master. If
-/// a try of theirs comes to nothing, the next one is 6 s later, and a busy machine has some of these.
+/// How long the servers and Sentinels may take until each knows all others, or until they agree on
+/// a new master. If an attempt of theirs fails, the next one comes 6 s later, and on a busy machine
+/// several may fail.
 const BOUND: Duration = Duration::from_secs(60);
 /// How long a master may be silent. See [`PINGS`].
 const DOWN_AFTER: Duration = Duration::from_millis(1200);
-/// How often a Sentinel pings. It counts a new master's silence from the switch on, and pings it one
-/// such time after that: if that were as long as a master may be silent, each new master that answers
-/// a little late would be replaced at once. While a master is down, replicas that said nothing for five
-/// of these are not chosen, and they are asked each second.
+/// The time between two pings of a Sentinel. It counts a new master's silence from the switch on,
+/// and pings the master this time after the switch. If this were as long as a master may be silent,
+/// each new master that answers a little late would be replaced at once. While a master is down,
+/// the Sentinels ask the replicas each second, and choose none that was silent for five times this.
 const PINGS: &str = "500";
-/// How often it looks at the servers. While a master that answers is replaced, replicas whose state
-/// is older than three of these are not chosen, and no Sentinel tries again.
+/// The time between two looks of a Sentinel at the servers. While the Sentinels replace a master
+/// that answers, they choose no replica whose state is older than three times this, and none of
+/// them tries again.
 const LOOKS: &str = "400";
-/// How often they tell each other their views. A Sentinel that has not heard of a new master makes
-/// a replica of it again after four of these; it takes another one up to a second to see that it is
-/// one.
+/// The time between two exchanges of the Sentinels' views. A Sentinel that has not heard of a new
+/// master makes it a replica again after four times this. Another Sentinel may take a second to see
+/// that it is the master.
 const TELLS: &str = "400";
-/// How long a Sentinel that is to begin, or has begun, a failover may take to answer: if the test
-/// took another one for it, there would be two.
+/// How long a Sentinel that is asked to begin a failover, or has begun one, may take to answer. If
+/// the test turned to another Sentinel, there would be two failovers.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// For how long a Sentinel that stood still for 2 s (behind a busy disk, say) does nothing. Its own is
-/// half a minute: if the master is gone meanwhile, its replicas were without one for so long that none
-/// is ever chosen (ten times what a master may be silent), and only an operator helps.
+/// How long a Sentinel that stood still for 2 s (for example because of a busy disk) does nothing.
+/// The default is half a minute. If the master is gone meanwhile, its replicas are then without one
+/// for more than ten times as long as a master may be silent. So none of them is ever chosen, and
+/// only an operator helps.
 const RESTS: &str = "1000";
 
-/// Real ones on free ports of 127.0.0.1: a master, two replicas, three Sentinels.
+/// A master, two replicas and three Sentinels: real ones, on free ports of 127.0.0.1.
 #[derive(Debug)]
 pub struct Sentinels {
     sentinels: Vec<Server>,
@@ -54,7 +57,7 @@ pub struct SentinelsBuilder {
 }
 
 impl Sentinels {
-    /// Starts them with nothing special about them. Returns when all know all others.
+    /// Starts them with default settings. Returns when each knows all others.
     ///
     /// # Errors
     ///
@@ -63,7 +66,7 @@ impl Sentinels {
         Self::builder().start()
     }
 
-    /// For those with more to say about them.
+    /// A builder for other settings.
     #[must_use]
     pub fn builder() -> SentinelsBuilder {
         SentinelsBuilder {
@@ -99,7 +102,7 @@ impl Sentinels {
         format!("{scheme}-sentinel://{credentials}{}/{SERVICE}{parameter}", hosts.join(","))
     }
 
-    /// The authority (a certificate in PEM) of all, with TLS.
+    /// The authority (a certificate in PEM) of all of them, with TLS.
     #[must_use]
     pub fn tls_authority(&self) -> PathBuf {
         self.servers.first().map(Server::tls_authority).unwrap_or_default()
@@ -141,7 +144,7 @@ impl Sentinels {
         self.servers.iter().filter(|server| server.port() != master).collect()
     }
 
-    /// Waits until most of the Sentinels name another master than `old`; returns when that was.
+    /// Waits until most of the Sentinels name a master other than `old`. Returns the time of that.
     ///
     /// # Panics
     ///
@@ -153,7 +156,8 @@ impl Sentinels {
         Instant::now()
     }
 
-    /// Has the Sentinels choose another master now, though nothing has failed. Returns when they have.
+    /// Makes the Sentinels choose another master now, though nothing has failed. Returns when they
+    /// have.
     ///
     /// # Panics
     ///
@@ -161,8 +165,8 @@ impl Sentinels {
     pub fn fail_over(&self) {
         let old = self.master().known_port();
         self.wait_until("the Sentinels have chosen another master on command", || {
-            // One that gives up (no replica has told of itself lately, or the chosen one has become
-            // slow) does not try again by itself.
+            // A Sentinel that gives up does not try again by itself. It gives up if no replica has
+            // reported its state lately, or the chosen one has become slow.
             if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
                 let _begun = self.sentinels.iter().any(begins);
             }
@@ -170,8 +174,8 @@ impl Sentinels {
         });
     }
 
-    /// Starts a killed server again, or lets a paused one go on: without data, and as a replica.
-    /// Returns when all is as after the start, with perhaps another master.
+    /// Starts a killed server again, or lets a paused one go on, without data and as a replica.
+    /// Returns when everything is as after the start, perhaps with another master.
     ///
     /// # Panics
     ///
@@ -192,7 +196,7 @@ impl Sentinels {
     ///
     /// If that takes long.
     pub fn wait_ready(&self) {
-        // In any roles: the Sentinels may choose another master even now.
+        // The servers may have any roles, since the Sentinels may choose another master even now.
         self.wait_until("all follow one master, and each Sentinel knows all others", || {
             self.replicas().into_iter().all(follows) && self.sentinels.iter().all(knows_all)
         });
@@ -210,7 +214,7 @@ impl Sentinels {
         }
     }
 
-    /// The words of all, for the error of a vain wait.
+    /// The views of all, for the error of a vain wait.
     fn situation(&self) -> String {
         let mut said = String::new();
         for server in &self.servers {
@@ -261,14 +265,15 @@ impl SentinelsBuilder {
         self
     }
 
-    /// TLS for the clients, and among themselves. (The kit looks at them over ports without it.)
+    /// Uses TLS with the clients, and between the servers. (The kit looks at them over ports
+    /// without TLS.)
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// Starts them. Returns when all know all others.
+    /// Starts them. Returns when each knows all others.
     ///
     /// # Errors
     ///
@@ -334,7 +339,7 @@ fn follows(replica: &Server) -> bool {
     info.contains("role:slave") && info.contains("master_link_status:up")
 }
 
-/// Whether it could choose another master now.
+/// Whether the Sentinel could choose another master now.
 fn knows_all(sentinel: &Server) -> bool {
     let fields: HashMap<String, String> =
         ask(sentinel, &["SENTINEL", "MASTER", SERVICE]).unwrap_or_default();
@@ -350,7 +355,8 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
-/// Whether it chooses another master now, or has done so. Asked for long, as in [`begins`].
+/// Whether the Sentinel chooses another master now, or has done so. Waits as long for the answer as
+/// [`begins`].
 fn is_leaving(sentinel: &Server, old: u16) -> bool {
     let question = ["SENTINEL", "MASTER", SERVICE];
     let fields: HashMap<String, String> =
@@ -360,7 +366,8 @@ fn is_leaving(sentinel: &Server, old: u16) -> bool {
         || fields.get("flags").is_some_and(|flags| flags.contains("failover_in_progress"))
 }
 
-/// Has a Sentinel begin a failover. Asked for long: a second one would begin another.
+/// Makes a Sentinel begin a failover. Waits long for the answer, since a second Sentinel would
+/// begin another failover.
 fn begins(sentinel: &Server) -> bool {
     let question = ["SENTINEL", "FAILOVER", SERVICE];
     match ask_within::<String>(sentinel, &question, PATIENCE) {
@@ -369,7 +376,7 @@ fn begins(sentinel: &Server) -> bool {
     }
 }
 
-/// Asks on a connection of its own, in bounded time: the asked server may be stopped. `None`: no
+/// Asks over a separate connection, in bounded time, since the server may be stopped. `None`: no
 /// answer.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
     ask_within(server, question, Duration::from_millis(300)).ok()
@@ -386,7 +393,7 @@ fn ask_within<T: redis::FromRedisValue>(
     let mut tries = 3;
     loop {
         match redis::Cmd::new().arg(question).query(&mut connection) {
-            // A child's end is a signal, which ends a read with a timeout.
+            // A child's end sends a signal, which ends a read that has a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => {
                 tries -= 1;
                 thread::sleep(Duration::from_millis(5));
@@ -412,8 +419,8 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // The call returns when the Sentinels name another one. (They may change their minds after
-        // that.)
+        // The call returns when the Sentinels name another master. (They may change their minds
+        // after that.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }
@@ -423,7 +430,7 @@ mod tests {
         let Ok(sentinels) = Sentinels::start() else { return };
         let master = sentinels.master();
         sentinels.sentinels().iter().for_each(Server::pause);
-        // The Sentinels take so long for a fault of their clocks.
+        // The Sentinels take such a long pause for a fault of their clocks.
         thread::sleep(Duration::from_millis(2500));
         master.kill();
         sentinels.sentinels().iter().for_each(Server::resume);
@@ -435,7 +442,8 @@ mod tests {
     fn a_failover_that_came_to_nothing_is_begun_again() {
         let Ok(sentinels) = Sentinels::start() else { return };
         let replicas = sentinels.replicas();
-        // As long as no Sentinel has missed them, one of them is chosen, and does not act.
+        // While no Sentinel has noticed that these are gone, one of them may be chosen, and then
+        // does not act.
         replicas.iter().for_each(|replica| replica.pause());
         thread::scope(|scope| {
             let failover = scope.spawn(|| sentinels.fail_over());

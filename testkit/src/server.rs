@@ -58,14 +58,14 @@ pub struct Server {
     port: u16,
     tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
-    /// Reserved also while it is killed.
+    /// The ports, which stay reserved while the server is killed.
     ports: Vec<Port>,
     dir: TempDir,
 }
 
 impl Server {
-    /// Starts a server with nothing special about it. If no server program can be had, the process
-    /// ends: see [`ServerBuilder::start`].
+    /// Starts a server with default settings. If no server program can be had, the process ends.
+    /// See [`ServerBuilder::start`].
     ///
     /// # Errors
     ///
@@ -83,15 +83,15 @@ impl Server {
         Self::builder().args(args).start()
     }
 
-    /// For a server with more to say about it.
+    /// A builder for other settings.
     #[must_use]
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// For an example: the server at this URL, otherwise a private one. The server in `REDIS_URL`
-    /// is never used: in many shells it is one that matters. If it is set, a line on standard error
-    /// says so.
+    /// A server for an example: the one at this URL, otherwise a private one. The server in
+    /// `REDIS_URL` is never used, since in many shells it is one that matters. If the variable is
+    /// set, a line on standard error says so.
     ///
     /// # Errors
     ///
@@ -109,11 +109,11 @@ impl Server {
         }
     }
 
-    /// Whether the server program here, and `openssl`, can do TLS.
+    /// Whether the server program on this machine, and `openssl`, can do TLS.
     #[must_use]
     pub fn supports_tls() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
-        // Programs built without it differ in how they refuse, so one has to be tried.
+        // Programs built without TLS differ in how they refuse, so this starts one to find out.
         *KNOWN.get_or_init(|| Self::builder().tls().start().is_ok())
     }
 
@@ -164,12 +164,12 @@ impl Server {
         self.port
     }
 
-    /// The port that others are told: that with TLS, if there is one.
+    /// The port that other servers learn: the one with TLS, if there is one.
     pub(crate) fn known_port(&self) -> u16 {
         self.tls_port.unwrap_or(self.port)
     }
 
-    /// From here on this port, which is the server's, is reserved for it.
+    /// Reserves this port, which is the server's, from here on.
     pub(crate) fn with_reserved(mut self, port: Port) -> Self {
         self.ports.push(port);
         self
@@ -204,7 +204,7 @@ impl Server {
         connect(&self.url())
     }
 
-    /// Stops the server's process where it is (`SIGSTOP`): connections stay, nothing answers.
+    /// Stops the server's process (`SIGSTOP`). Connections stay, but nothing answers.
     pub fn pause(&self) {
         signal::stop(self.pid());
     }
@@ -214,7 +214,7 @@ impl Server {
         signal::go_on(self.pid());
     }
 
-    /// Whether it was not killed, or was started again.
+    /// Whether the server runs: it was not killed, or was started again.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.process().is_some()
@@ -239,7 +239,7 @@ impl Server {
                     *self.process() = Some(process);
                     return;
                 }
-                // Another process may use the port for a moment; other tests, say.
+                // Another process, such as another test, may use the port for a moment.
                 Ok(Started::PortTaken(_)) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -278,7 +278,8 @@ impl Server {
         let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
         let own = format!("port={},state=online,offset=", self.port);
         loop {
-            // Something to hear: only when it has said that it did the master sends the rest.
+            // The publish gives the replica a command to acknowledge. Only after the
+            // acknowledgement does the master send the rest.
             let _: Result<(), _> = redis::cmd("PUBLISH").arg("hear").arg("").query(&mut master);
             let info: String =
                 redis::cmd("INFO").arg("replication").query(&mut master).unwrap_or_default();
@@ -330,7 +331,7 @@ impl Server {
         ]
     }
 
-    /// A Sentinel writes its view into its file: the file is made anew for each start.
+    /// A Sentinel writes its view into its file, so each start makes the file anew.
     fn sentinel_arguments(&self, lines: &str) -> Result<Vec<String>, ServerError> {
         let (dir, file) = (self.dir.path(), self.dir.path().join("sentinel.conf"));
         let mut text = format!(
@@ -384,13 +385,13 @@ pub struct Provided {
 }
 
 impl Provided {
-    /// Where the server is.
+    /// The server's URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Whether it is a private one, which may be emptied, paused or killed.
+    /// Whether the server is private, so that it may be emptied, paused or killed.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.server.is_some()

@@ -69,7 +69,7 @@ impl Shared {
         result
     }
 
-    /// Waits until the state is so; without a time, for ever. False if it is not so by then.
+    /// Waits until the condition is true, without a time for ever. `false`: it is not true by then.
     pub(super) fn wait(&self, until: Option<Instant>, so: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while !so(&state) {

@@ -1,4 +1,4 @@
-//! Finds a server's binary: on PATH, or kept from an earlier download, or downloaded now.
+//! Finds a server's binary: on `PATH`, or kept from an earlier download, or downloaded now.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl Binary {
         FOUND.get_or_init(find).clone()
     }
 
-    /// Takes the program if it runs at all.
+    /// The program, if it runs at all.
     pub(crate) fn checked(path: PathBuf) -> Result<Self, String> {
         let output = Command::new(&path)
             .arg("--version")

@@ -76,8 +76,8 @@ impl ServerBuilder {
         self
     }
 
-    /// A replica of this server, with the same password. It has started when it has the master's
-    /// data.
+    /// Makes the server a replica of this one, with the same password. It has started when it has
+    /// the master's data.
     #[must_use]
     pub fn replica_of(self, master: &Server) -> Self {
         self.replica_at(master.port())

@@ -1,4 +1,5 @@
-//! Certificates for a server with TLS: an authority of its own, and its certificates.
+//! Certificates for a server with TLS: a separate authority, and the certificates that it has
+//! signed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
