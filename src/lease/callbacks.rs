@@ -17,15 +17,15 @@ const TARGET: &str = "redlatch";
 /// The most lines that wait for a slow logger. Later ones are counted and left out.
 const MOST_LINES: usize = 1_000;
 /// The time for which holds that are lost for one reason are gathered in a line, by [`clock`]. The
-/// line is written when no further one was lost for this time, but at the latest this time after
-/// the first.
+/// line is written when no further hold was lost for this time, but at the latest this time after
+/// the first loss.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The most names in such a line.
 const MOST_NAMES: usize = 10;
 
 enum CallbackJob {
-    /// Never left out: each callback runs once.
+    /// A callback, which is never left out: each runs once.
     Call(Box<dyn FnOnce() + Send>),
     Line(Level, String),
 }
@@ -47,7 +47,7 @@ struct CallbackState {
     lost: Vec<Lost>,
     /// The number of jobs and losses that are lines, or will be.
     lines: usize,
-    /// The number of lines left out since the last report of that.
+    /// The number of lines that were left out since the last report of such lines.
     left_out: u64,
     /// Whether the thread runs. It ends when the queue is empty.
     running: bool,
@@ -56,7 +56,7 @@ struct CallbackState {
 /// Holds lost for one reason.
 struct Lost {
     why: String,
-    /// The first ones.
+    /// The names of the first holds.
     names: Vec<Name>,
     holds: usize,
     first: u64,
@@ -107,7 +107,7 @@ impl Callbacks {
 
     /// Logs a line on the thread, after all earlier jobs.
     pub(super) fn log(self: &Arc<Self>, level: Level, line: impl FnOnce() -> String) {
-        // If the logger refuses this level, no line is made, and no thread started.
+        // If the logger refuses this level, this makes no line and starts no thread.
         if level > log::max_level() {
             return;
         }
@@ -193,7 +193,7 @@ impl Callbacks {
         }
     }
 
-    /// The next job, and how many lines were left out without a report.
+    /// The next job, and the number of lines that were left out without a report.
     fn next(&self) -> Option<(CallbackJob, u64)> {
         let mut state = self.state.lock();
         let job = loop {

@@ -18,8 +18,8 @@ const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 /// The time after which a request can no longer be on its way, unless the server has stood still.
 const LATEST: Duration = Duration::from_secs(600);
-/// The time for which a command is tried that matters only now, longer than the lease of a grant by
-/// message.
+/// The time for which a command that matters only now is tried. It is longer than the lease of a
+/// grant by message.
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 
@@ -50,8 +50,8 @@ type Next = (Command, bool);
 enum What {
     /// Done at its time, or once [settled](is_settled) after `enough`. One answer is not enough: a
     /// server that stalls may read a release before the acquire, which an old connection still has.
-    /// After an answer it is not sent again before `from`. From then on the command may be another
-    /// one, and the answer to the earlier one may come even later.
+    /// After an answer the command is not sent again before `from`. From then on the command may be
+    /// another one, and the answer to the earlier one may come even later.
     Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
     /// Done at its time, or once settled.
     Tell(Command),
@@ -213,8 +213,8 @@ impl Cleanup {
         }
     }
 
-    /// Whether it comes before all others, since the server forgets a waiter that gives no sign of
-    /// life.
+    /// Whether the cleanup comes before all others, since the server forgets a waiter that gives no
+    /// sign of life.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))
     }
@@ -320,8 +320,8 @@ impl Cleanup {
         }
     }
 
-    /// Makes it due soon, whatever was answered: the server may know less than the one that
-    /// answered.
+    /// Makes the cleanup due soon, whatever the answer was: this server may know less than the one
+    /// that answered.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));

@@ -57,7 +57,8 @@ pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
-    /// The lease to which it is raised. `None`: the server is only asked whether it knows the hold.
+    /// The lease to which the hold is raised. `None`: the server is only asked whether it knows the
+    /// hold.
     pub(crate) lease: Option<Duration>,
     /// Whether a longer lease is cut.
     pub(crate) longer: Longer,
@@ -96,8 +97,8 @@ pub(crate) enum Job {
     /// All holds are renewed, since the server may have lost them.
     RenewAll,
     CleanUp(Cleanup),
-    /// The reply to a change of this semaphore came after another server had been told the earlier
-    /// ones.
+    /// The reply to a change of this semaphore came after the earlier changes were sent to another
+    /// server.
     Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
@@ -230,9 +231,9 @@ impl Watchdog {
         self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
-    /// Records the server's answer to a request that changes by `permits` how many of a semaphore
-    /// are free, beside this mark. See [`Requests::applied`]: if it asks for it, the renewer makes
-    /// the change again.
+    /// Records the server's answer to a request that changes the number of a semaphore's free
+    /// permits by `permits`, beside this mark. If [`Requests::applied`] asks for it, the renewer
+    /// makes the change again.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
@@ -303,7 +304,8 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // Otherwise nothing would renew its hold, or report its loss.
+                                // Otherwise nothing would renew the task's hold, or report the loss
+                                // of the hold.
                                 self.tell_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }

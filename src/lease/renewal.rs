@@ -48,8 +48,8 @@ const RAISED_AGAIN: u64 = 400 * MS;
 /// costs no command.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// How many signs of life a fair lock's waiter gives in the time for which one counts; also the
-/// part of the usual pause after which the next one follows a failed one.
+/// The number of signs of life that a fair lock's waiter gives in the time for which one counts. It
+/// is also the part of the usual pause after which the next sign follows a failed one.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 
@@ -105,10 +105,10 @@ pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
 pub(crate) struct RenewalState {
     /// The time at which it was granted, or last passed.
     pub(crate) granted: u64,
-    /// The time since when the thread that wants it renewed has had it.
+    /// The time since which the thread that wants the hold renewed has had it.
     pub(crate) since: u64,
     pub(crate) deadline: u64,
-    /// Whether it was granted by message, and has not been raised yet.
+    /// Whether the hold was granted by message and has not been raised yet.
     pub(crate) is_provisional: bool,
     /// The lease to which it is renewed, if a living thread wants that.
     pub(crate) watched: Option<Duration>,
@@ -147,7 +147,7 @@ impl RenewalState {
         // A fixed lease lasts as requested, whether or not its thread lives.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
-            // It is raised once, and its lease counts from `granted`.
+            // A hold by message is raised once, and its lease counts from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.granted));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);

@@ -45,7 +45,7 @@ pub(crate) enum Generation {
     Present,
     Tripped,
     Broken,
-    /// It has ended, and the server does not know how.
+    /// The generation has ended, and the server does not know how.
     Forgotten,
 }
 
@@ -62,9 +62,10 @@ pub(crate) fn forgotten() -> Error {
 #[repr(u8)]
 pub(crate) enum Comes {
     Waits = b'0',
-    /// It waits, and has an action if it is the last.
+    /// The party waits, and has an action if it is the last.
     Acts = b'1',
-    /// It does not wait, or no longer, and breaks the generation in which it waits or would wait.
+    /// The party does not wait, or has stopped waiting, and breaks the generation in which it waits
+    /// or would wait.
     Leaves = b'2',
 }
 

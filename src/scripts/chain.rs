@@ -2,8 +2,9 @@
 //! imports nothing of the crate: the random models of the scripts (`tests/models/`) compile it,
 //! too.
 
-/// The time since when redlatch's processes have had the lock without leaving it to Redisson's, and
-/// how many of them, the holder included. (It is small, since each hold and each name has one.)
+/// The time since which redlatch's processes have had the lock without leaving it to Redisson's,
+/// and the number of them, the holder included. (A chain is small, since each hold and each name
+/// has one.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     /// The clock of the start.

@@ -28,7 +28,8 @@ pub(super) const MOST_OF_A_NAME: usize = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,
-    /// The run of the server that was last met before the change, or that was told of it.
+    /// The run of the server that was last met before the change, or to which the change was sent
+    /// later.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,
@@ -89,8 +90,8 @@ impl Log {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
 
-    /// Adds a change, and forgets the oldest ones. Returns how many it forgot, and how many of
-    /// these were old.
+    /// Adds a change, and forgets the oldest ones. Returns the number of forgotten changes, and how
+    /// many of these were old.
     pub(super) fn add(&mut self, mut change: Change) -> (usize, usize) {
         // Most names have few.
         if self.changes.capacity() == 0 {
@@ -115,9 +116,9 @@ impl Log {
         (gone, old)
     }
 
-    /// Notes that this run of the server has been told all changes made before `asked` of these
-    /// semaphores. From now on it has them as if it had made them, and they become old with its
-    /// own.
+    /// Notes that this run of the server has received all changes of these semaphores that were
+    /// made before `asked`. From now on the run has these changes as if it had made them, and they
+    /// become old with its own.
     pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {

@@ -47,7 +47,7 @@ pub(crate) struct ExpirableScripts<'a> {
 /// The result of a request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// So many of the ids, from the first on, are permits now.
+    /// This number of the ids, from the first on, are permits now.
     Taken(usize),
     /// There were not enough for the first thread. The next lease ends after this time.
     Refused(Option<Duration>),
@@ -60,12 +60,12 @@ pub(crate) enum TakenPermit {
 pub(crate) struct ReturnedPermits {
     /// The number of permits that were given back before their leases ended.
     pub(crate) live: usize,
-    /// The number of listeners that heard of it, or [`REFUSED`](super::semaphore::REFUSED). `None`:
-    /// none is free, so no message was sent.
+    /// The number of listeners that got the message, or [`REFUSED`](super::semaphore::REFUSED).
+    /// `None`: no permit is free, so no message was sent.
     pub(crate) heard: Option<i64>,
 }
 
-/// How many permits there are.
+/// The number of permits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitCounts {
     pub(crate) free: i64,
@@ -73,9 +73,9 @@ pub(crate) struct PermitCounts {
 }
 
 impl ExpirableScripts<'_> {
-    /// Takes permits for the first of these needs: each as a whole, while there are enough for one
-    /// of so many `clients`. `ids` has one for each permit needed, and the permits get the first of
-    /// them.
+    /// Takes permits for the first of these needs. Each need is met as a whole, while there are
+    /// enough permits for one of `clients` clients. `ids` has one for each permit needed, and the
+    /// permits get the first of them.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,
@@ -102,7 +102,7 @@ impl ExpirableScripts<'_> {
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
-    /// Gives permits back: `all` of them or none, or those that there are.
+    /// Gives permits back. `all`: all of them or none; otherwise those that exist.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
         release_command(self.keys(), self.channel, ids, all)
     }

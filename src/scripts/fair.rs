@@ -24,8 +24,8 @@ static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua")
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// The time for which a waiter counts as alive without a sign of life, and that for which one
-    /// of Redisson's keeps its place.
+    /// The time for which a waiter counts as alive without a sign of life, and for which a Redisson
+    /// waiter keeps its place.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,
@@ -37,7 +37,7 @@ pub(crate) struct FairScripts<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
     Granted {
-        /// The lock was this owner's before: the message of its grant is on its way, or was lost.
+        /// The owner had the lock before: the message of its grant is on its way, or was lost.
         already: bool,
         followers: Followers,
         /// The server's time when it answered, in ms, if others came with this one.
@@ -48,7 +48,7 @@ pub(crate) enum FairAcquired {
         now: u64,
         /// The time after which to ask again without a message; `None`: not at all.
         ask_after: Option<Duration>,
-        /// Whether one of Redisson's clients may send the message, on the owner's own channel.
+        /// Whether a Redisson client may send the message, on the owner's own channel.
         by_redisson: bool,
         /// Whether the owner had lost its entry, and has it again.
         came_back: bool,
@@ -63,7 +63,7 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// Owners that come with an owner's first request: they get the entries behind it.
+    /// Owners that come with an owner's first request. They get the entries behind it.
     Company {
         owners: &'a [Owner],
         /// Their client does not listen yet, and has no other waiter in the queue. When it listens,

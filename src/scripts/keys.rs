@@ -130,7 +130,7 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, name)
     }
 
-    /// The channel on which scripts tell a client's waiters and grant them locks, and on which the
+    /// The channel on which scripts wake a client's waiters and grant them locks, and on which the
     /// client talks to its own subscriber. It begins as the locks' channels do, so that access
     /// rights made for Redisson allow it. `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
@@ -160,8 +160,8 @@ pub(crate) struct FairKeys {
     /// Names the last waiter, while all waiters in the queue are redlatch's. A key of redlatch alone.
     /// It begins as the key above does, so that access rights made for Redisson allow it.
     pub(crate) only_ours: String,
-    /// The prefix of waiters' channels, which an owner id follows: those of Redisson's waiters, and
-    /// of redlatch's that Redisson may tell.
+    /// The prefix of waiters' channels, which an owner id follows. Redisson's waiters have such
+    /// channels, and so do redlatch's waiters that Redisson may wake.
     pub(crate) channel_prefix: String,
 }
 
@@ -245,8 +245,8 @@ impl ExpirableKeys {
 pub(crate) struct LatchKeys;
 
 impl LatchKeys {
-    /// The channel that tells when the count has become zero, or was set anew. The name is always
-    /// in braces, even if it has some of its own.
+    /// The channel of the messages that the count has become zero, or was set anew. The name is
+    /// always in braces, even if it has some of its own.
     pub(crate) fn channel(name: &str) -> String {
         format!("redisson_countdownlatch__channel__{{{name}}}")
     }
@@ -259,8 +259,8 @@ pub(crate) struct BarrierKeys {
     pub(crate) barrier: String,
     /// The parties that have arrived.
     pub(crate) parties: String,
-    /// The channel that tells how a generation ended. It is the first key, followed by the number
-    /// of a database that is not the first, since channels are common to all databases.
+    /// The channel of the messages about the end of a generation. It is the first key, followed by
+    /// the number of a database that is not the first, since channels are common to all databases.
     pub(crate) channel: String,
 }
 

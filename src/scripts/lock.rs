@@ -95,14 +95,14 @@ enum Behind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
-        /// The lock was this owner's before: the message of its grant is on its way, or was lost.
+        /// The owner had the lock before: the message of its grant is on its way, or was lost.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,
         tokens: Option<Tokens>,
     },
     Refused(Refused),
-    /// The answer to [`LockScripts::try_acquire`] if the lock is not to be had.
+    /// The answer to [`LockScripts::try_acquire`] if the owner cannot have the lock.
     NotTaken,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Refused {
     pub(crate) left: Duration,
     /// The position in the queue: 0 is first in line.
     pub(crate) place: u32,
-    /// Whether one of Redisson's clients holds it: its release is told in public.
+    /// Whether a Redisson client holds the lock, so that the message of its release is public.
     pub(crate) by_redisson: bool,
     /// Whether the entry is new.
     pub(crate) is_new: bool,
@@ -189,7 +189,8 @@ impl LockScripts<'_> {
         self.send(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
     }
 
-    /// Raises the lease of a hold, and says how many processes wait. `None`: its owner has lost it.
+    /// Raises the lease of a hold, and returns the number of processes that wait. `None`: the owner
+    /// has lost the hold.
     pub(crate) fn read_on(
         self,
         owner: &Owner,
@@ -365,19 +366,20 @@ fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 /// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// The next process has the lock, and was told.
+    /// The next process has the lock, and got the message.
     HandedOn,
     /// Free.
     Done,
-    /// Free. It is left to Redisson's clients for a moment, or none of them wants it: the chain
-    /// ends.
+    /// The lock is free. It is left to Redisson's clients for a moment, or none of them wants it,
+    /// so the chain ends.
     LeftToOthers,
     /// As [`Done`](Self::Done), but the public message was refused, so Redisson's waiters sleep
     /// until the lease ends.
     Untold,
     NotHeld,
-    /// Not held at the second request. It was released by the first copy, whose reply was lost, or
-    /// was lost before. (To tell the two apart, the server would need a mark of each release.)
+    /// The lock was not held at the second request. Either the first copy released it and the reply
+    /// was lost, or the hold was lost before. (To tell the two apart, the server would need a mark
+    /// of each release.)
     Unclear,
 }
 

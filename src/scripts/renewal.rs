@@ -17,9 +17,9 @@ use crate::scripts::{LockKeys, Mode, Owner};
 #[derive(Debug)]
 pub(crate) enum Renewed {
     Done(StillHeld),
-    /// Not renewed for another reason; a retry may succeed.
+    /// The hold was not renewed, for another reason. A retry may succeed.
     Failed(Error),
-    /// Renewed, but too few replicas have the renewal.
+    /// The hold was renewed, but too few replicas have the renewal.
     Unacknowledged(Error),
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum Renewed {
 pub(crate) enum StillHeld {
     No,
     Yes,
-    /// Held, and for longer than any process has asked for: see [`Longer`].
+    /// The lock is held, and for longer than any process has asked for. See [`Longer`].
     TooLong,
 }
 
@@ -37,8 +37,8 @@ pub(crate) enum StillHeld {
 pub(crate) enum Longer {
     /// The lease stays.
     Stays,
-    /// The lease stays, and the reply tells if it is longer than this. No process has asked for so
-    /// much, so the server's clock was set back.
+    /// The lease stays, and the reply says whether it is longer than this. No process has asked for
+    /// a lease this long, so the server's clock was set back.
     IsTold(Duration),
     /// The lease is cut to this.
     IsCut(Duration),
@@ -48,7 +48,7 @@ pub(crate) enum Longer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RenewalKind {
     Locks,
-    /// Of expirable semaphores.
+    /// The renewals of expirable semaphores.
     Permits,
 }
 

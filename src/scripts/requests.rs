@@ -1,5 +1,5 @@
-//! The numbered requests of a client to each name, and the names with changes that another master
-//! may have to be told of.
+//! The numbered requests of a client to each name, and the names with changes that the client may
+//! have to repeat at another master.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -24,16 +24,16 @@ pub(super) const MEMORY: Duration = Duration::from_secs(300);
 /// more than two clocks drift apart meanwhile. So a server that has forgotten an earlier copy
 /// refuses the request.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// The age at which a change is forgotten in any case. No client waits for so long an outage.
+/// The age at which a change is forgotten in any case. No client waits for an outage this long.
 const IDLE: u64 = 120_000_000_000;
-/// The time for which a name is mostly in use that is used once.
+/// The time for which a name that is used once is mostly in use.
 const USED: u64 = 500_000_000;
 /// The most changes of a client that are kept. (A test must reach it before a change is too old, on
 /// a busy machine, too.)
 const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
 /// The server's clock as its answers showed it: the number of milliseconds by which it is ahead of
-/// ours.
+/// this process's clock.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock(AtomicI64);
 
@@ -66,8 +66,8 @@ pub(crate) struct Requests {
     pub(super) memory: Duration,
     /// The names with changes.
     changes: Weak<ChangedNames>,
-    /// The route to the server of the name. `None`: this client tells no other server of the
-    /// changes.
+    /// The route to the server of the name. `None`: this client repeats the changes at no other
+    /// server.
     route: Option<Route>,
 }
 
@@ -114,7 +114,7 @@ impl Requests {
         }
     }
 
-    /// Lets another server be told of the changes.
+    /// Makes the client repeat the changes at another server.
     pub(crate) fn told_again(mut self, changes: &Arc<ChangedNames>, route: Route) -> Self {
         self.changes = Arc::downgrade(changes);
         self.route = Some(route);
@@ -170,13 +170,13 @@ impl Requests {
         self.sequences.lock().close(request_id);
     }
 
-    /// As [`close`](Self::close), for a request that has changed how many permits are free, and saw
-    /// this mark beside their number. `permits` is zero for one that was undone. `true`: the caller
-    /// must have this change [made again](Self::mends_of), since another server may have been told
+    /// As [`close`](Self::close), for a request that has changed the number of free permits, and
+    /// saw this mark beside it. `permits` is zero for a request that was undone. `true`: the caller
+    /// must have this change [made again](Self::mends_of), since another server may have received
     /// the earlier changes before this one was known here.
     ///
     /// A thread may read the old master's reply, stand still, and come here after the renewer has
-    /// told the new master all changes that it found. So the change is added first, and then the
+    /// sent the new master all changes that it found. So the change is added first, and then the
     /// incarnation is read. The renewer raises the incarnation first, and then looks for changes.
     /// So either the renewer finds the change, or this thread finds another incarnation. The next
     /// request of the sequence would have the change made again, too, but there may be none.
@@ -312,7 +312,7 @@ impl Requests {
         [latest, sequences.log.last_of(request_id.sequence)]
     }
 
-    /// Whether the server says that a request came too late. The reply has its clock.
+    /// Whether the server says that a request came too late. The reply has the server's clock.
     pub(crate) fn is_late(&self, reply: &Value) -> bool {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
@@ -446,8 +446,8 @@ impl ChangedNames {
         }
     }
 
-    /// Whether to look at a name. One that is looked at before its last change is old stays for as
-    /// long again.
+    /// Whether to look at a name. A name that is looked at before its last change is old stays for
+    /// as long again.
     fn is_due(&self, since: u64) -> bool {
         clock::now().saturating_sub(since) > KEPT + USED
             || self.count.load(Ordering::Relaxed) > MOST
@@ -526,7 +526,7 @@ mod tests {
         }
     }
 
-    /// So many names, each used once, cost what the changes of ten seconds cost.
+    /// This many names, each used once, cost what the changes of ten seconds cost.
     #[test]
     fn a_name_goes_with_its_old_changes_as_others_come() {
         let mut client = TestClient::new();

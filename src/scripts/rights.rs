@@ -34,9 +34,9 @@ pub(crate) enum Rights {
 /// The rights of one kind of synchronizer.
 struct KindRights {
     rights: Rights,
-    /// One of them, in an error.
+    /// The name of one synchronizer of this kind, in an error.
     one: &'static str,
-    /// Another kind whose rights it also needs. The requests of that kind ask for them.
+    /// Another kind whose rights this kind also needs. The requests of that kind ask for them.
     beside: Option<Rights>,
     /// The commands that its scripts run on each key, though not on each path.
     keys: &'static [(KeyOf, &'static [&'static str])],

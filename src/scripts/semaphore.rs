@@ -39,9 +39,9 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for the first of these needs: each as a whole, while there are enough for one
-    /// of so many `clients`. Returns how many were taken, zero if there were not enough for the
-    /// first, `None` if there is no such semaphore.
+    /// Takes permits for the first of these needs. Each need is met as a whole, while there are
+    /// enough permits for one of `clients` clients. Returns the number taken, which is zero if
+    /// there were not enough for the first. `None`: there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
@@ -77,8 +77,8 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. Returns `None` if there is no such semaphore, otherwise how many
-    /// listeners heard of it, as far as that is known (see [`REFUSED`]). Waits for the replicas for
+    /// Gives permits back. Returns the number of listeners that got the message, as far as that is
+    /// known (see [`REFUSED`]). `None`: there is no such semaphore. Waits for the replicas for
     /// which a request for permits waits.
     pub(crate) fn release(
         self,
@@ -124,7 +124,7 @@ impl SemaphoreScripts<'_> {
 
     pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
         let replied = self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
-            // Lua's numbers cannot count so many.
+            // Lua's numbers cannot count this many.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
@@ -247,9 +247,9 @@ pub(super) fn marked<T>(
 /// Stands for a release whose message the server refused, so others may wait.
 pub(crate) const REFUSED: i64 = -1;
 
-/// The number of listeners that heard of a release; `None`: no permit is free, so no message was
-/// sent. [`REFUSED`] stays as it is, and any other number below zero says that the number is not
-/// known.
+/// The number of listeners that got the message of a release. `None`: no permit is free, so no
+/// message was sent. [`REFUSED`] stays as it is, and any other number below zero says that the
+/// number is not known.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,

@@ -16,7 +16,7 @@ use crate::name::Name;
 /// The reason why a script has no answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
-    /// The server refused it: nothing was changed.
+    /// The server refused the script, so nothing was changed.
     Refused(Error),
     /// The request was never sent, or was only a question: nothing was changed.
     Unsent(Error),
@@ -72,7 +72,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // In a cluster the server said so, and its words are the source.
+            // In a cluster the server said so, and its error is the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"

@@ -36,8 +36,8 @@ impl ServerInfo {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // The user lacks the right to `INFO`, or the server has renamed or no such command. (A
-            // server that turns clients away is another matter: `turns_away`.)
+            // The user lacks the right to `INFO`, or the server has no such command, or has renamed
+            // it. (A server that turns clients away is another matter: `turns_away`.)
             Value::ServerError(error) => match RedisError::from(error) {
                 error
                     if matches!(error.code(), Some("NOPERM" | "ERR") | None)

@@ -203,7 +203,7 @@ impl Tracking {
         steps
     }
 
-    /// Takes the server's report that these keys have changed. `None`: any may have.
+    /// Takes the server's report that these keys have changed. `None`: any key may have changed.
     pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
         let mut steps = TrackingSteps::default();
