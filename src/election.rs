@@ -383,8 +383,8 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// Removes the record of the leader in its drop. It does not wait for the reply: the record of an
-/// owner without the lock does not count, and the next leader overwrites it.
+/// A value whose drop removes the record of the leader. The drop does not wait for the reply, since
+/// the record of an owner without the lock does not count, and the next leader overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {

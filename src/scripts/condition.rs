@@ -36,7 +36,7 @@ pub(crate) enum Looked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Used,
-    /// Another waiter gets it.
+    /// Another waiter gets the notification.
     PassedOn,
 }
 

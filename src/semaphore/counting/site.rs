@@ -140,12 +140,13 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // A first copy may have given them back, or another server took them and this one never
-            // had that request. If they were given back again, there would be too many permits.
+            // A first copy may have given the permits back, or another server took them and this
+            // one never had that request. If the permits were given back again, there would be too
+            // many.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server took them, but has forgotten the request by now. So an ordinary request gives
-        // them back.
+        // This server took the permits, but has forgotten the request by now. So an ordinary
+        // request gives them back.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)

@@ -221,11 +221,12 @@ impl<L> PermitGate<L> {
         left
     }
 
-    /// Takes permits from the server. It granted a thread its own need, and `others` for whole
-    /// needs of the threads that were first in the queue at the request. The threads that are first
-    /// now get them, since some may have left or been passed permits in the meantime. Returns the
-    /// permits for which no thread here waits now. They must go back to the server. During a long
-    /// request other processes have no chance, so the turn counts from the time `asked`.
+    /// Takes permits from the server. The server granted a thread its own need. It also granted
+    /// `others`, for the whole needs of the threads that were first in the queue at the request.
+    /// The threads that are first now get these, since some may have left or been passed permits in
+    /// the meantime. Returns the permits for which no thread here waits now. They must go back to
+    /// the server. During a long request other processes have no chance, so the turn counts from
+    /// the time `asked`.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();

@@ -717,7 +717,7 @@ fn lost_keys_strand_no_waiter() {
         } else {
             assert_eq!(missing, owners);
         }
-        // The waiters come back in any order, and stand in their own.
+        // The waiters may come back in any order, but stand in the order of their numbers.
         for number in [3, 2, 4] {
             direct.acquire(&ours(number), true).unwrap();
         }

@@ -85,7 +85,7 @@ impl Servers {
         self.first().endpoint.channels()
     }
 
-    /// Whether one of another client's servers is one of these.
+    /// Whether another client uses one of these servers, too.
     pub fn overlaps(&self, other: &Self) -> bool {
         let others = other.all();
         let is_one = |one: &Arc<Node>| {
