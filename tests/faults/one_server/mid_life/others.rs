@@ -531,7 +531,8 @@ fn before_wait(it: &Play<'_>) {
     let _ = condition.notify_one();
     it.take_away();
     let waited = it.clear(condition.wait_for(&guard, UNIT));
-    assert!(waited.is_ok_and(|waited| waited.timed_out()), "{}: notified by nobody", it.what);
+    let is_notified = waited.is_ok_and(|waited| !waited.timed_out());
+    assert!(!is_notified, "{}: notified by nobody", it.what);
     drop(it.clear(guard.unlock()));
     it.give_back();
     it.nobody_waits();
