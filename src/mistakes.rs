@@ -50,15 +50,6 @@ struct ReadTakesNoLock;
 /// }
 /// # Ok(()) }
 /// ```
-///
-/// ```compile_fail,E0308
-/// # fn work() {}
-/// # fn f(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
-/// if lock.try_lock()? {
-///     work();
-/// }
-/// # Ok(()) }
-/// ```
 struct AnAttemptIsNoCondition;
 
 /// A statement that ignores an [`Attempt`](crate::Attempt) goes on without the lock.
