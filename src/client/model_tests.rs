@@ -11,6 +11,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use super::Client;
+use crate::attempt::Attempt;
 use crate::error::{Error, ErrorKind};
 use crate::hold::Leaseholder;
 use crate::lease::Job;
@@ -73,11 +74,11 @@ fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
 /// Takes the lock by a random verb that does not wait for ever.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
-        0 => lock.try_lock(),
+        0 => lock.try_lock().map(Attempt::into_option),
         1 => match lock.lock_within(Instant::now().into()) {
             // The model's steps take real time: the limit passed before the answer.
             Err(error) if error.is_transient() => Ok(None),
-            taken => taken,
+            taken => taken.map(Attempt::into_option),
         },
         _ => {
             let token = CancelToken::new();

@@ -11,6 +11,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use super::{Mode, ReadWriteLock};
+use crate::attempt::Attempt::{self, Taken};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Leaseholder;
 use crate::lock::{Lock, LockGuard};
@@ -78,11 +79,11 @@ fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
 /// Takes a lock by a random verb with a limited wait.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
-        0 => lock.try_lock(),
+        0 => lock.try_lock().map(Attempt::into_option),
         1 => match lock.lock_within(Instant::now().into()) {
             // The model's steps take real time, so the limit may pass before the answer.
             Err(error) if error.is_transient() => Ok(None),
-            taken => taken,
+            taken => taken.map(Attempt::into_option),
         },
         _ => {
             let token = CancelToken::new();
@@ -236,7 +237,9 @@ fn robbed(lock: &ReadWriteLock, take: Take) {
         }
         let Some(guard) = take(lock.write_lock()).unwrap() else { continue };
         check_alone(lock, &guard);
-        let reading = chance(0.4).then(|| lock.read_lock().try_lock().unwrap()).flatten();
+        let reading = chance(0.4)
+            .then(|| lock.read_lock().try_lock().unwrap())
+            .and_then(Attempt::into_option);
         thread::yield_now();
         check_alone(lock, &guard);
         drop(guard);
