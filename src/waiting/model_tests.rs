@@ -10,7 +10,6 @@ use shuttle::thread;
 use super::*;
 use crate::error::ErrorKind;
 use crate::model::ModelServer;
-use crate::name::Name;
 
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
