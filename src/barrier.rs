@@ -38,7 +38,7 @@ use crate::config::check_watchdog;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Cleanup, Debtor, KeepAlive};
 use crate::name::Name;
-use crate::observer::{Kind, Way};
+use crate::observe::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
     BarrierPosition, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, forgotten,

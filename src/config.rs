@@ -11,7 +11,7 @@ use crate::aging::AgeTogether;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::observer::Observer;
+use crate::observe::Observer;
 
 /// The settings of a [`Client`] before it connects, made by [`Client::builder`]. If a setting is
 /// not usable, [`connect`](Self::connect) returns an error. Settings do not change later.

@@ -13,7 +13,7 @@ use crate::config::check_time_to_live;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Cleanup;
 use crate::name::Name;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};

@@ -149,14 +149,12 @@ mod in_memory;
 mod latch;
 mod lease;
 mod lock;
-#[cfg(feature = "metrics")]
-mod metrics;
 #[cfg(doctest)]
 mod mistakes;
 #[cfg(all(test, models))]
 mod model;
 mod name;
-mod observer;
+mod observe;
 mod order;
 mod runtime;
 mod scripts;
@@ -184,8 +182,8 @@ pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
 #[cfg(feature = "metrics")]
-pub use metrics::MetricsObserver;
-pub use observer::{Event, Kind, Observer, Way};
+pub use observe::MetricsObserver;
+pub use observe::{Event, Kind, Observer, Way};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::PermitId;
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::observer::Kind;
+use crate::observe::Kind;
 
 /// What a client has and does at a moment. Made by [`Client::snapshot`].
 #[derive(Clone, Debug, Default)]

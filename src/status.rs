@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::client::Client;
 use crate::error::Error;
 use crate::name::Name;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{Core, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};

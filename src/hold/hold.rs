@@ -13,7 +13,7 @@ use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::lease::renewal::deadline;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Longer, StillHeld};

@@ -13,7 +13,7 @@ use super::hold::Hold;
 use crate::error::LostReason;
 use crate::lease::LossCallback;
 use crate::name::Name;
-use crate::observer::Event;
+use crate::observe::Event;
 use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;

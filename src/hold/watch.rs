@@ -17,7 +17,7 @@ use crate::error::LostReason;
 use crate::lease::renewal::{Attempt, RAISED_AFTER, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::name::Name;
-use crate::observer::Event;
+use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 

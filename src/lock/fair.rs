@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::error::{Error, LostReason};
 use crate::hold::{Leaseholder, Tenancy, Terms};
 use crate::lock::{Handle, one_lock};
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::site::{GateOutcome, Site};

@@ -12,7 +12,7 @@ use redlatch_client::sync::{Thread, clock};
 use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, QueueEntry, Tenancy};
-use crate::observer::{Kind, Way};
+use crate::observe::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::{

@@ -12,7 +12,7 @@ use redlatch_client::{Limit, Node, was_cut};
 
 use super::Core;
 use crate::name::Name;
-use crate::observer::{Event, Kind, Observer};
+use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
 /// How long the question for the holder may take. The callback of a loss may have to wait for it.
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
     use crate::config::ClientBuilder;
     use crate::error::LostReason;
-    use crate::observer::Event;
+    use crate::observe::Event;
     use crate::runtime::Session;
 
     const SOON: Duration = Duration::from_secs(20);

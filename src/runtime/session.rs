@@ -21,7 +21,7 @@ use super::{Core, Count, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
-use crate::observer::{Event, Kind};
+use crate::observe::{Event, Kind};
 use crate::scripts::ClientId;
 
 /// A client's life. Each handle and guard keeps a clone, and the last drop ends the client, as

@@ -10,7 +10,7 @@ use redlatch_client::sync::{Thread, clock};
 
 use super::wait::Claim;
 use crate::name::Name;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{Core, SlowWait};
 
 /// A wait: the time since which its thread sleeps, and whether the warning was logged.

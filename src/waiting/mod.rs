@@ -39,7 +39,7 @@ use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
 use crate::name::Name;
-use crate::observer::{Event, Kind, Way};
+use crate::observe::{Event, Kind, Way};
 use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;

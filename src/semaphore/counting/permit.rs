@@ -10,7 +10,7 @@ use super::site::Giving;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::observer::{Event, Kind};
+use crate::observe::{Event, Kind};
 use crate::runtime::Count;
 
 /// One or more taken permits. Dropping it gives them back.

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::hold::Terms;
 use crate::lease::{Cleanup, Debtor};
 use crate::name::Name;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, Terms};
 use crate::lease::{Cleanup, Renewal};
 use crate::name::Name;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
     ExpirableScripts, ReturnedPermits, TakenPermit, released,

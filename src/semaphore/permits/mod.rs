@@ -18,7 +18,7 @@ use self::turn::NextStep;
 use crate::error::Error;
 use crate::hold::Terms;
 use crate::name::Name;
-use crate::observer::{Kind, Way};
+use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll};
 

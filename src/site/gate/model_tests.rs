@@ -16,7 +16,7 @@ use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
 use crate::model::ModelServer;
-use crate::observer::Kind;
+use crate::observe::Kind;
 use crate::order::{GateWaiter, Vacated};
 use crate::runtime::Core;
 use crate::scripts::Mode;

@@ -12,7 +12,7 @@ use shuttle::thread;
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::model::ModelServer;
-use crate::observer::{Kind, Way};
+use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 

@@ -11,7 +11,7 @@ use metrics::{gauge, histogram};
 use redlatch_client::sync::Mutex;
 
 use crate::error::{ErrorKind, LostReason};
-use crate::observer::{Event, Kind, Observer, Way};
+use crate::observe::{Event, Kind, Observer, Way};
 
 /// An observer that feeds the crate `metrics` (feature `metrics`), whose recorder the program
 /// installs. [Observing](crate::guide::observing) lists what it feeds.
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    const PAGE: &str = include_str!("../docs/observing.md");
+    const PAGE: &str = include_str!("../../docs/observing.md");
 
     /// The text between `from` and the next `to` on the page.
     fn on_page(from: &str, to: &str) -> &'static str {

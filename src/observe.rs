@@ -8,6 +8,12 @@ use crate::config::ClientBuilder;
 use crate::error::{ErrorKind, LostReason};
 use crate::name::Name;
 
+#[cfg(feature = "metrics")]
+mod metrics;
+
+#[cfg(feature = "metrics")]
+pub use metrics::MetricsObserver;
+
 /// Hears what happens to a client's locks, semaphores and latches, for counters, spans or a log.
 /// Set by [`ClientBuilder::observer`].
 ///
