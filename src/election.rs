@@ -25,12 +25,12 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Tenancy;
 use crate::lease::{LossCallback, Renewal, Task};
 use crate::lock::Part as _;
-use crate::lock::fenced::{FencedLock, FencingToken, OwnedFencedLockGuard};
+use crate::lock::fenced::{FencedLock, OwnedFencedLockGuard};
 use crate::runtime::Session;
-use crate::scripts::ElectionKeys;
 use crate::scripts::election::{ElectionScripts, Recorded};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::scripts::{ElectionKeys, FencingToken};
 use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 

@@ -1,7 +1,6 @@
 //! A held lock: one level of a hold of one name.
 
 use std::fmt;
-use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldLevel, HoldState, Tenancy};
 use crate::lease::LossCallback;
 use crate::runtime::Core;
+use crate::scripts::FencingToken;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::site::{Leaving, Site};
@@ -196,8 +196,8 @@ impl HeldLock {
     }
 
     /// The fencing token, if the lock has tokens.
-    pub(super) fn token(&self) -> Option<u64> {
-        self.tenancy.token().map(NonZero::get)
+    pub(super) fn token(&self) -> Option<FencingToken> {
+        self.tenancy.token().map(|token| FencingToken::from_number(token.get()))
     }
 }
 

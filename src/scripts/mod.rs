@@ -80,6 +80,7 @@ pub(crate) mod election;
 pub(crate) mod expirable_semaphore;
 mod expiry;
 pub(crate) mod fair;
+mod fencing_token;
 mod keys;
 pub(crate) mod latch;
 pub(crate) mod lock;
@@ -110,6 +111,7 @@ use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};
 pub(crate) use changes::Mark;
+pub use fencing_token::FencingToken;
 pub(crate) use keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
     SemaphoreKeys, has_one_slot, name_of, patterns, requests, slow_wait,

@@ -1,8 +1,8 @@
 //! The guards of several held locks.
 
 use super::MultiLock;
-use crate::lock::fenced::FencingToken;
 use crate::lock::{HeldLock, LockGuard, OwnedLockGuard};
+use crate::scripts::FencingToken;
 
 /// Several held locks, or the majority of a quorum. Dropping the guard releases them all. Made by
 /// [`MultiLock::lock`].
@@ -52,6 +52,6 @@ impl<O> LockGuard<MultiLock, O> {
     /// taking.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
-        held.filter_map(|held| Some((held.name(), FencingToken::of(held)?)))
+        held.filter_map(|held| Some((held.name(), held.token()?)))
     }
 }
