@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Script;
-use redlatch::{Client, FencingToken, LeaderElection};
+use redlatch::election::LeaderElection;
+use redlatch::{Client, FencingToken};
 use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};

@@ -5,16 +5,19 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 #[cfg(feature = "in-memory")]
 use crate::InMemoryServer;
+use crate::election::{Changes, Leader, LeaderElection, Leadership};
 #[cfg(feature = "metrics")]
-use crate::MetricsObserver;
+use crate::observe::MetricsObserver;
+use crate::observe::{Event, Kind, Observer, Way};
+use crate::status::{
+    Counts, Held, Holder, OwnerProcess, ServerState, Snapshot, Status, StatusKind, Waiter, Waiting,
+};
 use crate::{
-    Attempt, CancelToken, Changes, Client, ClientBuilder, Condition, CountDownLatch, Counts,
-    Credentials, CyclicBarrier, Error, ErrorKind, Event, ExpirablePermit, ExpirableSemaphore,
-    FairLock, FencedLock, FencedLockGuard, FencingToken, Held, HoldState, Holder, Kind, Leader,
-    LeaderElection, Leadership, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, Observer,
-    OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, OwnerProcess, Permit, PermitId,
-    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, ServerState, Snapshot, Status, StatusKind,
-    Wait, Waited, Waiter, Waiting, Way, WriteLock,
+    Attempt, CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Credentials,
+    CyclicBarrier, Error, ErrorKind, ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock,
+    FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
+    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId,
+    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Wait, Waited, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync>() {}

@@ -227,7 +227,7 @@ impl Client {
     }
 
     /// Releases a lock if this owner has it, in any client. `owner` is that of a
-    /// [`Holder`](crate::Holder). Returns `false` if the owner does not have the lock. Like
+    /// [`Holder`](crate::status::Holder). Returns `false` if the owner does not have the lock. Like
     /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
     /// in a client of redlatch soon learns of its loss.
     ///

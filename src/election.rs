@@ -1,12 +1,10 @@
 //! Leader election over a fenced lock: the leader is the process that has the lock. Besides the
 //! lock there is a record of the leader, and there are messages about changes. A leader is deposed
 //! a grace before its lease ends, so that it can stop before another one begins.
-//!
-//! ```text
-//! campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
-//! lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
-//! deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
-//! ```
+
+// campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
+// lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
+// deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
 
 use std::fmt;
 use std::sync::{Arc, Weak};

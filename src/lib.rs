@@ -35,14 +35,15 @@
 //! | at most n holders; a dead process's permits return | [`ExpirableSemaphore`] and its [`ExpirablePermit`] | |
 //! | to wait for a number of events | [`CountDownLatch`] | `CountDownLatch` |
 //! | threads that wait for each other, step by step | [`CyclicBarrier`] | `CyclicBarrier` |
-//! | one process that leads the others | [`LeaderElection`] | |
+//! | one process that leads the others | [`LeaderElection`](election::LeaderElection) | |
 //! | to wait under a lock until other threads make a change | [`Condition`] | `Condition` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
 //! | a guard that can be sent to another thread | [`OwnedLockGuard`], by `lock_owned` | |
 //! | to limit a wait | [`Wait`], for `…_within` | `tryLock(time, unit)` |
 //! | to end a wait from another thread | [`CancelToken`] | `Thread.interrupt()` |
 //!
-//! A [`Client`] makes them. The [guide] says more about the choice.
+//! A [`Client`] makes them. The [guide] says more about the choice. [`status`] has what a program may
+//! ask about its locks, and [`observe`] what it may hear of them.
 //!
 //! All calls block their thread. In an async runtime make them where blocking is allowed, and take
 //! an owned guard: the [guide](guide#tokio) shows how with tokio.
@@ -126,7 +127,7 @@
 //!   needs a C compiler. Off by default.
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
-//! - `metrics`: `MetricsObserver`, which feeds the crate `metrics`. Off by default.
+//! - `metrics`: `observe::MetricsObserver`, which feeds the crate `metrics`. Off by default.
 
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
 // `WouldBlock`.
@@ -141,7 +142,7 @@ mod auto_traits;
 mod barrier;
 mod client;
 mod config;
-mod election;
+pub mod election;
 mod error;
 mod hold;
 #[cfg(feature = "in-memory")]
@@ -154,21 +155,20 @@ mod mistakes;
 #[cfg(all(test, models))]
 mod model;
 mod name;
-mod observe;
+pub mod observe;
 mod order;
 mod runtime;
 mod scripts;
 mod semaphore;
 mod site;
 mod snapshot;
-mod status;
+pub mod status;
 mod waiting;
 
 pub use attempt::Attempt::{self, NotTaken, Taken};
 pub use barrier::CyclicBarrier;
 pub use client::Client;
 pub use config::ClientBuilder;
-pub use election::{Changes, Leader, LeaderElection, Leadership};
 pub use error::{Error, ErrorKind, LostReason};
 pub use hold::HoldState;
 #[cfg(feature = "in-memory")]
@@ -181,14 +181,9 @@ pub use lock::multi::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
-#[cfg(feature = "metrics")]
-pub use observe::MetricsObserver;
-pub use observe::{Event, Kind, Observer, Way};
 pub use redlatch_client::{CancelToken, Credentials};
 pub use scripts::{FencingToken, PermitId};
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
-pub use snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
-pub use status::{Holder, OwnerProcess, Status, StatusKind, Waiter};
 pub use waiting::{Wait, Waited};
 
 #[cfg(doc)]

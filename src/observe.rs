@@ -1,4 +1,4 @@
-//! What happens to a client's locks, as a user's code sees it.
+//! What happens to a client's locks, told to a user's [`Observer`].
 
 use std::fmt;
 use std::time::Duration;
@@ -31,10 +31,11 @@ pub use metrics::MetricsObserver;
 ///
 /// If that thread hangs in a callback, later events wait. When 10,000 wait, renewals are left out
 /// from there on, and when 100,000 wait, everything else. The log says when that begins (by the same
-/// thread, so once it goes on), and [`Counts`](crate::Counts) has their number.
+/// thread, so once it goes on), and [`Counts`](crate::status::Counts) has their number.
 ///
 /// ```no_run
-/// use redlatch::{Client, Event, LostReason, Observer, Way};
+/// use redlatch::observe::{Event, Observer, Way};
+/// use redlatch::{Client, LostReason};
 ///
 /// struct Log;
 ///
@@ -114,7 +115,8 @@ impl<'a, T> Event<'a, T> {
     }
 }
 
-/// What an [`Event`] is about.
+/// What has a name: the type by which this client uses it, or a server. The server knows less of a
+/// name: see [`StatusKind`](crate::status::StatusKind).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the types")]

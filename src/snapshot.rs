@@ -21,7 +21,7 @@ pub struct Snapshot {
     pub servers: Vec<ServerState>,
 }
 
-/// How often each has happened; none ever falls. See [`Observer`](crate::Observer) for each.
+/// How often each has happened; none ever falls. See [`Observer`](crate::observe::Observer) for each.
 /// Several permits count as many times when they are acquired, released or lost, as locks do once:
 /// so `acquired` is `released`, `lost` and what is held, if no latch or barrier was waited for. A
 /// loss counts as soon as the acquisition does.

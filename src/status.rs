@@ -1,4 +1,7 @@
-//! What the server knows of a name: holders, waiters, counts.
+//! The holders and the waiters of a name, as the server knows them, and what a client has.
+//!
+//! [`Client::status`] asks the server about a name, of all clients. [`Client::snapshot`] asks nobody:
+//! it says what this client has and waits for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +22,8 @@ use crate::scripts::status::{connections, is_first_to_ask, look, names};
 use crate::scripts::{
     self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
 };
+
+pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 
 /// The holders and waiters of a name, as the server knows them. Made by [`Client::status`].
 ///
@@ -55,7 +60,8 @@ pub struct Status {
     pub token: Option<u64>,
 }
 
-/// The kind of synchronizer of a name, as far as its keys show it.
+/// The kind of synchronizer of a name, as far as its keys show it: they do not show all that a
+/// client knows of its own, which is the [`Kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StatusKind {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::{Lock, StatusKind};
+use redlatch::Lock;
+use redlatch::status::StatusKind;
 
 use crate::args::Args;
 use crate::print;

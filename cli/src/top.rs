@@ -12,7 +12,8 @@ use ratatui::style::{Color, Style, Stylize as _};
 use ratatui::text::Line;
 use ratatui::widgets::{Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
-use redlatch::{Client, Error, Status};
+use redlatch::status::Status;
+use redlatch::{Client, Error};
 
 use crate::args::Args;
 use crate::trouble::{SOFTWARE, Trouble, shown};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{OwnerProcess, Status, StatusKind};
+use redlatch::status::{OwnerProcess, Status, StatusKind};
 use serde_json::{Value, json};
 
 use crate::args::Args;

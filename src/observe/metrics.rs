@@ -18,7 +18,8 @@ use crate::observe::{Event, Kind, Observer, Way};
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
-/// use redlatch::{Client, MetricsObserver};
+/// use redlatch::Client;
+/// use redlatch::observe::MetricsObserver;
 ///
 /// // A label with the name's first part: there are few of those.
 /// let named = |name: &str| name.split(':').next().unwrap_or_default().to_owned();

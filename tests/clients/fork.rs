@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 use fork::{Fork, fork, waitpid_nohang};
+use redlatch::election::LeaderElection;
+use redlatch::observe::{Event, Observer};
 use redlatch::{
-    CancelToken, Client, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind, Event,
-    HoldState, LeaderElection, Lock, LockGuard, LostReason, MultiLock, Observer, OwnedLockGuard,
-    PermitId, Wait,
+    CancelToken, Client, Condition, CountDownLatch, CyclicBarrier, Error, ErrorKind, HoldState,
+    Lock, LockGuard, LostReason, MultiLock, OwnedLockGuard, PermitId, Wait,
 };
 use redlatch_testkit::Cluster;
 use rustix::process::{Pid, Signal, kill_process};

@@ -4,10 +4,9 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{
-    CancelToken, Client, ClientBuilder, ErrorKind, Event, Kind, LostReason, Observer, Snapshot,
-    Taken, Way,
-};
+use redlatch::observe::{Event, Kind, Observer, Way};
+use redlatch::status::Snapshot;
+use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, LostReason, Taken};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use crate::common::*;

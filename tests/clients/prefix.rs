@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use redlatch::{Client, ErrorKind, Event, Lock, LostReason, MultiLock, Observer, StatusKind, Way};
+use redlatch::observe::{Event, Observer, Way};
+use redlatch::status::StatusKind;
+use redlatch::{Client, ErrorKind, Lock, LostReason, MultiLock};
 use redlatch_testkit::Server;
 
 use crate::common::*;

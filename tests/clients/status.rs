@@ -4,7 +4,8 @@ use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use redis::{Commands as _, Connection};
-use redlatch::{Client, Lock, StatusKind};
+use redlatch::status::StatusKind;
+use redlatch::{Client, Lock};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 use crate::common::*;

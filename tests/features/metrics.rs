@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use redlatch::{Client, MetricsObserver};
+use redlatch::Client;
+use redlatch::observe::MetricsObserver;
 
 use crate::common::*;
 

@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use redlatch::{Client, MetricsObserver};
+use redlatch::Client;
+use redlatch::observe::MetricsObserver;
 use redlatch_testkit::{Job, Proxy, Server, Worker};
 
 use crate::picture::{self, Axis, Picture, WIDTH};

@@ -4,9 +4,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use redlatch::election::Leadership;
 use redlatch::{
-    CancelToken, Error, ErrorKind, ExpirablePermit, Leadership, Lock, LockGuard, LostReason,
-    MultiLockGuard, OwnedLockGuard, Permit,
+    CancelToken, Error, ErrorKind, ExpirablePermit, Lock, LockGuard, LostReason, MultiLockGuard,
+    OwnedLockGuard, Permit,
 };
 
 use super::{GRACE, LONGEST_REQUEST, Shared, WATCHDOG};

@@ -69,7 +69,7 @@ impl Permit {
     }
 
     /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. For an
-    /// [`Observer`](crate::Observer) and the counts they are released.
+    /// [`Observer`](crate::observe::Observer) and the counts they are released.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
         if !is_forked() {

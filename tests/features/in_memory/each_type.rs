@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, StatusKind, Waited};
+use redlatch::status::StatusKind;
+use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Waited};
 
 /// A time longer than any test takes. Broken code would wait for that long.
 const LONG: Duration = Duration::from_secs(60);

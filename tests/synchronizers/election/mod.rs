@@ -10,9 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::*;
 use redis::Commands as _;
-use redlatch::{
-    Attempt, CancelToken, Client, ErrorKind, Leader, LeaderElection, Leadership, Taken, Wait,
-};
+use redlatch::election::{Leader, LeaderElection, Leadership};
+use redlatch::{Attempt, CancelToken, Client, ErrorKind, Taken, Wait};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
