@@ -32,8 +32,8 @@ local function length()
     return redis.call('llen', queue)
 end
 
--- A refusal if the user may not run this command, otherwise nil. A script asks before a change for
--- the commands behind it.
+-- A refusal if the user may not run this command, otherwise nil. Before a change, a script asks
+-- this about the commands that come after it.
 local function denied(command, key, ...)
     if not redis.acl_check_cmd(command, key, ...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper(command) .. ' ' .. key)

@@ -36,8 +36,8 @@ last = tonumber(last)
 local mark = ''
 
 -- The reply to a request that must not be applied: it is late, or the server does not know the
--- change before it. If the record could not last until the request's time, its client does not know
--- the server's clock, and learns it from the reply.
+-- change before it. A request that could outlive its record is refused, too: its client does not
+-- know the server's clock, and learns it from the reply.
 local function refusal()
     if last > number or now > latest or latest > now + ARGV[3] - 1000 then
         return {now}

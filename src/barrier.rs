@@ -171,7 +171,7 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// For at most `wait`, and up to 50 ms (or three round trips to a distant server) to break the
-    /// barrier. The first request has as much time, too.
+    /// barrier. The first request has those 50 ms too, even if `wait` is shorter.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }

@@ -411,7 +411,8 @@ impl ClientBuilder {
     /// So where money is at stake, the write under the lock must still be conditional.
     ///
     /// In a cluster, the replicas are those of the master that has the name's slot. When a slot
-    /// moves, no call waits for the new master's replicas before the next renewal.
+    /// moves, a lock that is held moves with it. The client asks only at the next renewal whether
+    /// the new master's replicas have that lock.
     ///
     /// The cost: `WAIT` follows the requests in the same packet, one for all requests that threads
     /// send together. A free lock takes one trip from master to replica longer, and a lock that

@@ -67,8 +67,8 @@ pub enum ErrorKind {
     TooFewReplicas,
     /// The server has no memory left (`maxmemory`).
     OutOfMemory,
-    /// The server carries out no such command now: a script runs for too long, or it accepts no
-    /// writes because it cannot save its data.
+    /// The server refuses commands for now: a script has run for too long. Or it refuses writes,
+    /// because it cannot save its data.
     Busy,
     /// The user lacks a right, or the server or a proxy does not offer a command.
     Denied,

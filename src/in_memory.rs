@@ -85,7 +85,7 @@ impl InMemoryServer {
     ///
     /// # Errors
     ///
-    /// As those of [`ClientBuilder::connect`], as far as this server gives reason for them.
+    /// Those of [`ClientBuilder::connect`] that can happen with this server.
     pub fn client(&self) -> Result<Client, Error> {
         self.builder().connect()
     }

@@ -198,9 +198,9 @@ local function drop(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- The command that makes the owner a reader is tried first, in a form that changes
-            -- nothing: if it were refused behind the HDEL, no owner could enter. (A HDEL makes
-            -- room.)
+            -- The HSET of the mode, below, is tried first, in a form that changes nothing: if it
+            -- were refused behind the HDEL of the owner, no owner could enter. (The HDEL of nothing
+            -- comes before both: behind a write, no command is refused for lack of memory.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end

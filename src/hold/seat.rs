@@ -34,7 +34,7 @@ pub(crate) struct Seat {
 /// Values that live as long as the seat. They are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct KeptBySeat {
-    /// The site, if a guard was forgotten.
+    /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps it.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
     /// A value that is dropped when the seat's thread, which waited on a condition, has left the
     /// lock again.

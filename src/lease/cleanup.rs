@@ -114,8 +114,8 @@ impl Cleanup {
     }
 
     /// A request without a waiting caller, whose outcome is not known, or of which a copy may come
-    /// late. Sent for as long as a hold that it may take. (An entry in a lock's queue is given back
-    /// when it is granted.)
+    /// late. Sent as for [`released`](Self::released): `lease` is that of the hold that the request
+    /// may take. (An entry in a lock's queue is given back when it is granted.)
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }

@@ -257,8 +257,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// The thread no longer holds the lock, and nothing renews it. So the lock ends with the rest
     /// of its lease: that of [`with_lease`](Lock::with_lease), or else two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more. The end of the client
-    /// does not release it, but [`force_unlock`](Lock::force_unlock) does. Of a quorum a majority
-    /// is left, and the other parts are released.
+    /// does not release it, but [`force_unlock`](Lock::force_unlock) does. Of a quorum, at least a
+    /// majority is left taken, and the other parts are released.
     ///
     /// If the thread has several levels, this ends one. The others hold the lock as before, but the
     /// end of the last one does not release it before the end of the present lease. The same is

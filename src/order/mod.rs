@@ -294,7 +294,7 @@ impl Order {
         }
     }
 
-    /// As [`leave`](Self::leave), but with all levels, which the returned seat has.
+    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has them.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,

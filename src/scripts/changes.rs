@@ -28,8 +28,8 @@ pub(super) const MOST_OF_A_NAME: usize = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,
-    /// The run of the server that was last met before the change, or to which the change was sent
-    /// later.
+    /// The run of the server that the client had met last when it made the change. After a mend,
+    /// the run at which the change was made again.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,

@@ -51,7 +51,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
 }
 
 /// The patterns that match the keys of all names that match this pattern. A name with a brace of
-/// its own may match a pattern without one, and gets no further patterns.
+/// its own may match a pattern without one, and its key gets no further braces: the second pattern
+/// is for these keys.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];

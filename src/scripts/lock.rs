@@ -285,7 +285,7 @@ impl LockScripts<'_> {
                 let count = decimal(chain.count.into(), &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
-            // A zero in its place, if the database follows.
+            // The database comes after the chain, so zeros stand for a chain that is not sent.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
                 self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)

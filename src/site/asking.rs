@@ -214,7 +214,7 @@ impl QueueEntry {
         let hold = self.hold(claim.need.terms, &granted);
         let (details, may_be_named) = match granted.by {
             By::Reply { message, details, may_be_named, .. } => {
-                // The message knows better since when redlatch's clients have a lock.
+                // The message knows better than the gate how long redlatch's clients have had it.
                 let chain =
                     message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
                 (GrantDetails { is_handed_over: message.is_some(), chain, ..details }, may_be_named)

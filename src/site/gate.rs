@@ -111,7 +111,7 @@ impl Gate {
         self.state.lock().kept_until = 0;
     }
 
-    /// As [`leave`](Self::leave), but with all levels, which the returned seat has.
+    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has them.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
@@ -119,9 +119,9 @@ impl Gate {
         })
     }
 
-    /// Seats a thread that `left` its seat to wait as it was before, but with the new hold. It is
-    /// back, and has a seat under the tenancy `again`. `false`: the new hold was lost in the
-    /// meantime.
+    /// Gives a thread its first tenancy and its levels again, after a wait for which it `left` its
+    /// seat. It already has a seat of the new hold, under the tenancy `again`. `false`: the new
+    /// hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));

@@ -102,9 +102,9 @@ impl GuardLevels {
         }
     }
 
-    /// First raises all locks, and then leaves them. A lock that is left to its end is not taken
-    /// back, so every failure must come before. (After a failure the drop releases all.) Of a
-    /// quorum a majority is left, and the others are released.
+    /// First raises all locks, and then leaves them taken. A lock that is left to its end is not
+    /// taken back, so every failure must come before. (After a failure the drop releases all.) Of a
+    /// quorum, the raised locks are left taken, at least a majority, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = match self.rule {

@@ -1,4 +1,4 @@
-//! Tests of orders of two threads' steps that no test can bring about from outside.
+//! Tests that put the steps of two threads in an order that no test can force from outside.
 
 #![allow(clippy::unwrap_used)]
 

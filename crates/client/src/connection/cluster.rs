@@ -265,9 +265,9 @@ impl Cluster {
         for &host_port in host_ports {
             let asked = ask(&self.manner.of_same_cluster(host_port, 0), SAYS_WITHIN);
             self.state.lock().answered(host_port, asked.is_ok());
-            // A server that names none was removed from the cluster.
             let Ok(asked) = asked else { continue };
             let Ok(ranges) = ranges(&asked.slots, host_port) else { continue };
+            // A server that knows no slots was removed from the cluster.
             if ranges.is_empty() {
                 continue;
             }
