@@ -30,6 +30,20 @@ impl Site {
         which: Option<HoldLevel>,
         how: Leaving,
     ) -> Result<(), Error> {
+        let (parting, seat) = self.step_out(tenancy, which, how)?;
+        let done = parting.release(self, how);
+        drop(seat);
+        self.tell_end(tenancy, done)
+    }
+
+    /// Ends one level of a tenancy in this process. Returns what is left to do, and the seat that
+    /// the tenancy has left, which is dropped after that.
+    pub(super) fn step_out(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        which: Option<HoldLevel>,
+        how: Leaving,
+    ) -> Result<(Parting, Option<Seat>), Error> {
         Error::if_forked(&self.name)?;
         // The hold may end sooner now, if the leaving tenant wanted it for longer than the others.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
@@ -40,24 +54,33 @@ impl Site {
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }
-        let done = match left {
+        Ok(match left {
             (LeaveOutcome::NotThere, _) => return Err(self.not_held(tenancy)),
-            (LeaveOutcome::StillHeld, true) => return Ok(()),
+            (LeaveOutcome::StillHeld, true) => (Parting::StillHeld, None),
             (LeaveOutcome::StillHeld, false) => {
                 return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
             }
-            (LeaveOutcome::Stepped, true) => Ok(()),
+            (LeaveOutcome::Stepped, true) => (Parting::Over(Ok(())), None),
             (LeaveOutcome::Stepped, false) => {
                 // The lease is over, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
-                Err(self.lost_error(tenancy, reason))
+                (Parting::Over(Err(self.lost_error(tenancy, reason))), None)
             }
             (LeaveOutcome::Left(seat, vacated), was_held) => {
-                self.vacated(&seat, vacated, was_held, how)
+                (self.vacated(&seat, vacated, was_held), Some(seat))
             }
-        };
+        })
+    }
+
+    /// Reports how a level has ended. `None`: the tenancy has other levels.
+    pub(super) fn tell_end(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        done: Option<Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let Some(done) = done else { return Ok(()) };
         // This comes last, since values that the callbacks captured may take this very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
@@ -79,7 +102,8 @@ impl Site {
             (LeaveOutcome::Left(mut seat, vacated), was_held) => {
                 // The release is not awaited. If it fails, the client logs that and tries again in
                 // the background. Until then others wait for the lock, so no thread can notify.
-                self.vacated(&seat, vacated, was_held, Leaving::Posted)?;
+                let parting = self.vacated(&seat, vacated, was_held);
+                parting.release(self, Leaving::Posted).transpose()?;
                 drop(seat.kept.as_mut().and_then(|kept| kept.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
                 Ok(seat)
@@ -122,51 +146,54 @@ impl Site {
         }
     }
 
-    /// Passes the hold on, or releases it, after its last tenancy has left the seat.
-    fn vacated(
-        self: &Arc<Self>,
-        seat: &Seat,
-        vacated: Vacated,
-        was_held: bool,
-        how: Leaving,
-    ) -> Result<(), Error> {
+    /// Passes the hold on after its last tenancy has left the seat, or leaves the release to do.
+    fn vacated(self: &Arc<Self>, seat: &Seat, vacated: Vacated, was_held: bool) -> Parting {
         match vacated {
             Vacated::Passed { next, second } => {
                 next.now();
                 second.now();
                 // The hold keeps its alarm, unless the new tenancy wants an earlier one.
                 self.arm();
-                Ok(())
+                Parting::Over(Ok(()))
             }
             Vacated::Release { leads } => {
-                // Every path hands the leadership on behind the release, so that the next leader's
-                // request runs after it.
-                let _leadership = leads.then(|| LeadershipGuard::new(self, None));
-                let done = self.leave_last(seat, was_held, how);
-                if seat.tenancy.hold().line.is_some() {
+                let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold().into_owned());
+                if was_held {
+                    tenancy.step_down();
+                    return Parting::Release { hold, leads };
+                }
+                let _leadership = self.leads_until_released(leads);
+                let reason = hold.lose(LostReason::LeaseExpired);
+                tenancy.declare_lost(&self.core, &self.name, reason);
+                self.clean_up_lost(seat, reason);
+                if hold.line.is_some() {
                     self.gate.gave_back();
                 }
-                done
+                Parting::Over(Err(self.lost_error(tenancy, reason)))
             }
         }
     }
 
-    #[inline(never)]
-    fn leave_last(
+    /// The leadership of a thread that releases a hold, if it has that. Every path hands it on
+    /// behind the release, so that the next leader's request runs after it.
+    pub(super) fn leads_until_released(
         self: &Arc<Self>,
-        seat: &Seat,
-        was_held: bool,
+        leads: bool,
+    ) -> Option<LeadershipGuard<'_, Arc<Self>>> {
+        leads.then(|| LeadershipGuard::new(self, None))
+    }
+
+    /// Releases a hold whose last tenancy has left the seat.
+    pub(super) fn release_last(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
         how: Leaving,
     ) -> Result<(), Error> {
-        let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold());
-        if !was_held {
-            let reason = hold.lose(LostReason::LeaseExpired);
-            tenancy.declare_lost(&self.core, &self.name, reason);
-            self.clean_up_lost(seat, reason);
-            return Err(self.lost_error(tenancy, reason));
+        let done = self.release(hold, how);
+        if hold.line.is_some() {
+            self.gate.gave_back();
         }
-        tenancy.step_down();
-        self.release(&hold, how)
+        done
     }
 
     /// The error if there is nothing to unlock.
@@ -211,7 +238,7 @@ impl Site {
         }
     }
 
-    fn released(
+    pub(super) fn released(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         outcome: Result<Released, Trouble>,
@@ -378,5 +405,29 @@ impl Site {
             self.core.watchdog.clean_up(cleanup(&self.name, command, lease));
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)
+    }
+}
+
+/// What is left to do for a thread that has left a level.
+pub(super) enum Parting {
+    /// Nothing: the tenancy has other levels.
+    StillHeld,
+    /// Nothing: the hold is passed on, shared or lost.
+    Over(Result<(), Error>),
+    /// The release, behind which the thread hands the leadership on if it has that.
+    Release { hold: Arc<Hold>, leads: bool },
+}
+
+impl Parting {
+    /// Sends the release. `None`: the tenancy has other levels.
+    fn release(self, site: &Arc<Site>, how: Leaving) -> Option<Result<(), Error>> {
+        match self {
+            Self::StillHeld => None,
+            Self::Over(done) => Some(done),
+            Self::Release { hold, leads } => {
+                let _leadership = site.leads_until_released(leads);
+                Some(site.release_last(&hold, how))
+            }
+        }
     }
 }
