@@ -20,7 +20,9 @@ use crate::waiting::{
 };
 
 /// The hooks of a lock.
-struct Hooks<'a>(&'a Handle);
+struct Hooks<'a> {
+    handle: &'a Handle,
+}
 
 /// Takes the lock of this handle. `None`: the wait ended first.
 pub(crate) fn acquire(
@@ -34,12 +36,12 @@ pub(crate) fn acquire(
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
     // This is the driver. It calls the hooks below, and the thread sleeps between them.
-    waiting::acquire(&Hooks(handle), (core, name), &Claim { thread, need: handle.need(), wait })
+    waiting::acquire(&Hooks { handle }, (core, name), &Claim { thread, need: handle.need(), wait })
 }
 
 impl Hooks<'_> {
     fn reads(&self) -> bool {
-        self.0.site.mode == Mode::Read
+        self.handle.site.mode == Mode::Read
     }
 
     /// Takes the read lock for a thread that writes. `None`: the thread must look again.
@@ -48,7 +50,7 @@ impl Hooks<'_> {
         writing: &Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let site = &self.0.site;
+        let site = &self.handle.site;
         let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
         let at_once = Claim { thread: claim.thread, need: claim.need, wait: Wait::NONE };
         let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
@@ -58,7 +60,7 @@ impl Hooks<'_> {
                 refused?;
                 // The thread has lost its write hold, without knowing it.
                 if writing.is_held() {
-                    let writes = self.0.site_of(Mode::Write);
+                    let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
                 }
                 return Ok(None);
@@ -78,7 +80,7 @@ impl Hooks<'_> {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
         }
-        let tenancy = self.0.unless_shut_down(tenancy)?;
+        let tenancy = self.handle.unless_shut_down(tenancy)?;
         Ok(Some(tenancy))
     }
 
@@ -89,7 +91,7 @@ impl Hooks<'_> {
             return Ok(None);
         }
         let LockNeed { terms, .. } = claim.need;
-        let site = &self.0.site;
+        let site = &self.handle.site;
         let Some((tenancy, in_turn)) = site.gate.join(claim.thread, terms) else {
             return Ok(None);
         };
@@ -98,7 +100,7 @@ impl Hooks<'_> {
             // The leader counts as a reader in the meantime, so the hold is not released during the
             // request.
             let leave = || {
-                let level = self.0.level(&tenancy);
+                let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
@@ -134,7 +136,7 @@ impl Hooks<'_> {
                 }
             }
         }
-        if !tenancy.is_held() || !self.0.deepen(&tenancy)? {
+        if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
             return Ok(None);
         }
         Ok(Some(tenancy))
@@ -149,7 +151,7 @@ impl Hooks<'_> {
         claim: &Claim<'_, LockNeed>,
         used_up: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let (site, terms) = (&self.0.site, claim.need.terms);
+        let (site, terms) = (&self.handle.site, claim.need.terms);
         while self.reads()
             && let Some(older) = site.gate.hold()
         {
@@ -166,14 +168,14 @@ impl Hooks<'_> {
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {
                 // Another hold has taken the seat in the meantime. The loop checks that one.
-                let level = self.0.level(&tenancy);
+                let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
                 continue;
             }
             // The new hold is not needed. The next request uses another owner.
             used_up();
             let _ = site.release(&granted.hold(), Leaving::Posted);
-            return Ok(self.0.deepen(&tenancy)?.then_some(tenancy));
+            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
         }
         if !site.admit(&granted, terms)? {
             return Ok(None);
@@ -187,12 +189,12 @@ impl Synchronizer for Hooks<'_> {
     type Site = Arc<Site>;
 
     fn site(&self) -> &Arc<Site> {
-        &self.0.site
+        &self.handle.site
     }
 
     fn what(&self, need: &LockNeed) -> (Kind, u32) {
         let kind = match need.mode {
-            Mode::Lock if self.0.site.is_fenced => Kind::FencedLock,
+            Mode::Lock if self.handle.site.is_fenced => Kind::FencedLock,
             Mode::Lock => Kind::ReentrantLock,
             Mode::Read => Kind::ReadLock,
             Mode::Write => Kind::WriteLock,
@@ -206,13 +208,13 @@ impl Synchronizer for Hooks<'_> {
     /// lost, and the thread enters anew.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         loop {
-            let gate = &self.0.site.gate;
+            let gate = &self.handle.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
                 GateOutcome::Leads => Ok(Enter::Leads(None)),
                 GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
                 GateOutcome::Occupied => Ok(Enter::NotNow),
                 GateOutcome::Joined(tenancy) => {
-                    if !self.0.deepen(&tenancy)? {
+                    if !self.handle.deepen(&tenancy)? {
                         continue;
                     }
                     Ok(Enter::Granted(tenancy, Way::Passed))
@@ -225,9 +227,9 @@ impl Synchronizer for Hooks<'_> {
                     let message = "the calling thread holds the read lock, so it would wait for \
                                    itself: release the read lock first; it is held as before";
                     let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
-                    Err(error.of(&self.0.site.name))
+                    Err(error.of(&self.handle.site.name))
                 }
-                entered => match self.0.again(entered)? {
+                entered => match self.handle.again(entered)? {
                     Some(tenancy) => Ok(Enter::Again(tenancy)),
                     None => continue,
                 },
@@ -237,7 +239,7 @@ impl Synchronizer for Hooks<'_> {
 
     /// Ends holds at their deadlines if the wheel, which usually does so, is late.
     fn look(&self) {
-        for site in self.0.sites() {
+        for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {
                 site.lose_hold(&hold, LostReason::LeaseExpired);
             }
@@ -248,17 +250,17 @@ impl Synchronizer for Hooks<'_> {
     /// If the client was shut down in the meantime, this fails and releases the hold.
     fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
-            self.0.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
+            self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);
         }
-        if self.reads() && !self.0.deepen(&tenancy)? {
+        if self.reads() && !self.handle.deepen(&tenancy)? {
             return Ok(None);
         }
-        self.0.unless_shut_down(tenancy).map(Some)
+        self.handle.unless_shut_down(tenancy).map(Some)
     }
 
     fn observed(&self, tenancy: &Arc<Tenancy>) {
-        self.0.site.observed(tenancy);
+        self.handle.site.observed(tenancy);
     }
 
     fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
@@ -271,7 +273,7 @@ impl Synchronizer for Hooks<'_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
         let Lead { listening, request_state } = lead;
-        request_state.as_mut()?.collect(listening, &self.0.site, claim)
+        request_state.as_mut()?.collect(listening, &self.handle.site, claim)
     }
 
     fn may_collect(&self, request_state: &Option<QueueEntry>) -> bool {
@@ -283,7 +285,7 @@ impl Synchronizer for Hooks<'_> {
         lead: &mut Lead<Option<QueueEntry>>,
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let site = &self.0.site;
+        let site = &self.handle.site;
         let Lead { listening, request_state } = lead;
         if request_state.is_none()
             && let Some(tenancy) = self.join(claim)?
@@ -303,7 +305,7 @@ impl Synchronizer for Hooks<'_> {
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let gate = &self.0.site.gate;
+        let gate = &self.handle.site.gate;
         // A leader without an entry has joined the readers, and already has its seat.
         let is_seated = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
         let tenancy = match is_seated {
@@ -320,12 +322,12 @@ impl Synchronizer for Hooks<'_> {
             leadership.resign();
             // A writer is alone, so readers of the process no longer have a hold, even if the
             // process has not learned that yet.
-            if let Some(pair) = &self.0.pair
+            if let Some(pair) = &self.handle.pair
                 && let Some(hold) = pair.read.gate.hold()
             {
                 pair.read.lose_hold(&hold, hold.why_gone());
             }
         }
-        self.0.unless_shut_down(tenancy).map(Some)
+        self.handle.unless_shut_down(tenancy).map(Some)
     }
 }
