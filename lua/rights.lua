@@ -48,7 +48,10 @@ local function lacks(name, rest)
 end
 
 local all = #lacks(random) == 0 and #lacks('{' .. random .. '}') == 0
-local lacking = all and {} or lacks(--[[OWN NAME]])
+local lacking, at = {}, 1
+while not all and #lacking == 0 and at <= #KEYS do
+    lacking, at = lacks(--[[OWN NAME]]), at + --[[KEYS OF A NAME]]
+end
 if #lacking > 0 then
     local more = #lacking > 4 and ' and ' .. #lacking - 4 .. ' more' or ''
     return redis.error_reply('NOPERM the user may not run '

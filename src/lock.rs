@@ -35,6 +35,7 @@ pub(crate) mod multi;
 mod part;
 pub(crate) mod read_write;
 pub(crate) mod reentrant;
+mod together;
 mod verbs;
 
 pub(crate) use self::guard::HeldLocks;

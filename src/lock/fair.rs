@@ -113,6 +113,8 @@ pub struct FairLock {
 one_lock!(FairLock with take and send_force_unlock);
 
 impl FairLock {
+    const IS_FAIR: bool = true;
+
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = Site::of(session.core(), name);
         let queue = FairQueue::of(&site);

@@ -14,7 +14,7 @@ use crate::runtime::Core;
 use crate::scripts::FencingToken;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
-use crate::site::{Leaving, Site};
+use crate::site::{Leaving, Site, go_together, leave_all};
 
 /// One level of a hold, which is left once. Nothing here depends on the calling thread.
 pub struct HeldLock {
@@ -144,6 +144,18 @@ impl HeldLock {
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
         self.handle.site.leave(&self.tenancy, self.level, how)
+    }
+
+    /// Leaves all, of which one request has the releases. `Err`: they need a request each.
+    pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
+        let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
+        if !go_together(&sites) || held.iter().any(|held| held.beneath.is_some()) {
+            return Err(held);
+        }
+        held.iter_mut().for_each(|held| held.left = true);
+        let levels: Vec<_> =
+            held.iter().map(|held| (&held.handle.site, &held.tenancy, held.level)).collect();
+        Ok(leave_all(&levels))
     }
 
     /// Leaves the hold to its end. The end of the lease may be far off, so nothing may go wrong

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use redlatch_client::sync::{Thread, clock};
 
 use super::Handle;
+use super::together::Together;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaseholder, QueueEntry, Tenancy};
 use crate::observe::{Kind, Way};
@@ -20,12 +21,24 @@ use crate::waiting::{
 };
 
 /// The hooks of a lock.
-struct Hooks<'a> {
+struct Hooks<'a, 'b> {
     handle: &'a Handle,
+    /// It is one of several locks that are taken together.
+    together: Option<&'a Together<'b>>,
 }
 
 /// Takes the lock of this handle. `None`: the wait ended first.
 pub(crate) fn acquire(
+    handle: &Handle,
+    thread: &Arc<Thread>,
+    wait: Wait<'_>,
+) -> Result<Option<Arc<Tenancy>>, Error> {
+    acquire_of(None, handle, thread, wait)
+}
+
+/// The same for the next one of several locks.
+pub(super) fn acquire_of(
+    together: Option<&Together<'_>>,
     handle: &Handle,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
@@ -36,10 +49,11 @@ pub(crate) fn acquire(
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
     // This is the driver. It calls the hooks below, and the thread sleeps between them.
-    waiting::acquire(&Hooks { handle }, (core, name), &Claim { thread, need: handle.need(), wait })
+    let claim = Claim { thread, need: handle.need(), wait };
+    waiting::acquire(&Hooks { handle, together }, (core, name), &claim)
 }
 
-impl Hooks<'_> {
+impl Hooks<'_, '_> {
     fn reads(&self) -> bool {
         self.handle.site.mode == Mode::Read
     }
@@ -185,7 +199,7 @@ impl Hooks<'_> {
     }
 }
 
-impl Synchronizer for Hooks<'_> {
+impl Synchronizer for Hooks<'_, '_> {
     type Site = Arc<Site>;
 
     fn site(&self) -> &Arc<Site> {
@@ -207,6 +221,9 @@ impl Synchronizer for Hooks<'_> {
     /// longer than the rest of the present one. If the lease is over, `again` declares the hold
     /// lost, and the thread enters anew.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
+        if let Some(lead) = self.together.and_then(Together::lead) {
+            return Ok(Enter::Leads(lead.map(Box::new)));
+        }
         loop {
             let gate = &self.handle.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
@@ -292,7 +309,16 @@ impl Synchronizer for Hooks<'_> {
         {
             return Ok(Try::Shared(tenancy));
         }
+        if let Some(tenancy) = self.together.and_then(Together::granted) {
+            return Ok(Try::Granted(tenancy));
+        }
+        let is_new = request_state.is_none();
         let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
+        if let Some(together) = self.together.filter(|_| is_new)
+            && let Some(tried) = together.ask(site, entry, claim)?
+        {
+            return Ok(tried);
+        }
         entry.ask(listening, site, claim, None)
     }
 

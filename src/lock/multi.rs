@@ -7,6 +7,7 @@ use redlatch_client::sync::Thread;
 
 use super::own_verbs;
 use crate::error::{Error, ErrorKind};
+use crate::lock::together::Together;
 use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::name::Name;
 use crate::waiting::Wait;
@@ -55,9 +56,10 @@ mod votes;
 ///
 /// # Order, and why there is no deadlock
 ///
-/// It takes the parts one after the other, and releases them in the opposite order. If it does not
-/// get a part, it releases those that it has taken. While it waits for a part, it holds the parts
-/// before, so others wait for those, too.
+/// If all parts are free and nobody waits for one, one request may take them all
+/// ([below](#what-it-costs)). Otherwise it takes the parts one after the other. If it does not get a
+/// part, it releases those that it has taken. While it waits for a part, it holds the parts before,
+/// so others wait for those, too.
 ///
 /// **The order is that of the names (of their bytes). If parts have the same name, it is that of
 /// the servers' addresses (of the service names with Sentinels), and then of the databases.** The
@@ -76,9 +78,19 @@ mod votes;
 ///
 /// # What it costs
 ///
-/// A free part costs one round trip to take and one to [`unlock`](MultiLockGuard::unlock). A part
-/// that the thread already holds costs none, nor does a part that threads of this process pass to
-/// each other. The drop of the guard waits for no reply.
+/// One round trip takes all parts, and one releases them at [`unlock`](MultiLockGuard::unlock), if
+///
+/// - the parts are at most 100 locks of one client and of one kind: a `ReentrantLock`, a
+///   `FencedLock` or a `WriteLock`,
+/// - in a cluster, their names are in one slot, as `{account}:3` and `{account}:7` are,
+/// - their leases are equally long, and the watchdog renews them,
+/// - for taking them, no other thread holds one of them or waits for one, this thread holds none,
+///   and there are no [`replica_acks`](crate::ClientBuilder::replica_acks).
+///
+/// Otherwise each part costs one round trip to take and one to release. If one of them is taken,
+/// the request for all costs one round trip more, except that a [`try_lock`](Self::try_lock) may
+/// end with it. A part that the thread already holds costs nothing, nor does a part that threads of
+/// this process pass to each other. The drop of the guard waits for no reply.
 ///
 /// # The verbs
 ///
@@ -352,7 +364,8 @@ impl MultiLock {
         Err(Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true))
     }
 
-    /// Takes one part after the other, in their order, until it does not get one.
+    /// Takes one part after the other, in their order, until it does not get one. The request for
+    /// the first one may take all of them: see `lock/together.rs`.
     fn acquire_all(
         &self,
         thread: &Arc<Thread>,
@@ -364,9 +377,14 @@ impl MultiLock {
         }
         // The drop of this releases the parts, the last one first.
         let mut levels = self.levels();
+        let together = Together::of(&self.parts);
         for part in &*self.parts {
-            match part.acquire(thread, *wait).map_err(|error| self.failed(part, error))? {
-                Some(held) => levels.held.extend(held.one()),
+            let acquired = match &together {
+                Some(together) => together.acquire(part.handle(), thread, *wait),
+                None => part.acquire(thread, *wait).map(|held| held.and_then(HeldLocks::one)),
+            };
+            match acquired.map_err(|error| self.failed(part, error))? {
+                Some(held) => levels.held.push(held),
                 None => return Ok(None),
             }
         }

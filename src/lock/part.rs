@@ -12,6 +12,9 @@ pub(crate) trait Part: Lock {
 
     fn handle(&self) -> &Handle;
 
+    /// Whether each of its threads stands in Redis's queue for itself.
+    fn is_fair(&self) -> bool;
+
     /// The same lock with this difference.
     fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
 }

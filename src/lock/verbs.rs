@@ -173,6 +173,8 @@ macro_rules! one_lock {
             use crate::waiting::Wait;
 
             impl $lock {
+                const IS_FAIR: bool = false;
+
                 fn take(
                     &self,
                     thread: &Arc<Thread>,
@@ -272,6 +274,10 @@ macro_rules! one_lock {
 
                 fn handle(&self) -> &Handle {
                     &self.handle
+                }
+
+                fn is_fair(&self) -> bool {
+                    Self::IS_FAIR
                 }
 
                 fn varied_part(&self, variant: Variant) -> Arc<dyn Part> {

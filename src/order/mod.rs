@@ -165,6 +165,14 @@ impl Order {
         GateOutcome::Occupied
     }
 
+    /// Takes the leadership for a thread that asks for this lock together with others, if no thread
+    /// of this process has the lock, leads or waits. Such a thread waits at no gate: it may lead at
+    /// others, and the threads that it would wait for may wait for it there.
+    pub(crate) fn lead_beside(&mut self) -> bool {
+        let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
+        self.alone.seat.is_none() && !is_read && self.queue.lead()
+    }
+
     /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
     /// readers of its process, unless a thread writes, leads or waits, or a kept write hold still
     /// excludes others.

@@ -113,6 +113,12 @@ impl<'a> LockKeys<'a> {
     pub(crate) fn tokens(self) -> Pieces<'a> {
         pieces("redisson_lock_token", self.name)
     }
+
+    /// The keys of its scripts, and how many of them count.
+    pub(super) fn of_scripts(self) -> ([Pieces<'a>; 4], usize) {
+        let all = [self.name.as_bytes().into(), self.queue(), self.window(), self.tokens()];
+        (all, if self.is_fenced { 4 } else { 3 })
+    }
 }
 
 impl LockKeys<'_> {

@@ -58,7 +58,7 @@ static SCRIPTS: ScriptSet = ScriptSet {
 
 /// The scripts' argument for a chain: the time when it began, by the server's clock, or minus its
 /// age, in ms. `None`: no argument.
-fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
+pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
         Since::Ago(age) => Some(minus(age, digits)),
@@ -302,9 +302,8 @@ impl LockScripts<'_> {
         arguments: &[Pieces<'_>],
         behind: Behind,
     ) -> Command {
-        let (name, keys) = (self.keys.name.as_bytes().into(), self.keys);
-        let all = [name, keys.queue(), keys.window(), keys.tokens()];
-        let keys = if keys.is_fenced { &all[..] } else { &all[..3] };
+        let (keys, count) = self.keys.of_scripts();
+        let keys = &keys[..count];
         // The database is nearly always 0, and then not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
@@ -329,7 +328,7 @@ impl LockScripts<'_> {
     }
 }
 
-fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
     let granted = |reply: i64, tokens| {
         let already = reply < 0;
         let places = if already { -1 - reply } else { reply };
@@ -394,9 +393,19 @@ pub(crate) fn release(
 ) -> Result<Released, Trouble> {
     let (outcome, in_doubt) = route.call_twice(command, || command.clone());
     match released(outcome, rights) {
-        Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
+        Ok(released) => Ok(released.after_a_copy(in_doubt, same_server)),
         Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
-        released => released,
+        Err(trouble) => Err(trouble),
+    }
+}
+
+impl Released {
+    /// The result, if the request was perhaps sent twice.
+    pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
+        match self {
+            Self::NotHeld if in_doubt && same_server() => Self::Unclear,
+            released => released,
+        }
     }
 }
 

@@ -32,6 +32,10 @@ macro_rules! lua {
     (PERMITS) => {
         concat!(lua!("number.lua"), lua!("expirable_semaphore/lapse.lua"))
     };
+    // As a function of its KEYS and ARGV.
+    ([$($part:tt),+]) => {
+        concat!("local function one(KEYS, ARGV)\n", $(lua!($part)),+, "end\n")
+    };
     ($file:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))
     };
@@ -84,6 +88,7 @@ mod fencing_token;
 mod keys;
 pub(crate) mod latch;
 pub(crate) mod lock;
+pub(crate) mod multi;
 #[cfg(soak_mutants)]
 pub(crate) mod mutants;
 mod once;

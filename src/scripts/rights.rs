@@ -376,7 +376,13 @@ impl KindRights {
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
-            _ => "KEYS[1]",
+            _ => "KEYS[at]",
+        };
+        // The requests for locks of these kinds may be for several.
+        let keys_of_name = match self.rights {
+            Rights::Locks | Rights::ReadWriteLocks => "3",
+            Rights::FencedLocks => "4",
+            _ => "#KEYS",
         };
         let own_channel = if self.bare.contains(&"pubsub") {
             "    ask('publish', 'redisson_lock__channel:{redlatch:' .. '}', '')\n    \
@@ -387,6 +393,7 @@ impl KindRights {
         include_str!("../../lua/rights.lua")
             .replace("--[[ROWS]]", &rows)
             .replace("--[[OWN NAME]]", own)
+            .replace("--[[KEYS OF A NAME]]", keys_of_name)
             .replace("--[[OWN CHANNEL]]", own_channel)
     }
 }
@@ -512,7 +519,9 @@ mod tests {
                 "lock/release.lua",
                 "lock/give_up.lua",
                 "lock/keep.lua",
-                "lock/force_unlock.lua"
+                "lock/force_unlock.lua",
+                "multi/acquire.lua",
+                "multi/release.lua"
             )
         };
         let scripts = [
@@ -531,7 +540,9 @@ mod tests {
                     "lock/renew.lua",
                     "lock/keep.lua",
                     "lock/release.lua",
-                    "lock/give_up.lua"
+                    "lock/give_up.lua",
+                    "multi/acquire.lua",
+                    "multi/release.lua"
                 ),
             ),
             (

@@ -204,7 +204,7 @@ impl QueueEntry {
     }
 
     /// The owner has the lock: the entry becomes a hold, and the thread its first tenant.
-    fn tenancy_of(
+    pub(super) fn tenancy_of(
         &mut self,
         site: &Site,
         claim: &Claim<'_, LockNeed>,

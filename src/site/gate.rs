@@ -48,6 +48,11 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
+    /// See [`Order::lead_beside`].
+    pub(crate) fn lead_beside(&self) -> bool {
+        self.state.lock().lead_beside()
+    }
+
     /// As [`enter`](Self::enter), for a lock whose queue is elsewhere. Adds a level if the thread
     /// has the seat. `None`: no thread has the seat.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {

@@ -8,9 +8,11 @@ mod lease;
 mod release;
 mod site;
 pub(crate) mod standing;
+mod together;
 mod unclaimed;
 
 pub(crate) use crate::order::{GateOutcome, LockNeed};
 pub(crate) use gate::Gate;
 pub(crate) use site::{Leaving, Site};
+pub(crate) use together::{AllAsked, ask_for_all, go_together, leave_all};
 pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};

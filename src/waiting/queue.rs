@@ -385,6 +385,12 @@ impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
         self.lead.get_or_insert_with(|| Lead::new(request_state()))
     }
 
+    /// Takes the lead out, for a call that goes on as the leader.
+    pub(crate) fn into_lead(mut self) -> Option<Lead<Q::RequestState>> {
+        self.is_laid_down = true;
+        self.lead.take()
+    }
+
     /// Gives the leadership up, so that no thread leads. The caller has decided that under the
     /// queue's mutex.
     pub(crate) fn resign(&mut self) {

@@ -11,9 +11,10 @@ use crate::scripts::FencingToken;
 ///   majority, less a hundredth of the lease and 2 ms for clock drift.
 /// - When one part is lost (for a quorum: so many that the rest is no majority), the guard is lost,
 ///   and calls its callbacks once. It holds and renews the others until it is dropped.
-/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, the last one first, in
-///   one round trip each (for a quorum, all at the same time). It waits only once for a server that
-///   does not answer.
+/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part: in one round trip if
+///   the parts [allow it](MultiLock#what-it-costs), otherwise the last one first, in one round trip
+///   each (for a quorum, all at the same time). It waits only once for a server that does not
+///   answer.
 /// - An error has the name of one part, and the other parts are released all the same. For a
 ///   quorum, it is an error only if no majority was released.
 ///

@@ -132,10 +132,14 @@ impl GuardLevels {
 
     pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        let held = std::mem::take(&mut self.held).into_iter().rev();
+        let mut held = std::mem::take(&mut self.held);
+        held.reverse();
         match self.rule {
-            Rule::All => self.ended(unlock(held)),
-            Rule::MajorityOf(_) => self.ended(votes::unlock(held)),
+            Rule::All => match HeldLock::leave_all(held) {
+                Ok(left) => self.ended(left),
+                Err(held) => self.ended(unlock(held.into_iter())),
+            },
+            Rule::MajorityOf(_) => self.ended(votes::unlock(held.into_iter())),
         }
     }
 

@@ -186,6 +186,8 @@ pub struct Command {
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
     question: Option<&'static RightsQuestion>,
+    /// See [`of_names`](Self::of_names). Zero: it is of one name.
+    keys_of_name: usize,
     logs_in: bool,
 }
 
@@ -208,6 +210,7 @@ impl Command {
             asks: false,
             is_answered_first: false,
             question: None,
+            keys_of_name: 0,
             logs_in: false,
         }
     }
@@ -281,6 +284,24 @@ impl Command {
 
     pub(crate) fn question(&self) -> Option<&'static RightsQuestion> {
         self.question
+    }
+
+    /// A script call whose keys are those of several names, one behind the other, so many of each.
+    #[must_use]
+    pub fn of_names(self, keys_of_name: usize) -> Self {
+        Self { keys_of_name, ..self }
+    }
+
+    /// The first key of each of its names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let keys = self.script.filter(|_| self.keys_of_name > 0).and_then(|call| {
+            let (count, keys) = next_part(&self.bytes[call.rest..])?;
+            let count: usize = str::from_utf8(count).ok()?.parse().ok()?;
+            let keys = std::iter::successors(next_part(keys), |(_, rest)| next_part(rest));
+            Some(keys.map(|(key, _)| key).take(count).step_by(self.keys_of_name))
+        });
+        let one = if keys.is_none() { self.key() } else { None };
+        keys.into_iter().flatten().chain(one)
     }
 
     pub(crate) fn acks(&self) -> Option<ReplicaAcks> {

@@ -127,6 +127,17 @@ impl Route {
         self.lane().endpoint().incarnation()
     }
 
+    /// Whether one script may have keys of both names.
+    pub fn is_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Server(lane), Self::Server(other)) => {
+                Arc::ptr_eq(lane.endpoint(), other.endpoint())
+            }
+            (Self::Slot(slot), Self::Slot(other)) => slot.is(other),
+            _ => false,
+        }
+    }
+
     /// See [`Lane::call_once`].
     pub fn call_once(&self, command: &Command) -> Outcome {
         not_forked()?;

@@ -40,6 +40,11 @@ impl Slot {
         Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
     }
 
+    /// Whether both are one slot of one cluster.
+    pub(in crate::connection) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.cluster, &other.cluster) && self.number == other.number
+    }
+
     pub(in crate::connection) fn lane(&self) -> Arc<Lane> {
         Arc::clone(self.cluster.node(self.number).lane(self.hash))
     }

@@ -73,8 +73,8 @@ impl KnownRights {
         parts.next().unwrap_or(Value::Nil)
     }
 
-    fn name(&self, question: &RightsQuestion, command: &Command) -> u64 {
-        self.hasher.hash_one((question.bit(), command.key()))
+    fn name(&self, question: &RightsQuestion, name: &[u8]) -> u64 {
+        self.hasher.hash_one((question.bit(), name))
     }
 
     /// A random name, which only a pattern for all names matches.
@@ -87,7 +87,8 @@ impl KnownRights {
         let question = command.question()?;
         let is_known = self.all & question.bit() != 0
             || self.is_open
-            || !self.names.is_empty() && self.names.contains(&self.name(question, command));
+            || !self.names.is_empty()
+                && command.names().all(|name| self.names.contains(&self.name(question, name)));
         (!is_known).then_some(question)
     }
 
@@ -99,8 +100,9 @@ impl KnownRights {
         if self.names.len() >= Self::MOST {
             self.names.clear();
         }
-        let name = self.name(question, command);
-        self.names.insert(name);
+        for name in command.names() {
+            self.names.insert(self.name(question, name));
+        }
     }
 
     fn logs_in(&mut self) {

@@ -1,0 +1,63 @@
+-- Takes several locks of one kind, all or none, if nobody has one of them or waits for one.
+--
+-- Before it stands the function `one`, which takes a free lock without waiters: ../lock/free.lua or
+-- ../read_write/free.lua.
+--
+-- KEYS for each lock, one behind the other: the lock, the queue, the window, and the last fencing
+--      token if the locks have tokens
+-- ARGV 1 lease in ms, 2 and on each lock's owner
+-- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil =
+--        none is, since an owner of another client has one; 0 = none is, for any other reason: the
+--        client asks for one after the other
+--
+-- All or none: it looks at all locks before it changes one, and grants nothing past a queue or a
+-- window. If the server refuses a command behind the first change, it undoes what it has taken.
+-- Nobody has seen that, and no owner stands in a queue for it.
+--
+-- The request may be sent again. A lock that its owner has already counts as free: the first copy
+-- has taken it, and the lease counts from before that copy.
+local all = #ARGV - 1
+local size = #KEYS / all
+
+local function keys_of(i)
+    return {unpack(KEYS, (i - 1) * size + 1, i * size)}
+end
+
+-- Whether another client's owner has this lock, so that no request for it alone would take it. (An
+-- owner of this client may be about to leave: its release may go over another connection.)
+local function is_taken(lock, owner)
+    local fields = redis.pcall('hrandfield', lock, 2)
+    local who = fields[1]
+    return who and not fields[2] and string.match(who, '^[%x-]+:()%d+$') == 38
+        and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36) and redis.call('pttl', lock) >= 0
+end
+
+-- The reply for a lock that the first copy has taken. It gets new tokens.
+local function again(keys)
+    local places, token = redis.call('llen', keys[2]), keys[4] and redis.call('incrby', keys[4], 1024)
+    return token and {places, token} or places
+end
+
+local had, replies = {}, {}
+for i = 1, all do
+    local keys, owner = keys_of(i), ARGV[i + 1]
+    if redis.pcall('exists', keys[1], keys[2], keys[3]) ~= 0 then
+        had[i] = redis.pcall('hexists', keys[1], owner) == 1
+        if not had[i] then
+            return not is_taken(keys[1], owner) and 0 or nil
+        end
+    end
+end
+for i = 1, all do
+    local _, reply = pcall(had[i] and again or one, keys_of(i), {ARGV[1], ARGV[i + 1]})
+    if type(reply) ~= 'number' and (type(reply) ~= 'table' or reply.err) then
+        for j = 1, i do
+            if not had[j] then
+                redis.pcall('del', keys_of(j)[1])
+            end
+        end
+        return 0
+    end
+    replies[i] = reply
+end
+return replies

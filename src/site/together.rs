@@ -1,0 +1,148 @@
+//! The requests of one thread for several locks at once.
+
+use std::sync::Arc;
+
+use redlatch_client::sync::clock;
+
+use super::release::Parting;
+use super::site::{Leaving, Site};
+use crate::ask::{Action, Asked, EntryReply};
+use crate::error::Error;
+use crate::hold::{GrantDetails, Hold, HoldLevel, QueueEntry, Tenancy};
+use crate::order::LockNeed;
+use crate::scripts::lock::Acquired;
+use crate::scripts::multi::{self, AllAcquired};
+use crate::scripts::{Replied, Trouble};
+use crate::waiting::{Claim, Try};
+
+/// The most locks of one request: the server serves nobody else meanwhile.
+const MOST: usize = 100;
+
+/// Whether one request may take these locks: they are of one client, of one kind, and on one server
+/// or in one slot.
+pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
+    let [first, others @ ..] = sites else { return false };
+    let is_with = |site: &Arc<Site>| {
+        Arc::ptr_eq(&site.core, &first.core)
+            && site.scripts().rights() == first.scripts().rights()
+            && site.route.is_with(&first.route)
+    };
+    (1..MOST).contains(&others.len()) && others.iter().all(|site| is_with(site))
+}
+
+/// The outcome of a request for several locks.
+pub(crate) enum AllAsked {
+    /// All are these tenancies'.
+    Granted(Vec<Arc<Tenancy>>),
+    /// None is taken, and an owner of another client has one.
+    Taken,
+    /// None is taken, or its grant came too late.
+    Refused,
+}
+
+/// Asks for several locks that [go together](go_together), each for its entry's owner: all or none.
+/// No entry stands in a queue after it. The caller leads at all of them, and its `claim` is for
+/// each.
+pub(crate) fn ask_for_all(
+    asked: &mut [(&Arc<Site>, &mut QueueEntry)],
+    claim: &Claim<'_, LockNeed>,
+) -> Result<AllAsked, Trouble> {
+    let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
+    for (site, entry) in &mut *asked {
+        let Action::Ask { .. } = entry.asks(Asked::now(site), lease, false) else {
+            return Ok(AllAsked::Refused);
+        };
+    }
+    let locks: Vec<_> = asked.iter().map(|(site, entry)| (site.scripts(), entry.owner)).collect();
+    let Replied { reply, in_doubt, .. } = match multi::acquire(&locks, lease) {
+        Ok(replied) => replied,
+        Err(trouble) => {
+            asked.iter_mut().for_each(|(_, entry)| entry.unanswered(Some(&trouble)));
+            return Err(trouble);
+        }
+    };
+    let (now, is_taken) = (clock::now(), matches!(reply, AllAcquired::Taken));
+    let mut granted = match reply {
+        AllAcquired::Granted(granted) => granted,
+        AllAcquired::Taken | AllAcquired::Refused => Vec::new(),
+    }
+    .into_iter();
+    let mut tenancies = Vec::with_capacity(asked.len());
+    for (site, entry) in &mut *asked {
+        let reply = match granted.next() {
+            Some(Acquired::Granted { already, places, tokens }) => {
+                let details = GrantDetails { places, tokens, ..GrantDetails::default() };
+                EntryReply::Granted { already, lease, waits, details }
+            }
+            _ => EntryReply::NotTaken,
+        };
+        if let Ok((_, Try::Granted(granted))) = entry.answered(site, now, reply, in_doubt) {
+            tenancies.push(entry.tenancy_of(site, claim, granted, now));
+        }
+    }
+    Ok(match tenancies.len() == asked.len() {
+        true => AllAsked::Granted(tenancies),
+        false if is_taken => AllAsked::Taken,
+        false => AllAsked::Refused,
+    })
+}
+
+/// Ends a level of each of these tenancies, one of a lock, of locks that [go together](go_together), as
+/// [`Site::leave`] does. One request has all releases.
+pub(crate) fn leave_all(
+    levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
+) -> Vec<Result<(), Error>> {
+    let mut left = Vec::with_capacity(levels.len());
+    for (site, tenancy, which) in levels {
+        left.push(site.step_out(tenancy, *which, Leaving::Awaited));
+    }
+    let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
+    for (left, (site, ..)) in left.iter().zip(levels) {
+        if let Ok((Parting::Release { hold, leads }, _)) = left {
+            holds.push((*site, Arc::clone(hold)));
+            leaderships.push(site.leads_until_released(*leads));
+        }
+    }
+    let mut released = release_all(&holds).into_iter();
+    let mut ended = Vec::with_capacity(levels.len());
+    for (left, (site, ..)) in left.into_iter().zip(levels) {
+        ended.push(left.map(|(parting, _seat)| match parting {
+            Parting::StillHeld => None,
+            Parting::Over(done) => Some(done),
+            Parting::Release { hold, .. } => {
+                let done = released.next().flatten();
+                Some(done.unwrap_or_else(|| site.release_last(&hold, Leaving::Awaited)))
+            }
+        }));
+    }
+    // No thread leads any more when the first callback runs: it may take one of these locks.
+    drop(leaderships);
+    let ended = ended.into_iter().zip(levels);
+    ended.map(|(done, (site, tenancy, _))| site.tell_end(tenancy, done?)).collect()
+}
+
+/// Releases these holds, if one request can release several of them. `None` for one of them: it
+/// needs a request of its own.
+fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error>>> {
+    let [(first, _), _, ..] = holds else { return Vec::new() };
+    let mut locks = Vec::with_capacity(holds.len());
+    for (site, hold) in holds {
+        if hold.line.is_some() || hold.is_kept() {
+            return Vec::new();
+        }
+        locks.push((site.scripts(), hold.owner, hold.details.chain));
+    }
+    let (each, in_doubt) = match multi::release(&first.route, &locks) {
+        Ok((each, in_doubt)) => {
+            (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
+        }
+        Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),
+    };
+    let mut ended = Vec::with_capacity(holds.len());
+    for (released, (site, hold)) in each.into_iter().zip(holds) {
+        let same_server = || site.route.incarnation() == hold.asked.incarnation;
+        let released = released.map(|it| it.map(|it| it.after_a_copy(in_doubt, same_server)));
+        ended.push(released.map(|released| site.released(hold, released)));
+    }
+    ended
+}

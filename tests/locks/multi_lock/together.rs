@@ -1,0 +1,301 @@
+//! Several locks that one request takes, and one releases.
+
+use redlatch::{LockGuard, OwnedMultiLockGuard};
+
+use super::*;
+
+/// A client that has asked for its rights over its only connection, by which the server knows its
+/// scripts.
+fn warm(server: &Server) -> Client {
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
+    let client = client.connect().unwrap();
+    let (fair, pair) = (client.fair_lock("x"), client.read_write_lock("x"));
+    let alone: [&dyn Lock; 5] = [
+        &client.reentrant_lock("x"),
+        &client.fenced_lock("x"),
+        &fair,
+        pair.read_lock(),
+        pair.write_lock(),
+    ];
+    for _ in 0..2 {
+        for lock in alone {
+            lock.lock().unwrap().unlock().unwrap();
+            lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
+        }
+        for kind in KINDS {
+            of_kind(&client, kind, 2).lock().unwrap().unlock().unwrap();
+        }
+    }
+    client
+}
+
+/// Those of which one request takes several.
+const KINDS: [&str; 3] = ["plain", "fenced", "write"];
+
+fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
+    let locks = (0..count).map(|at| -> Box<dyn Lock> {
+        let name = format!("{kind} {at}");
+        match kind {
+            "plain" => Box::new(client.reentrant_lock(&name)),
+            "fenced" => Box::new(client.fenced_lock(&name)),
+            "fair" => Box::new(client.fair_lock(&name)),
+            "read" => Box::new(client.read_write_lock(&name).read_lock().clone()),
+            _ => Box::new(client.read_write_lock(&name).write_lock().clone()),
+        }
+    });
+    let locks: Vec<_> = locks.collect();
+    MultiLock::new(&locks.iter().map(|lock| &**lock).collect::<Vec<_>>()).unwrap()
+}
+
+/// The number of scripts that the server runs for this.
+fn scripts_of<T>(server: &Server, work: impl FnOnce() -> T) -> (u64, T) {
+    let before = Commands::so_far(server).scripts();
+    let done = work();
+    (Commands::so_far(server).scripts() - before, done)
+}
+
+fn lock_of(server: &Server, all: &MultiLock) -> (u64, MultiLockGuard) {
+    scripts_of(server, || all.lock().unwrap())
+}
+
+#[test]
+fn one_request_takes_all_and_one_releases_them() {
+    let server = server();
+    let client = warm(&server);
+    for kind in KINDS {
+        for count in [2, 8] {
+            let all = of_kind(&client, kind, count);
+            let names: Vec<_> = all.names().map(str::to_owned).collect();
+            let is_held = || names.iter().map(|name| is_held(&server, name)).collect::<Vec<_>>();
+            for _ in 0..2 {
+                let (taken, guard) = lock_of(&server, &all);
+                assert!(guard.is_held() && is_held().iter().all(|it| *it));
+                let (given, unlocked) = scripts_of(&server, || guard.unlock());
+                unlocked.unwrap();
+                assert_eq!((taken, given), (1, 1), "{count} {kind}");
+                assert!(!is_held().contains(&true));
+            }
+            let owned: OwnedMultiLockGuard = all.lock_owned().unwrap();
+            let tokens = owned.tokens().map(|(_, token)| token.get()).collect::<Vec<_>>();
+            assert_eq!(tokens.len(), if kind == "fenced" { count } else { 0 });
+            drop(owned);
+            // Behind the releases over the same connection.
+            let again = all.try_lock().unwrap().into_option().expect("nobody has one");
+            assert!(again.tokens().zip(tokens).all(|((_, now), then)| now.get() > then));
+            again.unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn locks_that_do_not_go_together_are_taken_one_by_one() {
+    let (server, second) = (server(), server());
+    let (client, other) = (warm(&server), client(&server));
+    let there = super::client(&second).reentrant_lock("there");
+    let plain = ["a", "b"].map(|name| client.reentrant_lock(name));
+    let fixed = plain[1].with_lease(LONG);
+    let kept = plain[1].with_hold_at_least(UNIT);
+    let longer = plain[1].with_watchdog(LONG * 2);
+    let fenced = client.fenced_lock("fenced");
+    let other = other.reentrant_lock("other");
+    let both = |lock: &dyn Lock| MultiLock::new(&[&plain[0], lock]).unwrap();
+    for (what, all, expected) in [
+        ("fair", of_kind(&client, "fair", 2), 2..=2),
+        ("read", of_kind(&client, "read", 2), 2..=2),
+        ("a fixed lease", both(&fixed), 2..=2),
+        ("a least time", both(&kept), 2..=3),
+        ("another lease", both(&longer), 2..=2),
+        ("of two kinds", both(&fenced), 2..=2),
+        ("of two clients", both(&other), 2..=2),
+        ("on two servers", both(&there), 1..=1),
+    ] {
+        all.lock().unwrap().unlock().unwrap();
+        wait_all_free(&server, &["a", "b"]);
+        let (taken, guard) = lock_of(&server, &all);
+        assert!(expected.contains(&taken), "{what}: {taken}");
+        guard.unlock().unwrap();
+        wait_all_free(&server, &["a", "b"]);
+    }
+    // One that the thread holds, and one that another thread of the process has.
+    let all = of(&plain);
+    let outer = plain[1].lock().unwrap();
+    let (taken, guard) = lock_of(&server, &all);
+    assert_eq!(taken, 1);
+    guard.unlock().unwrap();
+    assert!(all.try_lock().unwrap().into_option().is_some());
+    let (taken, got) = scripts_of(&server, || {
+        let all = all.clone();
+        elsewhere(move || all.try_lock().unwrap().into_option().is_some())
+    });
+    assert!(!got && taken <= 3, "{taken}");
+    outer.unlock().unwrap();
+}
+
+/// Not for a moment: a thread that wants the first one finds it free.
+#[test]
+fn a_try_that_finds_one_held_touches_none() {
+    let server = server();
+    let (client, other) = (warm(&server), client(&server));
+    let all = all_of(&client, &NAMES);
+    all.lock().unwrap().unlock().unwrap();
+    let check = |whose: &str| {
+        let before = Commands::so_far(&server);
+        let (asked, guard) = scripts_of(&server, || all.try_lock().unwrap().into_option());
+        let after = Commands::so_far(&server);
+        assert!(guard.is_none(), "{whose}");
+        assert_eq!((asked, after.of("hset") - before.of("hset")), (1, 0), "{whose}");
+    };
+    let taken = other.reentrant_lock("c").lock().unwrap();
+    check("ours");
+    taken.unlock().unwrap();
+    let mut redisson = server.connection();
+    hold_as_redisson(&mut redisson, "c", LONG);
+    check("Redisson's");
+    // A wait asks for one after the other.
+    let waiter = spawn(move || all.lock().unwrap().unlock().unwrap());
+    wait_in_line(&server, "c", 1);
+    assert!(is_held(&server, "a") && is_held(&server, "b"));
+    release_as_redisson(&mut redisson, "c", &channel("c"));
+    waiter.join();
+    wait_all_free(&server, &NAMES);
+}
+
+#[test]
+fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
+    let server = server();
+    let (client, other) = (warm(&server), client(&server));
+    let taken = other.reentrant_lock("a").lock().unwrap();
+    let both = all_of(&client, &["a", "b"]);
+    let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
+    wait_in_line(&server, "a", 1);
+    waiter.wait_asleep();
+    let next = client.reentrant_lock("b");
+    for _ in 0..3 {
+        let guard: LockGuard = next.try_lock_for(SOON).unwrap().into_option().expect("free");
+        guard.unlock().unwrap();
+        assert!(next.try_lock().unwrap().into_option().is_some());
+    }
+    taken.unlock().unwrap();
+    waiter.join();
+}
+
+/// Its entry would stand in the queue of a free lock, and nobody would come for it.
+#[test]
+fn no_part_is_taken_past_its_queue_or_within_a_window() {
+    let server = server();
+    let client = warm(&server);
+    let all = all_of(&client, &NAMES);
+    let mut redis = server.connection();
+    // A process that is gone.
+    let gone = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1";
+    for name in NAMES {
+        let () = redis.rpush(format!("redlatch_queue:{{{name}}}"), gone).unwrap();
+        let (asked, guard) = lock_of(&server, &all);
+        assert!(asked > 1, "one by one");
+        let left: usize = redis.llen(format!("redlatch_queue:{{{name}}}")).unwrap();
+        assert_eq!(left, 0, "its turn has come and gone");
+        guard.unlock().unwrap();
+
+        let window = format!("redlatch_window:{{{name}}}");
+        let () = redis.set(&window, "").unwrap();
+        let (asked, guard) = scripts_of(&server, || all.try_lock().unwrap().into_option());
+        assert_eq!(asked, 4, "one by one, since a `try` may take it");
+        guard.expect("nobody has one").unlock().unwrap();
+        let () = redis.del(&window).unwrap();
+    }
+}
+
+/// All that the first copy has taken is the call's.
+#[test]
+fn a_reply_that_is_lost_is_asked_for_again() {
+    let server = server();
+    for kind in KINDS {
+        let proxy = Proxy::before(&server);
+        let client = impatient(&proxy.url()).connect_timeout(SOON).connections(1);
+        let client = client.connect().unwrap();
+        let all = of_kind(&client, kind, 3);
+        all.lock().unwrap().unlock().unwrap();
+        let names: Vec<_> = all.names().map(str::to_owned).collect();
+        proxy.on_request(names[1].clone(), Action::LoseReply);
+        let (asked, guard) = lock_of(&server, &all);
+        assert_eq!(asked, 2, "{kind}: the request and its copy");
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+        wait_all_free(&server, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        all.lock().unwrap().unlock().unwrap();
+    }
+}
+
+/// Otherwise they would be kept until the end of a lease.
+#[test]
+fn all_that_a_request_without_a_reply_has_taken_is_given_back() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).connections(1).connect().unwrap();
+    let all = all_of(&client, &NAMES);
+    for _ in 0..2 {
+        all.lock().unwrap().unlock().unwrap();
+    }
+    proxy.on_request("EVALSHA", Action::HoldReply);
+    let taker = spawn(move || all.try_lock_for(UNIT).is_ok_and(|got| got.into_option().is_some()));
+    proxy.wait_fired(1, SOON);
+    wait_until("all are taken", SOON, || NAMES.iter().all(|name| is_held(&server, name)));
+    assert!(!taker.join());
+    proxy.release();
+    wait_all_free(&server, &NAMES);
+}
+
+#[test]
+fn a_server_that_refuses_has_taken_none() {
+    let server = server();
+    let client = warm(&server);
+    let all = all_of(&client, &NAMES);
+    let mut redis = server.connection();
+    let () = redis.set("b", "text").unwrap();
+    let error = all.lock().map(drop).unwrap_err();
+    is_clear(&error, "b", "the key holds a string");
+    wait_all_free(&server, &["a", "c"]);
+    let () = redis.del("b").unwrap();
+    let mut limit = |bytes: &str| {
+        redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
+    };
+    limit("1");
+    let error = all.lock().map(drop).unwrap_err();
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    assert!(!NAMES.iter().any(|name| is_held(&server, name)));
+    limit("0");
+    all.lock().unwrap().unlock().unwrap();
+}
+
+/// A user of some names is asked for each of them, once.
+#[test]
+fn a_user_without_the_rights_of_one_part_takes_none() {
+    let server = server();
+    let mut user = User::new(&server, "shopper");
+    let keys = |names: &[&str]| {
+        let each = |name: &&str| {
+            let behind = ["queue", "window", "asked"].map(|it| format!("~redlatch_{it}:{{{name}*"));
+            [format!("~{name}*")].into_iter().chain(behind).collect::<Vec<_>>()
+        };
+        names.iter().flat_map(each).collect::<Vec<_>>()
+    };
+    let mut set = |names: &[&str]| {
+        let keys = keys(names);
+        let rules = ["resetkeys"].into_iter().chain(keys.iter().map(String::as_str));
+        user.set(&rules.collect::<Vec<_>>());
+        Client::builder(user.url()).connections(1).connect().unwrap()
+    };
+    let error = all_of(&set(&["a", "c"]), &NAMES).lock().map(drop).unwrap_err();
+    is_clear(&error, "b", "to one of the keys of this name is missing");
+    wait_all_free(&server, &NAMES);
+    let client = set(&NAMES);
+    let all = all_of(&client, &NAMES);
+    // The question has the script's text, and the second request tells the server the script.
+    for _ in 0..2 {
+        all.lock().unwrap().unlock().unwrap();
+    }
+    let before = Commands::so_far(&server).of("eval");
+    let (asked, guard) = lock_of(&server, &all);
+    guard.unlock().unwrap();
+    assert_eq!((asked, Commands::so_far(&server).of("eval") - before), (1, 0));
+}
