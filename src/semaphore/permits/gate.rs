@@ -267,7 +267,12 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<L>) -> R) -> R {
+    /// How many threads have queued so far.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.state.lock().queue.arrivals()
+    }
+
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<L>) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 

@@ -127,14 +127,14 @@ impl<S: Source> Synchronizer for Arc<S> {
         }
         if !wait.blocks() && !request_state.rest.is_zero() {
             // The thread asks only once, when other processes have had their chance.
-            let until = Instant::now().checked_add(std::mem::take(&mut request_state.rest));
-            doze(self.core(), self.name(), thread, wait, until, || false)?;
+            let rest = std::mem::take(&mut request_state.rest);
+            sleep_for(&**self, claim, rest)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
                 return Ok(entered);
             }
         }
         if request_state.rest.is_zero() {
-            if let Answered { own: Some(own), .. } = ask(self, *need, &[need.permits], 1)? {
+            if let Answered { own: Some(own), .. } = request_for(self, *need, &[need.permits], 1)? {
                 return Ok(Enter::Granted(own, Way::Free));
             }
             if wait.is_over() {
@@ -196,7 +196,7 @@ impl<S: Source> Synchronizer for Arc<S> {
         } else {
             let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
-            let Answered { own, number, left } = ask(self, claim.need, &needs, clients)?;
+            let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
             // Permits that were left for other processes were not refused, and those may not want
             // them. And if the server gave any, it did not say when the next lease ends, so the
             // next leader would sleep past that. In both cases the next leader must ask.
@@ -248,13 +248,13 @@ struct Answered<L> {
 
 /// Asks the server once, for the thread's own need, which is the first of `needs`, and for the
 /// needs behind it.
-fn ask<S: Source>(
+fn request_for<S: Source>(
     site: &Arc<S>,
     own: PermitNeed,
     needs: &[u32],
     clients: u64,
 ) -> Result<Answered<S::Lease>, Error> {
-    let (arrivals, asked) = (site.gate().with_queue(|queue| queue.arrivals()), clock::now());
+    let (arrivals, asked) = (site.gate().arrivals(), clock::now());
     let mut given = match site.request(needs, own.terms, clients) {
         Ok(PermitReply::Given(given)) => given,
         Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
@@ -272,6 +272,16 @@ fn ask<S: Source>(
         site.give_to_server(rest);
     }
     Ok(Answered { own, number, left: None })
+}
+
+/// Sleeps while other processes ask first.
+fn sleep_for<S: Source>(
+    site: &S,
+    Claim { thread, wait, .. }: &Claim<'_, PermitNeed>,
+    rest: Duration,
+) -> Result<(), Error> {
+    let until = Instant::now().checked_add(rest);
+    doze(site.core(), site.name(), thread, wait, until, || false)
 }
 
 /// How long the leader stays away after a wake-up, so that others can ask first.

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::model::ModelServer;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
-use crate::waiting::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{Claim, Lead, Queued, Synchronizer, Try, Wait, acquire};
 
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
@@ -86,7 +86,7 @@ impl Synchronizer for Pool {
         (Kind::Semaphore, need.permits)
     }
 
-    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterOf<Self>, Error> {
+    fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<()>, Error> {
         if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
             return Ok(entered);
         }
@@ -180,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// Does what `permits::ask` and a semaphore's script do.
+    /// Does what `permits::request_for` and a semaphore's script do.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
         let (arrivals, asked) = (self.arrivals(), clock::now());
         let taken = {
