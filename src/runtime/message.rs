@@ -1,6 +1,6 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! Scripts name the waiter in the message. The client could subscribe to a pattern instead, but
+//! Scripts name the owner in the message. The client could subscribe to a pattern instead, but
 //! then the server would have to match every message of any sender.
 
 use std::collections::BTreeMap;
@@ -11,18 +11,17 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, is_forked};
 
-/// A script's message to one waiter. On the wire it is a verb, the waiter's owner number, and more
-/// words, with single spaces between them. The last word is a name and may contain spaces.
+/// A script's message to one owner. On the wire it is a verb, the owner's number, and more words, with single spaces between them. The last word is a name and may contain spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
-    /// The waiter should ask for this lock.
+    /// The owner should ask for this lock.
     Ask { lock: &'a str },
-    /// The waiter's owner now holds the lock.
+    /// The owner now holds the lock.
     Grant(GrantMessage<'a>),
-    /// The lock is left to other clients for this time, or not at all if it is zero. The waiter is
+    /// The lock is left to other clients for this time, or not at all if it is zero. The owner is
     /// the first in the queue, and should ask after that time.
     Open { left: Duration, database: i64, lock: &'a str },
-    /// The waiter's wait for the condition is over. The key is that of the condition's waiters.
+    /// The owner's wait for the condition is over. The key is that of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
 }
 
@@ -76,16 +75,15 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
     Some((word.parse().ok()?, rest))
 }
 
-/// A waiter that gets messages on the client's own channel.
+/// What gets the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber's thread with no mutex held; must not block. `false`: no thread
     /// will read the message, which the client then handles as one to an owner that does not wait.
     fn receive(&self, message: &Message<'_>) -> bool;
 }
 
-/// The waiters of this client that expect messages, by the numbers of their owners. A waiter is
-/// here from before its first request, for as long as it has an entry or the lock that it got by
-/// one. Messages name only owners that had an entry. So a grant for an owner that is not here is a
+/// The registered owners of this client, which expect messages, by their numbers. An owner is here
+/// from before its first request, for as long as it has an entry or the lock that it got by one. Messages name only owners that had an entry. So a grant for an owner that is not here is a
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
@@ -105,7 +103,7 @@ impl Recipients {
         registered
     }
 
-    /// The waiter with that number.
+    /// The registered owner with that number.
     pub(super) fn named(&self, owner: u64) -> Option<Arc<Registered>> {
         self.waiting.lock().get(&owner).and_then(Weak::upgrade)
     }

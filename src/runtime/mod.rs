@@ -64,8 +64,8 @@ pub(crate) struct Core {
     pub(crate) watchdog: Watchdog,
     servers: Servers,
     hasher: RandomState,
-    /// The synchronizers of each name.
     pub(crate) recipients: Arc<Recipients>,
+    /// The synchronizers of each name.
     pub(crate) members: Members,
     owners: Owners,
     pub(crate) returned: Returned,
@@ -410,8 +410,8 @@ impl Host for Hosted {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        let waiter = self.recipients.named(owner);
-        if !waiter.is_some_and(|waiter| waiter.recipient.receive(&message)) {
+        let named = self.recipients.named(owner);
+        if !named.is_some_and(|named| named.recipient.receive(&message)) {
             self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &message));
         }
     }
