@@ -10,7 +10,7 @@ use redlatch_client::sync::{Thread, clock};
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use super::watch::Renewing;
-use crate::lease::renewal::{Attempt, RenewalState};
+use crate::lease::renewal::{RenewalProgress, RenewalState};
 use crate::scripts::Mode;
 
 /// The seat of a hold: its tenancies and their levels.
@@ -26,7 +26,7 @@ pub(crate) struct Seat {
     /// Whether nobody waited for the hold at the server's last reply. If so, other threads may join
     /// it.
     pub(crate) is_open: bool,
-    pub(crate) attempt: Attempt,
+    pub(crate) progress: RenewalProgress,
     /// Values that the seat keeps. (It is boxed, since most seats have none.)
     pub(crate) kept: Option<Box<KeptBySeat>>,
 }
@@ -154,7 +154,7 @@ impl Seat {
             shared: is_shared.then(Box::default),
             since,
             is_open,
-            attempt: Attempt::Done,
+            progress: RenewalProgress::Done,
             kept: None,
         };
         seat.want(level);
@@ -164,9 +164,12 @@ impl Seat {
     /// The seat of the next thread, to which the hold is passed. A renewal that is on its way stays
     /// on its way.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
-        let attempt =
-            if self.attempt.is_sent() { Attempt::Sent { failed: 0 } } else { Attempt::Done };
-        Self { attempt, ..Self::new(Arc::clone(next), terms) }
+        let progress = if self.progress.is_sent() {
+            RenewalProgress::Sent { failed: 0 }
+        } else {
+            RenewalProgress::Done
+        };
+        Self { progress, ..Self::new(Arc::clone(next), terms) }
     }
 
     pub(crate) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
@@ -292,12 +295,12 @@ impl Seat {
     /// Whether a renewal is on its way, or the server [may keep](Hold::may_outlive) the hold past
     /// the deadline that this process knows.
     pub(crate) fn may_outlive(&self) -> bool {
-        self.attempt.is_sent() || self.tenancy.hold().may_outlive()
+        self.progress.is_sent() || self.tenancy.hold().may_outlive()
     }
 
     /// The hold with this state, for its renewal.
     pub(crate) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
-        Renewing { hold: self.tenancy.hold(), state, attempt: &mut self.attempt }
+        Renewing { hold: self.tenancy.hold(), state, progress: &mut self.progress }
     }
 
     /// The state on which the hold's renewal depends.
@@ -331,7 +334,7 @@ impl Seat {
             is_provisional: hold.is_provisional(),
             watched: watching.map(|(_, lease)| hold.counts(lease)),
             fixed: hold.terms.fixed_lease(),
-            attempt: self.attempt,
+            progress: self.progress,
         }
     }
 }

@@ -14,7 +14,7 @@ use redlatch_client::sync::{Mutex, clock};
 
 use super::hold::Hold;
 use crate::error::LostReason;
-use crate::lease::renewal::{Attempt, RAISED_AFTER, RenewalState, TRACKED_AFTER};
+use crate::lease::renewal::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::name::Name;
 use crate::observe::Event;
@@ -135,16 +135,20 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             if !Arc::ptr_eq(&renewing.hold, hold) {
                 return false;
             }
-            *renewing.attempt = match renewed {
+            *renewing.progress = match renewed {
                 Ok(held @ (StillHeld::Yes | StillHeld::TooLong)) => {
                     hold.renewed(sent_at, counts);
                     // If the lease is too long, the next renewal comes at once and cuts it.
-                    if held == StillHeld::TooLong { Attempt::again(now) } else { Attempt::Done }
+                    if held == StillHeld::TooLong {
+                        RenewalProgress::again(now)
+                    } else {
+                        RenewalProgress::Done
+                    }
                 }
-                Ok(StillHeld::No) => Attempt::Done,
+                Ok(StillHeld::No) => RenewalProgress::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    renewing.attempt.fails(hold.is_to_be_raised(), counts, now)
+                    renewing.progress.fails(hold.is_to_be_raised(), counts, now)
                 }
             };
             true
@@ -207,7 +211,7 @@ pub(crate) struct Renewing<'a> {
     pub(crate) hold: Cow<'a, Arc<Hold>>,
     pub(crate) state: RenewalState,
     /// The progress of the renewal, which may be changed.
-    pub(crate) attempt: &'a mut Attempt,
+    pub(crate) progress: &'a mut RenewalProgress,
 }
 
 impl Renewing<'_> {
@@ -230,7 +234,7 @@ impl Renewing<'_> {
     /// is nothing to send, or it is too late.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
-        *self.attempt = self.attempt.sent();
+        *self.progress = self.progress.sent();
         self.hold.asks_for(lease);
         Some(lease)
     }

@@ -114,12 +114,12 @@ pub(crate) struct RenewalState {
     pub(crate) watched: Option<Duration>,
     /// The fixed lease of its request, if it has one.
     pub(crate) fixed: Option<Duration>,
-    pub(crate) attempt: Attempt,
+    pub(crate) progress: RenewalProgress,
 }
 
 /// The progress of a hold's renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Attempt {
+pub(crate) enum RenewalProgress {
     /// No renewal was sent yet, or the last one succeeded.
     #[default]
     Done,
@@ -161,16 +161,16 @@ impl RenewalState {
         } else {
             return end;
         };
-        let at = match self.attempt {
-            Attempt::Done => first,
-            Attempt::Sent { .. } => return end,
-            Attempt::Failed { again, .. } => again,
+        let at = match self.progress {
+            RenewalProgress::Done => first,
+            RenewalProgress::Sent { .. } => return end,
+            RenewalProgress::Failed { again, .. } => again,
         };
         if at < self.deadline { Due { at, lease: Some(lease) } } else { end }
     }
 }
 
-impl Attempt {
+impl RenewalProgress {
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Self::Sent { .. })
     }
@@ -218,13 +218,13 @@ mod tests {
         is_provisional: false,
         watched: Some(seconds(30)),
         fixed: None,
-        attempt: Attempt::Done,
+        progress: RenewalProgress::Done,
     };
     const HANDED: RenewalState =
         RenewalState { deadline: 3 * SECOND, is_provisional: true, ..WATCHED };
     const FIXED: RenewalState = RenewalState { watched: None, fixed: Some(seconds(30)), ..WATCHED };
-    const SENT: Attempt = Attempt::Sent { failed: 0 };
-    const FAILED: Attempt = Attempt::Failed { failed: 1, again: 12 * SECOND };
+    const SENT: RenewalProgress = RenewalProgress::Sent { failed: 0 };
+    const FAILED: RenewalProgress = RenewalProgress::Failed { failed: 1, again: 12 * SECOND };
 
     const fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -256,11 +256,11 @@ mod tests {
                 0,
                 lease(30),
             ),
-            ("on its way", RenewalState { attempt: SENT, ..WATCHED }, 11, 31 * SECOND, None),
-            ("failed", RenewalState { attempt: FAILED, ..WATCHED }, 11, 12 * SECOND, lease(30)),
+            ("on its way", RenewalState { progress: SENT, ..WATCHED }, 11, 31 * SECOND, None),
+            ("failed", RenewalState { progress: FAILED, ..WATCHED }, 11, 12 * SECOND, lease(30)),
             (
                 "failed, and over before it is tried again",
-                RenewalState { attempt: FAILED, deadline: 12 * SECOND, ..WATCHED },
+                RenewalState { progress: FAILED, deadline: 12 * SECOND, ..WATCHED },
                 11,
                 12 * SECOND,
                 None,
@@ -287,7 +287,7 @@ mod tests {
                 raised,
                 None,
             ),
-            ("being raised", RenewalState { attempt: SENT, ..HANDED }, 2, 3 * SECOND, None),
+            ("being raised", RenewalState { progress: SENT, ..HANDED }, 2, 3 * SECOND, None),
         ] {
             let config = Config { max_hold: Some(seconds(40)), ..config() };
             assert_eq!(
@@ -310,13 +310,13 @@ mod tests {
 
     #[test]
     fn a_failed_renewal_is_tried_again_at_once_and_then_later_and_later() {
-        let mut attempt = Attempt::Done;
+        let mut progress = RenewalProgress::Done;
         for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
-            attempt = attempt.sent().fails(false, seconds(30), SECOND);
-            assert_eq!(attempt, Attempt::Failed { failed, again: SECOND + pause * MS });
+            progress = progress.sent().fails(false, seconds(30), SECOND);
+            assert_eq!(progress, RenewalProgress::Failed { failed, again: SECOND + pause * MS });
         }
-        let raising = Attempt::Done.sent().fails(true, seconds(30), SECOND);
-        assert_eq!(raising, Attempt::Failed { failed: 1, again: SECOND + 400 * MS });
+        let raising = RenewalProgress::Done.sent().fails(true, seconds(30), SECOND);
+        assert_eq!(raising, RenewalProgress::Failed { failed: 1, again: SECOND + 400 * MS });
     }
 
     #[test]

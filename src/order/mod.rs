@@ -26,8 +26,8 @@
 //!
 //! A hold in the seat may be over or lost (`Expired`). No thread enters or passes it then, and the
 //! thread that finds this out vacates the seat. The renewal of a hold is done, sent or failed
-//! (`Attempt`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed` notes the answer. A
-//! pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal failed. `force` counts
+//! (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed` notes the
+//! answer. A pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal failed. `force` counts
 //! this process's forced unlocks. If a leader asked for a hold before the last of them, the hold is
 //! `NotOurs`, even if the server granted it. The leader keeps the leadership and asks again.
 //!

@@ -212,7 +212,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
         if fails {
             tenancy.hold().renewal_failed(&"no server".into());
-            seat.attempt = seat.attempt.fails(false, LEASE, 0);
+            seat.progress = seat.progress.fails(false, LEASE, 0);
         }
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, NEED, true, 0);
@@ -223,6 +223,6 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
             ),
             passed
         );
-        assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
+        assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.progress.is_sent()));
     }
 }

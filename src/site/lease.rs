@@ -11,7 +11,7 @@ use redlatch_client::sync::clock;
 
 use super::site::Site;
 use crate::hold::{Hold, Leaseholder, Seat, Tenancy};
-use crate::lease::renewal::Attempt;
+use crate::lease::renewal::RenewalProgress;
 use crate::runtime::Member;
 use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};
@@ -61,7 +61,7 @@ impl Site {
             let mut renewal_state = seat.renewal_state();
             // This does not wait for the watchdog, whose renewal may be on its way, or whose next
             // attempt may be far off.
-            renewal_state.attempt = Attempt::Done;
+            renewal_state.progress = RenewalProgress::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
         // There is nothing to raise, or not enough.

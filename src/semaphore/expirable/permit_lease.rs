@@ -19,7 +19,7 @@ use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::hold::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::lease::Alarm;
-use crate::lease::renewal::{Attempt, RenewalState};
+use crate::lease::renewal::{RenewalProgress, RenewalState};
 use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
@@ -43,7 +43,7 @@ struct PermitLeaseState {
     tenancy: Option<Arc<Tenancy>>,
     /// Whether the permit was given back, left taken, or lost.
     is_over: bool,
-    attempt: Attempt,
+    progress: RenewalProgress,
 }
 
 impl PermitLease {
@@ -163,7 +163,7 @@ impl PermitLease {
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
-        let (tenancy, renewing) = (state.tenancy.take(), state.attempt.is_sent());
+        let (tenancy, renewing) = (state.tenancy.take(), state.progress.is_sent());
         if let Some(tenancy) = &tenancy {
             ends(tenancy);
         }
@@ -211,7 +211,7 @@ impl Leaseholder for PermitLease {
 
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
         let mut state = self.state.lock();
-        let PermitLeaseState { tenancy, is_over, attempt } = &mut *state;
+        let PermitLeaseState { tenancy, is_over, progress } = &mut *state;
         if *is_over {
             return None;
         }
@@ -225,9 +225,9 @@ impl Leaseholder for PermitLease {
             // The lease is also renewed while it is on its way to the next guard.
             watched: hold.terms.watched_lease().map(|lease| hold.counts(lease)),
             fixed: None,
-            attempt: *attempt,
+            progress: *progress,
         };
-        Some(look(Renewing { hold: Cow::Borrowed(hold), state, attempt }))
+        Some(look(Renewing { hold: Cow::Borrowed(hold), state, progress }))
     }
 
     /// A reader of the id may have asked for a longer lease.
