@@ -20,7 +20,7 @@ use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
 use crate::scripts::status::{connections, is_first_to_ask, look, names};
 use crate::scripts::{
-    self, Chain, FairKeys, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
+    self, Chain, FairKeys, FencingToken, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
 };
 
 pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
@@ -57,7 +57,7 @@ pub struct Status {
     pub value: Option<i64>,
     /// The last fencing token that the server has given out. Processes take tokens in advance, so a
     /// guard may have a lower one.
-    pub token: Option<u64>,
+    pub token: Option<FencingToken>,
 }
 
 /// The kind of synchronizer of a name, as far as its keys show it: they do not show all that a
@@ -280,7 +280,7 @@ impl Status {
         let (route, database, acks) = (core.route(name), core.database(), None);
         let (keys, waits) = (FairKeys::new(name), core.config.fair_waits());
         let fair = FairScripts { key: name, keys: &keys, waits, database, acks };
-        let keys = LockKeys::new(name, mode, status.token.is_some());
+        let keys = LockKeys::new(name, mode, status.kind == StatusKind::FencedLock);
         let lock = LockScripts { route: &route, keys, database, acks };
         let fair = fair.release_command(&owner, &[]);
         let lock = lock.release_command(&owner, Chain::default());
@@ -353,7 +353,7 @@ impl Status {
             holders.clear();
         }
         let queue = found.queue.into_iter().map(waiter).collect();
-        let token = u64::try_from(found.token).ok();
+        let token = FencingToken::try_from(found.token).ok();
         Ok(Self { name: name.given().to_owned(), kind, holders, queue, listeners, value, token })
     }
 }

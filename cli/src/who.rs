@@ -164,7 +164,7 @@ pub(crate) fn object(status: &Status) -> Value {
         "name": status.name,
         "kind": format!("{:?}", status.kind),
         "value": status.value,
-        "token": status.token,
+        "token": status.token.map(u64::from),
         "holders": holders.collect::<Vec<_>>(),
         "queue": queue.collect::<Vec<_>>(),
         "listeners": status.listeners,

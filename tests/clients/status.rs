@@ -66,7 +66,7 @@ fn each_kind_is_known_by_its_keys() {
     let fenced = one.fenced_lock("fenced").lock().unwrap();
     let status = watcher.status("fenced").unwrap();
     assert_eq!(status.kind, StatusKind::FencedLock);
-    assert!(status.token.unwrap() >= fenced.token().get(), "{status:?}");
+    assert!(status.token.unwrap() >= fenced.token(), "{status:?}");
 
     let fair = one.fair_lock("fair").lock().unwrap();
     let lock = watcher.fair_lock("fair");
@@ -341,6 +341,24 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
     hold_as_redisson(&mut redis, "java", LONG);
     assert!(watcher.release_for("java", FOREIGN).unwrap());
     assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
+}
+
+/// A lock whose token key holds 0 has no last token, and grants are numbered all the same.
+#[test]
+fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
+    let server = server();
+    let (one, watcher) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "java", LONG);
+    let () = redis.set("redisson_lock_token:{java}", 0).unwrap();
+    let lock = one.fenced_lock("java");
+    let waiter = spawn(move || lock.lock().unwrap().token().get());
+    wait_until("it waits", SOON, || watcher.status("java").unwrap().queue.len() == 1);
+    wait_hearing(&server, 1);
+    let status = watcher.status("java").unwrap();
+    assert_eq!((status.kind, status.token), (StatusKind::FencedLock, None));
+    assert!(watcher.release_for("java", FOREIGN).unwrap());
+    assert!(waiter.join() > 0);
 }
 
 /// Without a waiter a fair lock looks like any other, whose release serves no fair queue. (A living
