@@ -3,6 +3,7 @@
 mod counting;
 mod expirable;
 mod permits;
+mod size;
 mod verbs;
 
 pub use counting::{Permit, Semaphore};

@@ -78,7 +78,7 @@ impl LatchScripts<'_> {
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
-        stored_number(self.route, self.key, Rights::Latches)
+        Ok(stored_number(self.route, self.key, Rights::Latches)?.unwrap_or(0))
     }
 
     pub(crate) fn delete(self, request_id: RequestId) -> Result<bool, Trouble> {

@@ -174,7 +174,8 @@ impl SemaphoreScripts<'_> {
         marked(self.once(script, request_id, &arguments).call(self.route)?, flag)
     }
 
-    pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
+    /// The number of free permits. `None`: there is no such semaphore.
+    pub(crate) fn available_permits(self) -> Result<Option<i64>, Trouble> {
         stored_number(self.route, self.key, Rights::Semaphores)
     }
 
@@ -257,12 +258,18 @@ pub(super) fn heard_by(reply: i64) -> Option<i64> {
     }
 }
 
-/// Reads the number under a key; zero if there is none.
-pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<i64, Trouble> {
+/// Reads the number under a key.
+pub(super) fn stored_number(
+    route: &Route,
+    key: &str,
+    rights: Rights,
+) -> Result<Option<i64>, Trouble> {
     query(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
-        Value::Nil => Ok(0),
+        Value::Nil => Ok(None),
         // Any other value is the user's data, and not for an error's text.
-        Value::BulkString(text) => parsed(&text).ok_or_else(|| Trouble::Refused(foreign())),
+        Value::BulkString(text) => {
+            parsed(&text).map(Some).ok_or_else(|| Trouble::Refused(foreign()))
+        }
         _ => Err(Trouble::Refused(foreign())),
     })
 }

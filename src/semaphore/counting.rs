@@ -99,11 +99,51 @@ pub(crate) use self::site::SemaphoreSite;
 pub struct Semaphore {
     site: Arc<SemaphoreSite>,
     session: Session,
+    /// See [`with_permits`](Self::with_permits).
+    size: Option<u32>,
 }
 
 permit_verbs!(Semaphore, Permit, Permit);
 
 impl Semaphore {
+    /// Returns the same semaphore, which the first request for permits makes with `permits` if it
+    /// does not exist. Then no program must call [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+    /// let downloads = client.semaphore("downloads").with_permits(8);
+    /// let permit = downloads.acquire()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A client does this **once**, as long as it has a handle or a permit of the name. If the
+    /// semaphore vanishes later (a [`delete`](Self::delete), or a server that lost its data), this
+    /// client waits as for a semaphore without permits, and the log says so: its own permits are
+    /// still in use, and new ones would be too many. The next client that comes sets them anew, as
+    /// `try_set_permits` would, beside the permits that are in use. If that must not be, set them
+    /// by hand.
+    ///
+    /// An existing semaphore stays as it is. If more than `permits` are free, the log says once at
+    /// level `WARN` that it has another number. (The server does not know how many are taken, so
+    /// the client cannot see that a semaphore is too small.) Of two clients that come at the same
+    /// time with different numbers, one makes the semaphore. Of two handles in one client, the
+    /// number of the first that takes permits counts, and a `WARN` names the other one.
+    ///
+    /// # Errors
+    ///
+    /// None here. If a request to look at the semaphore or to make it fails, so does the verb that
+    /// takes permits, and no permit is taken. The next one tries again.
+    ///
+    /// # Blocking
+    ///
+    /// None here. The first request for permits costs one more round trip, and two more if it makes
+    /// the semaphore, within the limit of its wait. Later requests cost none more.
+    #[must_use]
+    pub fn with_permits(&self, permits: u32) -> Self {
+        Self { size: Some(permits), ..self.clone() }
+    }
+
     /// Makes the semaphore with `permits` if it does not exist. Otherwise changes nothing and
     /// returns `false`.
     ///
@@ -260,6 +300,7 @@ impl Semaphore {
         self.site
             .scripts()
             .available_permits()
+            .map(|free| free.unwrap_or(0))
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
@@ -330,7 +371,7 @@ impl Semaphore {
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
-        Self { site: SemaphoreSite::of(session.core(), name), session: session.clone() }
+        Self { site: SemaphoreSite::of(session.core(), name), session: session.clone(), size: None }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
@@ -361,8 +402,12 @@ impl Semaphore {
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
+        let Self { site, size, .. } = self;
+        if let Some(size) = *size {
+            site.size.wants(size, &site.core, &site.name);
+        }
         let need = PermitNeed { permits, terms: None };
-        let taken = permits::acquire(&self.site, need, wait)?;
+        let taken = permits::acquire(site, need, wait)?;
         Ok(taken.map(|permits| self.permit(permits.number)))
     }
 

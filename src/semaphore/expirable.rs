@@ -111,11 +111,22 @@ pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,
     session: Session,
     terms: Terms,
+    /// See [`with_permits`](Self::with_permits).
+    size: Option<u32>,
 }
 
 permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
+    /// Returns the same semaphore, which the first request for permits makes with `permits` if it
+    /// does not exist. All that [`Semaphore::with_permits`](crate::Semaphore::with_permits) says is
+    /// true here, but this server knows the size of the semaphore: the log says so if it is
+    /// another one.
+    #[must_use]
+    pub fn with_permits(&self, permits: u32) -> Self {
+        Self { size: Some(permits), ..self.clone() }
+    }
+
     /// Returns the same semaphore, with fixed leases for its permits, which are never renewed. From
     /// 1 ms to 10¹³ ms. With another lease, acquires fail with [`Config`](ErrorKind::Config).
     #[must_use]
@@ -390,7 +401,7 @@ impl ExpirableSemaphore {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = ExpirableSite::of(session.core(), name);
         let terms = Terms::watched(site.core.config.watchdog_timeout);
-        Self { site, session: session.clone(), terms }
+        Self { site, session: session.clone(), terms, size: None }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
@@ -435,6 +446,9 @@ impl ExpirableSemaphore {
         self.terms.check(&self.site.name)?;
         if permits == 0 {
             return Ok(Some(Vec::new()));
+        }
+        if let Some(size) = self.size {
+            self.site.size.wants(size, &self.site.core, &self.site.name);
         }
         let need = PermitNeed { permits, terms: Some(self.terms) };
         loop {

@@ -882,6 +882,56 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
 }
 
 #[test]
+fn another_number_of_permits_than_a_handle_wants_is_said_once() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let server = server();
+    let said = || LOGGER.lines("nothing was changed");
+    let client = Client::connect(&server.url()).unwrap();
+    for (at, free) in [5, 6].into_iter().enumerate() {
+        let pool = client.semaphore(&format!("pool {at}"));
+        assert!(pool.try_set_permits(free).unwrap());
+        for _ in 0..2 {
+            drop(pool.with_permits(5).acquire().unwrap());
+        }
+    }
+    wait_until("it is said", SOON, || !said().is_empty());
+    let line = "a handle wants 5 permits of \"pool 1\", but the server has 6: nothing was changed";
+    assert_eq!(said(), [(Level::Warn, line.to_owned())]);
+
+    // The number of an expirable semaphore is known also while permits are out.
+    LOGGER.install();
+    let other = Client::connect(&server.url()).unwrap();
+    for (at, size) in [5, 4].into_iter().enumerate() {
+        let pool = client.expirable_semaphore(&format!("leases {at}"));
+        assert!(pool.try_set_permits(size).unwrap());
+        let _out = pool.acquire_many(2).unwrap();
+        for _ in 0..2 {
+            let pool = other.expirable_semaphore(pool.name()).with_permits(5);
+            drop(pool.acquire().unwrap());
+        }
+    }
+    wait_until("it is said", SOON, || !said().is_empty());
+    let line =
+        "a handle wants 5 permits of \"leases 1\", but the server has 4: nothing was changed";
+    assert_eq!(said(), [(Level::Warn, line.to_owned())]);
+
+    LOGGER.install();
+    let kept = client.semaphore("twins").with_permits(2);
+    drop(kept.acquire().unwrap());
+    for _ in 0..2 {
+        drop(client.semaphore("twins").with_permits(3).acquire().unwrap());
+    }
+    assert_eq!(kept.available_permits().unwrap(), 2);
+    wait_until("it is said", SOON, || !said().is_empty());
+    let line = "a handle wants 3 permits of \"twins\", but another handle of this client wants 2: \
+                nothing was changed";
+    assert_eq!(said(), [(Level::Warn, line.to_owned())]);
+}
+
+#[test]
 fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     if !has_own_process() {
         return;

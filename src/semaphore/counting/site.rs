@@ -16,6 +16,7 @@ use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
 use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
+use crate::semaphore::size::Size;
 use crate::waiting::Queued;
 
 /// One semaphore in one client.
@@ -28,6 +29,7 @@ pub(crate) struct SemaphoreSite {
     mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
+    pub(super) size: Size,
     gate: PermitGate<Infallible>,
 }
 
@@ -67,6 +69,7 @@ impl SemaphoreSite {
             mark: SemaphoreKeys::mark(&key).into(),
             requests: core.requests_of(&key),
             debt: Mutex::default(),
+            size: Size::default(),
             gate: PermitGate::new(core.round_trip),
             core: Arc::clone(core),
             name: core.name(key),
@@ -82,6 +85,20 @@ impl SemaphoreSite {
             requests: &self.requests,
             acks: self.core.config.replica_acks,
         }
+    }
+
+    /// Makes the semaphore before the first request for permits, if a handle wants that.
+    fn settle_size(&self) -> Result<(), RequestFailed> {
+        let Self { core, name, .. } = self;
+        // The server does not know how many permits are taken.
+        let is_another = |free, wanted| free > wanted;
+        let try_set = |size| {
+            self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
+        };
+        let look = || self.scripts().available_permits();
+        self.size
+            .settle((core, name), look, is_another, try_set)
+            .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
     pub(super) fn open(&self) -> RequestId {
@@ -248,8 +265,16 @@ impl Source for SemaphoreSite {
         _: Option<Terms>,
         clients: u64,
     ) -> Result<PermitReply<Infallible>, RequestFailed> {
+        self.settle_size()?;
         let (request_id, asked) = (self.open(), self.route.incarnation());
-        match self.scripts().try_acquire(request_id, clients, needs) {
+        let outcome = self.scripts().try_acquire(request_id, clients, needs);
+        if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
+            // The answer to a copy does not tell a missing semaphore from one without free permits.
+            && (*taken > 0 || !in_doubt)
+        {
+            self.size.is_met();
+        }
+        match outcome {
             Ok(Replied {
                 reply: (Some(taken @ 1..), _),
                 unacknowledged: Some(unacknowledged),
@@ -484,6 +509,7 @@ mod tests {
             mark: SemaphoreKeys::mark("pool").into(),
             requests: Arc::new(requests),
             debt: Mutex::default(),
+            size: Size::default(),
             gate: PermitGate::new(core.round_trip),
             core: Arc::clone(core),
             name: "pool".into(),
@@ -499,7 +525,7 @@ mod tests {
     }
 
     fn free(site: &SemaphoreSite) -> i64 {
-        site.scripts().available_permits().unwrap()
+        site.scripts().available_permits().unwrap().unwrap_or(0)
     }
 
     struct Pays(mpsc::Sender<()>);

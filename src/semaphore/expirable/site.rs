@@ -19,13 +19,14 @@ use crate::name::Name;
 use crate::observe::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::expirable_semaphore::{
-    ExpirableScripts, ReturnedPermits, TakenPermit, released,
+    ExpirableScripts, PermitCounts, ReturnedPermits, TakenPermit, released,
 };
 use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{
     ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
 };
 use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
+use crate::semaphore::size::Size;
 use crate::snapshot::Held;
 use crate::waiting::Queued;
 
@@ -40,6 +41,7 @@ pub(crate) struct ExpirableSite {
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
+    pub(super) size: Size,
     gate: PermitGate<Arc<PermitLease>>,
     /// This process's permit leases. No other mutex is held with this one.
     held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
@@ -59,6 +61,7 @@ impl ExpirableSite {
             timeouts: ExpirableKeys::timeouts(&key).into(),
             channel: SemaphoreKeys::channel(&key).into(),
             requests: core.requests_of(&key),
+            size: Size::default(),
             gate: PermitGate::new(core.round_trip),
             held: Mutex::default(),
             core: Arc::clone(core),
@@ -75,6 +78,21 @@ impl ExpirableSite {
             requests: &self.requests,
             acks: self.core.config.replica_acks,
         }
+    }
+
+    /// Makes the semaphore before the first request for permits, if a handle wants that.
+    fn settle_size(&self) -> Result<(), RequestFailed> {
+        let Self { core, name, .. } = self;
+        let look = || {
+            let PermitCounts { free, out } = self.scripts().counts()?;
+            Ok(Some(free.saturating_add(out)).filter(|size| *size != 0))
+        };
+        let is_another = |size, wanted| size != wanted;
+        let try_set =
+            |size| self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size));
+        self.size
+            .settle((core, name), look, is_another, try_set)
+            .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
     /// Sends a request that is applied once.
@@ -277,6 +295,7 @@ impl Source for ExpirableSite {
     ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
         // Each need here has terms.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
+        self.settle_size()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
         // The ids are made here and not by the server, so that a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
@@ -287,6 +306,9 @@ impl Source for ExpirableSite {
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
             })?;
+        if reply != TakenPermit::Missing {
+            self.size.is_met();
+        }
         let taken = match reply {
             TakenPermit::Taken(taken) => taken.min(ids.len()),
             TakenPermit::Refused(_) | TakenPermit::Missing => 0,

@@ -20,6 +20,7 @@ use crate::hold::Terms;
 use crate::name::Name;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
+use crate::scripts::Trouble;
 use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll};
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
@@ -86,6 +87,15 @@ pub(crate) struct RequestFailed {
     pub(crate) error: Error,
     /// Whether the failure says nothing about the requests of other threads.
     pub(crate) concerns_it_alone: bool,
+}
+
+impl RequestFailed {
+    /// The failure to set the permits of a semaphore, before any were asked for.
+    pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
+        let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+        let error = trouble.into_error().of(name).now("no permit was taken");
+        Self { error, concerns_it_alone }
+    }
 }
 
 /// Waits for permits. `None`: the wait ended first.

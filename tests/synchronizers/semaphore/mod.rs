@@ -9,6 +9,7 @@ mod later;
 mod marks;
 mod meaning;
 mod rights;
+mod size;
 mod turns;
 mod wire;
 
