@@ -80,12 +80,12 @@ impl Hooks<'_, '_> {
                 return Ok(None);
             }
         };
-        let seated = self.seat(Arc::clone(&granted), claim, || {});
-        let Ok(Some(tenancy)) = seated else {
+        let admitted = self.admit_or_join(Arc::clone(&granted), claim, || {});
+        let Ok(Some(tenancy)) = admitted else {
             site.leave_queue(entry);
             // The refused read grant proves nothing about the write hold.
             let is_late = clock::now() >= granted.hold().deadline();
-            seated?;
+            admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
         // Another thread may write by now: it was granted the lock after this writer's holds were
@@ -156,10 +156,10 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Seats the grant. If other threads of the process read under an older hold, the thread joins
+    /// Admits the grant. If other threads of the process read under an older hold, the thread joins
     /// them instead, since one hold is enough. `None`: the process no longer has the grant. This
     /// calls `used_up` when no thread may ask under the grant's owner from then on.
-    fn seat(
+    fn admit_or_join(
         &self,
         granted: Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
@@ -332,12 +332,12 @@ impl Synchronizer for Hooks<'_, '_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let gate = &self.handle.site.gate;
-        // A leader without an entry has joined the readers, and already has its seat.
-        let is_seated = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
-        let tenancy = match is_seated {
+        // A leader without an entry has joined the readers, and already has a seat.
+        let has_joined = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
+        let tenancy = match has_joined {
             true => tenancy,
-            false => match self.seat(tenancy, claim, || leadership.lead = None)? {
-                Some(seated) => seated,
+            false => match self.admit_or_join(tenancy, claim, || leadership.lead = None)? {
+                Some(admitted) => admitted,
                 None => return Ok(None),
             },
         };

@@ -212,7 +212,7 @@ impl World {
         let own = Arc::clone(&self.threads[thread]);
         let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
         let admitted = self.state.admit(mode, &tenancy, TERMS, None, self.now);
-        assert!(matches!(admitted, Admitted::Seated(None)), "{admitted:?}");
+        assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
         self.has(mode)[thread] = Some(tenancy);
         self.server.push(hold);
     }

@@ -72,7 +72,7 @@ use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
 pub(crate) use outcome::{
-    Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Vacated,
+    Admission, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Vacated,
 };
 use side::Joining;
 pub(crate) use side::Side;
@@ -262,23 +262,23 @@ impl Order {
         terms: Terms,
         gone: Option<&Arc<Hold>>,
         now: u64,
-    ) -> Admitted {
+    ) -> Admission {
         let side = self.side(mode);
         if let Some(seat) = &side.seat
             && seat.tenancy.is_held_at(now)
             && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
         {
-            return Admitted::Taken(Arc::clone(&seat.tenancy.hold()));
+            return Admission::Occupied(Arc::clone(&seat.tenancy.hold()));
         }
         if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
-            return Admitted::NotOurs;
+            return Admission::NotOurs;
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
         let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
         if mode != Mode::Read && tenancy.hold().line.is_none() {
             self.queue.set_led(false);
         }
-        Admitted::Seated(stale)
+        Admission::Admitted(stale)
     }
 
     /// Ends one level of `tenancy`: `which`, or the last one.

@@ -40,11 +40,11 @@ pub(crate) enum GateOutcome {
 
 /// Whether a granted hold got the seat.
 #[derive(Debug)]
-pub(crate) enum Admitted {
+pub(crate) enum Admission {
     /// It did. Has the seat that was still there, whose hold is over.
-    Seated(Option<Seat>),
+    Admitted(Option<Seat>),
     /// Another hold has the seat.
-    Taken(Arc<Hold>),
+    Occupied(Arc<Hold>),
     /// The process does not have the hold. Its lease was over before the leader read the reply, or
     /// the server answered a forced unlock of this process after the leader asked, and only the
     /// server knows which came first.

@@ -44,7 +44,7 @@ fn each_state_is_left_as_the_table_says() {
     let first = granted(&one, 0);
     assert!(matches!(
         state.admit(Mode::Lock, &first, Terms::watched(LEASE), None, 0),
-        Admitted::Seated(None)
+        Admission::Admitted(None)
     ));
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
@@ -83,7 +83,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let tenancy = fair_hold(&fair, &[]);
     assert!(matches!(
         state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),
-        Admitted::Seated(None)
+        Admission::Admitted(None)
     ));
     let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
     assert!(matches!(
@@ -118,7 +118,7 @@ fn stands(state: &mut Order) -> Arc<QueuedThread> {
 
 fn admits(state: &mut Order, tenancy: &Arc<Tenancy>) {
     let admitted = state.admit(Mode::Lock, tenancy, Terms::watched(LEASE), None, 0);
-    assert!(matches!(admitted, Admitted::Seated(None)), "{admitted:?}");
+    assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
 }
 
 /// Leaves when the clock begins. Whether the hold is passed, or the thread must release it.
@@ -181,10 +181,10 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let new = granted(&thread, 0);
     assert!(matches!(
         state.admit(Mode::Lock, &new, Terms::watched(LEASE), None, 0),
-        Admitted::Taken(_)
+        Admission::Occupied(_)
     ));
     let admitted = state.admit(Mode::Lock, &new, Terms::watched(LEASE), Some(&old.hold()), 0);
-    assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
+    assert!(matches!(admitted, Admission::Admitted(Some(_))), "{admitted:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{
-    Admitted, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Order, Side,
+    Admission, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Order, Side,
 };
 use crate::scripts::{Chain, Mode};
 use crate::waiting::Wake;
@@ -71,7 +71,7 @@ impl Gate {
         tenancy: &Arc<Tenancy>,
         terms: Terms,
         gone: Option<&Arc<Hold>>,
-    ) -> Admitted {
+    ) -> Admission {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::name::Name;
-use crate::order::{Admitted, GateQueue, LockNeed};
+use crate::order::{Admission, GateQueue, LockNeed};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
@@ -118,7 +118,7 @@ impl Site {
         let mut gone = None;
         loop {
             match self.gate.admit(tenancy, terms, gone.as_ref()) {
-                Admitted::Seated(stale) => {
+                Admission::Admitted(stale) => {
                     self.watch(tenancy);
                     if let Some(seat) = stale {
                         let hold = &seat.tenancy.hold();
@@ -131,13 +131,13 @@ impl Site {
                 // Each thread of a fair lock asks for itself. So there may be two holds, one of
                 // which a forced unlock has ended. Only the server knows which: threads do not
                 // always read grants in the order in which the server made them.
-                Admitted::Taken(other) => {
+                Admission::Occupied(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
                     }
                     gone = Some(other);
                 }
-                Admitted::NotOurs => return Ok(false),
+                Admission::NotOurs => return Ok(false),
             }
         }
     }

@@ -362,7 +362,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// Waits on behalf of the process, until a grant is installed or the wait is over.
+    /// Waits on behalf of the process, until a grant is admitted or the wait is over.
     fn lead_until_granted(
         &mut self,
         mut leadership: LeadershipGuard<'_, S::Site>,

@@ -31,8 +31,8 @@ fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
             let owner = site.core.id.next_owner();
             let hold = Hold::new(owner, TERMS, Asked::now(site), false);
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), thread));
-            let is_seated = site.admit(&tenancy, TERMS).unwrap();
-            assert!(is_seated, "nobody else leads");
+            let is_admitted = site.admit(&tenancy, TERMS).unwrap();
+            assert!(is_admitted, "nobody else leads");
             leadership.resign();
             Some(tenancy)
         }

@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
+use super::{Admission, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
@@ -208,13 +208,13 @@ impl Synchronizer for Visitor<'_> {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
         match self.name.gate.admit(&tenancy, claim.need.terms, None) {
-            Admitted::Seated(stale) => {
+            Admission::Admitted(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
                 leadership.resign();
                 Ok(Some(tenancy))
             }
-            Admitted::Taken(_) => panic!("one had the seat while another led"),
-            Admitted::NotOurs => {
+            Admission::Occupied(_) => panic!("one had the seat while another led"),
+            Admission::NotOurs => {
                 self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
                 self.name.forget(&tenancy.hold());
                 Ok(None)
