@@ -16,7 +16,7 @@ mod watch;
 
 pub(crate) use hold::{GrantDetails, Hold};
 pub(crate) use queue_entry::{Leftover, Mailbox, MailboxState, QueueEntry, details, kind};
-pub(crate) use seat::{HoldLevel, Seat};
+pub(crate) use seat::{HoldLevel, LevelEnd, Seat};
 pub use tenancy::HoldState;
 pub(crate) use tenancy::Tenancy;
 pub(crate) use terms::{Terms, check_lease};

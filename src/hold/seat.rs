@@ -31,6 +31,15 @@ pub(crate) struct Seat {
     pub(crate) kept: Option<Box<KeptBySeat>>,
 }
 
+/// What the end of a level leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LevelEnd {
+    /// The tenancy has levels left.
+    StillHeld,
+    /// The tenancy is over, and others still share the hold.
+    OthersStay,
+}
+
 /// Values that live as long as the seat. They are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct KeptBySeat {
@@ -224,37 +233,37 @@ impl Seat {
         self.want(level);
     }
 
-    /// Ends a level. Returns whether `tenancy` has levels left. `None`: the level is the only one
-    /// of the whole seat or is not there, and nothing has changed.
+    /// Ends a level. `None`: the level is the only one of the whole seat or is not there, and
+    /// nothing has changed.
     #[inline]
-    pub(crate) fn step(
+    pub(crate) fn end_level(
         &mut self,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
-    ) -> Option<bool> {
+    ) -> Option<LevelEnd> {
         let Some(shared) = &mut self.shared else {
             let ended = self.is(tenancy).then(|| self.levels.end(which));
-            return ended.flatten().map(|_| true);
+            return ended.flatten().map(|_| LevelEnd::StillHeld);
         };
-        let (gone, left) = if Arc::ptr_eq(&self.tenancy, tenancy) {
+        let (gone, end) = if Arc::ptr_eq(&self.tenancy, tenancy) {
             match self.levels.end(which) {
-                Some(gone) => (gone, true),
+                Some(gone) => (gone, LevelEnd::StillHeld),
                 None => {
                     let next = shared.beside.pop()?;
                     self.tenancy = next.tenancy;
-                    (std::mem::replace(&mut self.levels, next.levels).outer, false)
+                    (std::mem::replace(&mut self.levels, next.levels).outer, LevelEnd::OthersStay)
                 }
             }
         } else {
             let beside = &mut shared.beside;
             match beside.get(tenancy)?.levels.end(which) {
-                Some(gone) => (gone, true),
-                None => (beside.remove(tenancy).levels.outer, false),
+                Some(gone) => (gone, LevelEnd::StillHeld),
+                None => (beside.remove(tenancy).levels.outer, LevelEnd::OthersStay),
             }
         };
         shared.wanted.remove(gone);
         self.tenancy.hold().ends_by(shared.wanted.until());
-        Some(left)
+        Some(end)
     }
 
     /// Notes that a tenant has taken this level.

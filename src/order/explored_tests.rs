@@ -260,7 +260,7 @@ impl World {
                 self.at[thread] = At::Releases(hold);
             }
             LeaveOutcome::Left(_, Vacated::Release { leads: false }) => self.forget(&hold),
-            LeaveOutcome::Stepped => assert!(self.reads.iter().any(Option::is_some)),
+            LeaveOutcome::OthersStay => assert!(self.reads.iter().any(Option::is_some)),
             other => panic!("{other:?}"),
         }
     }

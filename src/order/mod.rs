@@ -55,7 +55,7 @@ use std::sync::Arc;
 
 use redlatch_client::sync::Thread;
 
-use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
+use crate::hold::{Hold, HoldLevel, LevelEnd, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
 use crate::waiting::{Queue, Wake};
 
@@ -290,13 +290,13 @@ impl Order {
         which: Option<HoldLevel>,
         now: u64,
     ) -> LeaveOutcome {
-        match self.side(mode).seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
-            Some(true) => LeaveOutcome::StillHeld,
-            Some(false) => {
+        match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
+            Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
+            Some(LevelEnd::OthersStay) => {
                 // This is under the mutex, and so before the others can leave. Nobody has the lock
                 // then, and this tenancy's guard must not report "held".
                 tenancy.step_down();
-                LeaveOutcome::Stepped
+                LeaveOutcome::OthersStay
             }
             None => self.leave_seat(mode, tenancy, now),
         }

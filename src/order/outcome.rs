@@ -59,7 +59,7 @@ pub(crate) enum LeaveOutcome {
     /// The tenancy has levels left.
     StillHeld,
     /// The tenancy is over, and others still share the hold.
-    Stepped,
+    OthersStay,
     /// The tenancy has left the seat, and had it alone.
     Left(Seat, Vacated),
 }

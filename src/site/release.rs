@@ -60,8 +60,8 @@ impl Site {
             (LeaveOutcome::StillHeld, false) => {
                 return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
             }
-            (LeaveOutcome::Stepped, true) => (Parting::Over(Ok(())), None),
-            (LeaveOutcome::Stepped, false) => {
+            (LeaveOutcome::OthersStay, true) => (Parting::Over(Ok(())), None),
+            (LeaveOutcome::OthersStay, false) => {
                 // The lease is over, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);

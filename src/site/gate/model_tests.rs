@@ -414,7 +414,7 @@ impl Name {
                 tenancy.finish_released();
                 true
             }
-            LeaveOutcome::Stepped => unreachable!("nobody shares it"),
+            LeaveOutcome::OthersStay => unreachable!("nobody shares it"),
             LeaveOutcome::Left(seat, Vacated::Release { .. }) => {
                 let _leadership = LeadershipGuard::new(self, None);
                 self.leads(&Thread::current());
