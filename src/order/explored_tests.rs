@@ -252,14 +252,14 @@ impl World {
         let tenancy = self.has(mode)[thread].take().unwrap();
         let hold = Arc::clone(&tenancy.hold());
         match self.state.leave(mode, &tenancy, None, self.now) {
-            LeaveOutcome::Left(_, Vacated::Passed { next, second }) => {
+            LeaveOutcome::Left(_, Fate::Passed { next, second }) => {
                 assert_eq!(hold.asked.at, self.now, "after the turn");
                 [next, second].into_iter().for_each(Wake::now);
             }
-            LeaveOutcome::Left(_, Vacated::Release { leads: true }) => {
+            LeaveOutcome::Left(_, Fate::Release { leads: true }) => {
                 self.at[thread] = At::Releases(hold);
             }
-            LeaveOutcome::Left(_, Vacated::Release { leads: false }) => self.forget(&hold),
+            LeaveOutcome::Left(_, Fate::Release { leads: false }) => self.forget(&hold),
             LeaveOutcome::OthersStay => assert!(self.reads.iter().any(Option::is_some)),
             other => panic!("{other:?}"),
         }

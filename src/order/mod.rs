@@ -72,7 +72,7 @@ use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
 pub(crate) use outcome::{
-    Admission, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Vacated,
+    Admission, Fate, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed,
 };
 use side::Joining;
 pub(crate) use side::Side;
@@ -328,7 +328,7 @@ impl Order {
         if leads {
             self.queue.set_led(true);
         }
-        LeaveOutcome::Left(seat, Vacated::Release { leads })
+        LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
     /// Passes the hold of the thread that has just left its seat to the next thread, if that may
@@ -336,7 +336,7 @@ impl Order {
     ///
     /// The hold decides which order counts, since a name's re-entrant and fair handles share its
     /// seat.
-    fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Vacated> {
+    fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
         let next = |thread: &Arc<Thread>| {
             // This comes before the next thread can know of the pass, since other threads may ask
             // this one's guard.
@@ -347,7 +347,7 @@ impl Order {
             let queued = self.standing.as_mut()?.next(hold, now)?;
             let next = next(&queued.thread);
             self.alone.seat = Some(left.passed_to(&next, queued.terms));
-            return Some(Vacated::Passed { next: queued.pass(next), second: Wake::NOBODY });
+            return Some(Fate::Passed { next: queued.pass(next), second: Wake::NOBODY });
         }
         if !self.may_pass(hold, now) {
             return None;
@@ -358,7 +358,7 @@ impl Order {
             self.alone.seat = Some(left.passed_to(&next, first.need().terms));
             next
         })?;
-        Some(Vacated::Passed { next: passed, second: self.queue.call_first() })
+        Some(Fate::Passed { next: passed, second: self.queue.call_first() })
     }
 
     /// Whether the thread that has just left its seat may pass the hold to the first in the queue.

@@ -61,12 +61,12 @@ pub(crate) enum LeaveOutcome {
     /// The tenancy is over, and others still share the hold.
     OthersStay,
     /// The tenancy has left the seat, and had it alone.
-    Left(Seat, Vacated),
+    Left(Seat, Fate),
 }
 
 /// The fate of a hold whose last tenancy has left the seat.
 #[derive(Debug)]
-pub(crate) enum Vacated {
+pub(crate) enum Fate {
     /// The next thread has the hold, and the caller sends nothing. The caller wakes `next`, and
     /// then `second`, which should be awake for the pass after this one.
     Passed { next: Wake, second: Wake },

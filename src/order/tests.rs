@@ -52,7 +52,7 @@ fn each_state_is_left_as_the_table_says() {
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
     assert!(matches!(
         state.leave(Mode::Lock, &first, None, 0),
-        LeaveOutcome::Left(_, Vacated::Passed { .. })
+        LeaveOutcome::Left(_, Fate::Passed { .. })
     ));
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
@@ -61,7 +61,7 @@ fn each_state_is_left_as_the_table_says() {
     let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(
         state.leave(Mode::Lock, &second, None, OVER / 2),
-        LeaveOutcome::Left(_, Vacated::Release { .. })
+        LeaveOutcome::Left(_, Fate::Release { .. })
     ));
     assert_eq!(is(&state), LED);
     state.queue.promote(None).0.now();
@@ -88,7 +88,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
     assert!(matches!(
         state.leave(Mode::Lock, &tenancy, None, 0),
-        LeaveOutcome::Left(_, Vacated::Release { leads: false, .. })
+        LeaveOutcome::Left(_, Fate::Release { leads: false, .. })
     ));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
@@ -124,8 +124,8 @@ fn admits(state: &mut Order, tenancy: &Arc<Tenancy>) {
 /// Leaves when the clock begins. Whether the hold is passed, or the thread must release it.
 fn passes(state: &mut Order, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
-        LeaveOutcome::Left(_, Vacated::Passed { .. }) => true,
-        LeaveOutcome::Left(_, Vacated::Release { .. }) => false,
+        LeaveOutcome::Left(_, Fate::Passed { .. }) => true,
+        LeaveOutcome::Left(_, Fate::Release { .. }) => false,
         other => panic!("{other:?}"),
     }
 }
@@ -219,7 +219,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert_eq!(
             matches!(
                 state.leave(Mode::Lock, &tenancy, None, 0),
-                LeaveOutcome::Left(_, Vacated::Passed { .. })
+                LeaveOutcome::Left(_, Fate::Passed { .. })
             ),
             passed
         );

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Leftover, QueueEntry, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::name::Name;
-use crate::order::{LeaveOutcome, Vacated};
+use crate::order::{Fate, LeaveOutcome};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
 use crate::waiting::LeadershipGuard;
@@ -68,8 +68,8 @@ impl Site {
                 self.lose_hold(&tenancy.hold(), reason);
                 (Parting::Over(Err(self.lost_error(tenancy, reason))), None)
             }
-            (LeaveOutcome::Left(seat, vacated), was_held) => {
-                (self.vacated(&seat, vacated, was_held), Some(seat))
+            (LeaveOutcome::Left(seat, fate), was_held) => {
+                (self.pass_or_release(&seat, fate, was_held), Some(seat))
             }
         })
     }
@@ -99,10 +99,10 @@ impl Site {
     /// [come back](Self::come_back). Fails if the hold was lost before.
     pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
         match self.gate.leave_to_wait(tenancy) {
-            (LeaveOutcome::Left(mut seat, vacated), was_held) => {
+            (LeaveOutcome::Left(mut seat, fate), was_held) => {
                 // The release is not awaited. If it fails, the client logs that and tries again in
                 // the background. Until then others wait for the lock, so no thread can notify.
-                let parting = self.vacated(&seat, vacated, was_held);
+                let parting = self.pass_or_release(&seat, fate, was_held);
                 parting.release(self, Leaving::Posted).transpose()?;
                 drop(seat.kept.as_mut().and_then(|kept| kept.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
@@ -147,16 +147,16 @@ impl Site {
     }
 
     /// Passes the hold on after its last tenancy has left the seat, or leaves the release to do.
-    fn vacated(self: &Arc<Self>, seat: &Seat, vacated: Vacated, was_held: bool) -> Parting {
-        match vacated {
-            Vacated::Passed { next, second } => {
+    fn pass_or_release(self: &Arc<Self>, seat: &Seat, fate: Fate, was_held: bool) -> Parting {
+        match fate {
+            Fate::Passed { next, second } => {
                 next.now();
                 second.now();
                 // The hold keeps its alarm, unless the new tenancy wants an earlier one.
                 self.arm();
                 Parting::Over(Ok(()))
             }
-            Vacated::Release { leads } => {
+            Fate::Release { leads } => {
                 let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold().into_owned());
                 if was_held {
                     tenancy.step_down();

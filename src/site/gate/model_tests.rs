@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
 use crate::model::ModelServer;
 use crate::observe::Kind;
-use crate::order::{GateWaiter, Vacated};
+use crate::order::{Fate, GateWaiter};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
@@ -402,7 +402,7 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms.into())).0 {
-            LeaveOutcome::Left(seat, Vacated::Passed { next: wake, .. }) => {
+            LeaveOutcome::Left(seat, Fate::Passed { next: wake, .. }) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
@@ -415,7 +415,7 @@ impl Name {
                 true
             }
             LeaveOutcome::OthersStay => unreachable!("nobody shares it"),
-            LeaveOutcome::Left(seat, Vacated::Release { .. }) => {
+            LeaveOutcome::Left(seat, Fate::Release { .. }) => {
                 let _leadership = LeadershipGuard::new(self, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::ask::Asked;
-use crate::order::Vacated;
+use crate::order::Fate;
 use crate::scripts::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::OthersStay));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Vacated::Release { .. })));
+    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Fate::Release { .. })));
 }
 
 #[test]
