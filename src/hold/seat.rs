@@ -27,8 +27,8 @@ pub(crate) struct Seat {
     /// it.
     pub(crate) is_open: bool,
     pub(crate) progress: RenewalProgress,
-    /// Values that the seat keeps. (It is boxed, since most seats have none.)
-    pub(crate) kept: Option<Box<KeptBySeat>>,
+    /// Values that the seat pins. (It is boxed, since most seats have none.)
+    pub(crate) pinned: Option<Box<Pinned>>,
 }
 
 /// What the end of a level leaves.
@@ -42,7 +42,7 @@ pub(crate) enum LevelEnd {
 
 /// Values that live as long as the seat. They are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
-pub(crate) struct KeptBySeat {
+pub(crate) struct Pinned {
     /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps it.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
     /// A value that is dropped when the seat's thread, which waited on a condition, has left the
@@ -164,7 +164,7 @@ impl Seat {
             since,
             is_open,
             progress: RenewalProgress::Done,
-            kept: None,
+            pinned: None,
         };
         seat.want(level);
         seat
@@ -286,7 +286,7 @@ impl Seat {
     pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
-        std::mem::swap(&mut self.kept, &mut left.kept);
+        std::mem::swap(&mut self.pinned, &mut left.pinned);
     }
 
     /// The terms on which a thread that left this seat to wait takes the lock again. If a level

@@ -53,7 +53,7 @@ impl Handle {
     }
 
     /// The value that a forgotten guard keeps alive.
-    pub(super) fn kept(&self) -> Arc<dyn Any + Send + Sync> {
+    pub(super) fn pinned(&self) -> Arc<dyn Any + Send + Sync> {
         match &self.pair {
             Some(pair) => Arc::clone(pair) as _,
             None => Arc::clone(&self.site) as _,

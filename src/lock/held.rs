@@ -137,7 +137,7 @@ impl HeldLock {
     pub(super) fn forget(mut self) {
         self.left = true;
         if !is_forked() {
-            self.handle.site.gate.keep(&self.tenancy, self.handle.kept());
+            self.handle.site.gate.pin(&self.tenancy, self.handle.pinned());
         }
     }
 

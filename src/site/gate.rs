@@ -298,12 +298,12 @@ impl Gate {
         self.hold().filter(|hold| !hold.is_ours(clock::now()))
     }
 
-    /// Keeps `site` until the seat of `tenancy` ends. A shared seat ends with its last tenant.
-    pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
+    /// Pins `site` until the seat of `tenancy` ends. A shared seat ends with its last tenant.
+    pub(crate) fn pin(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
                 if seat.has(tenancy) {
-                    seat.kept.get_or_insert_default().site.replace(site)
+                    seat.pinned.get_or_insert_default().site.replace(site)
                 } else {
                     Some(site)
                 }

@@ -104,7 +104,7 @@ impl Site {
                 // the background. Until then others wait for the lock, so no thread can notify.
                 let parting = self.pass_or_release(&seat, fate, was_held);
                 parting.release(self, Leaving::Posted).transpose()?;
-                drop(seat.kept.as_mut().and_then(|kept| kept.until_left.take()));
+                drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
                 Ok(seat)
             }
@@ -125,7 +125,7 @@ impl Site {
     ) {
         let (tenancy, fixed) = (Arc::clone(&left.tenancy), left.longest_fixed());
         if until_left.is_some() {
-            left.kept.get_or_insert_default().until_left = until_left;
+            left.pinned.get_or_insert_default().until_left = until_left;
         }
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
