@@ -47,7 +47,7 @@ impl Handle {
         Self { site, session, terms, is_reentrant: true, least: None, pair: None }
     }
 
-    pub(super) fn side_of(session: Session, pair: Arc<Pair>, mode: Mode) -> Self {
+    pub(super) fn of_pair(session: Session, pair: Arc<Pair>, mode: Mode) -> Self {
         let site = Arc::clone(pair.site(mode));
         Self { pair: Some(pair), ..Self::new(session, site) }
     }

@@ -154,7 +154,7 @@ one_lock!(WriteLock);
 impl ReadWriteLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let pair = Pair::of(session.core(), name);
-        let handle = |mode| Handle::side_of(session.clone(), Arc::clone(&pair), mode);
+        let handle = |mode| Handle::of_pair(session.clone(), Arc::clone(&pair), mode);
         Self {
             read: ReadLock { handle: handle(Mode::Read) },
             write: WriteLock { handle: handle(Mode::Write) },

@@ -62,7 +62,7 @@ impl Site {
     }
 
     /// A site behind this gate, which is one side of another member. That member ends it.
-    pub(crate) fn side(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
+    pub(crate) fn behind(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
         Self::new(Arc::clone(core), name.clone(), gate, false)
     }
 

@@ -26,8 +26,8 @@ impl Pair {
         core.members.of::<Self>().get(&core.key(name), |key| {
             let name = core.name(key);
             let gate = Gate::new(Mode::Write);
-            let read = Arc::new(Site::side(core, &name, gate.beside(Mode::Read)));
-            let write = Arc::new(Site::side(core, &name, gate));
+            let read = Arc::new(Site::behind(core, &name, gate.beside(Mode::Read)));
+            let write = Arc::new(Site::behind(core, &name, gate));
             Self { core: Arc::clone(core), read, write, name }
         })
     }

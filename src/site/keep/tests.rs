@@ -43,13 +43,13 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
         assert_eq!(left(), -2, "{name}");
     };
     for mode in [Mode::Lock, Mode::Read, Mode::Write] {
-        let site = Site::side(core, &format!("copied {mode:?}").into(), Gate::new(mode));
+        let site = Site::behind(core, &format!("copied {mode:?}").into(), Gate::new(mode));
         let owner = core.id.next_owner_to(mode);
         site.scripts().acquire(&owner, LEASE, None, false).unwrap();
         let keep = |rest| site.scripts().keep_command(&owner, rest);
         check(&site, &keep, site.scripts().release_command(&owner, Chain::default()));
     }
-    let site = Site::side(core, &"copied fair".into(), Gate::new(Mode::Lock));
+    let site = Site::behind(core, &"copied fair".into(), Gate::new(Mode::Lock));
     let (owner, keys) = (core.id.next_owner(), FairKeys::new(&site.name));
     let (key, waits): (&str, _) = (&site.name, core.config.fair_waits());
     let fair = FairScripts { key, keys: &keys, waits, database: 0, acks: None };
