@@ -51,8 +51,8 @@ impl HeldLock {
         // one.
         let again = match handle.site.gate.deepen(&tenancy, handle.terms()) {
             // The lease of the first level is not shorter than this one.
-            GateOutcome::Again(tenancy) if !handle.terms().is_watched() => Some(tenancy),
-            entered => handle.again(entered)?,
+            GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),
+            entered => handle.reentered(entered)?,
         };
         let Some(again) = again else {
             // The lease has ended already.

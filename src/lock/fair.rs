@@ -154,8 +154,8 @@ impl Synchronizer for FairLock {
                 Some(GateOutcome::Occupied) if waits => break,
                 Some(GateOutcome::Occupied) => return Ok(Enter::NotNow),
                 Some(entered) => {
-                    if let Some(tenancy) = self.handle.again(entered)? {
-                        return Ok(Enter::Again(tenancy));
+                    if let Some(tenancy) = self.handle.reentered(entered)? {
+                        return Ok(Enter::Reentered(tenancy));
                     }
                 }
             }

@@ -126,9 +126,9 @@ impl Handle {
     /// Completes the entry of a thread that found its own tenancy in the seat, or a hold that is
     /// over. `None`: the thread must enter again.
     #[inline]
-    pub(crate) fn again(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
+    pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
-            GateOutcome::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            GateOutcome::Reentered(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
                 // This may be a hold of the other mode.
                 self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);

@@ -218,7 +218,7 @@ impl Synchronizer for Hooks<'_, '_> {
 
     /// Re-enters if the thread holds the lock, or joins readers of this process if it may.
     /// Otherwise one thread asks Redis. A re-entry costs a command only for a fixed lease that is
-    /// longer than the rest of the present one. If the lease is over, `again` declares the hold
+    /// longer than the rest of the present one. If the lease is over, `reentered` declares the hold
     /// lost, and the thread enters anew.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(lead) = self.together.and_then(Together::lead) {
@@ -246,8 +246,8 @@ impl Synchronizer for Hooks<'_, '_> {
                     let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
                     Err(error.of(&self.handle.site.name))
                 }
-                entered => match self.handle.again(entered)? {
-                    Some(tenancy) => Ok(Enter::Again(tenancy)),
+                entered => match self.handle.reentered(entered)? {
+                    Some(tenancy) => Ok(Enter::Reentered(tenancy)),
                     None => continue,
                 },
             };

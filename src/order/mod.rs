@@ -205,7 +205,7 @@ impl Order {
             return None;
         }
         match self.readers.as_mut()?.join(thread, terms, Joining::AnyTime, now)? {
-            (GateOutcome::Again(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
+            (GateOutcome::Reentered(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
                 Some((tenancy, in_turn))
             }
             _ => None,

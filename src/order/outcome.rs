@@ -21,7 +21,7 @@ pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEnt
 #[derive(Debug)]
 pub(crate) enum GateOutcome {
     /// The thread already holds the lock, and now has one more level.
-    Again(Arc<Tenancy>),
+    Reentered(Arc<Tenancy>),
     /// The thread shares the hold from now on.
     Joined(Arc<Tenancy>),
     /// The thread writes, and may also read.

@@ -45,7 +45,7 @@ impl Side {
         let tenancy = Arc::clone(tenancy);
         let Some(level) = levels.deepen(terms, now) else { return Some(GateOutcome::TooDeep) };
         seat.want(level);
-        Some(GateOutcome::Again(tenancy))
+        Some(GateOutcome::Reentered(tenancy))
     }
 
     /// Adds a level to a tenancy. The tenancy may be that of an owned guard beside others, which
@@ -59,7 +59,7 @@ impl Side {
         }
         let Some(level) = levels.deepen(terms, now) else { return GateOutcome::TooDeep };
         seat.want(level);
-        GateOutcome::Again(Arc::clone(tenancy))
+        GateOutcome::Reentered(Arc::clone(tenancy))
     }
 
     /// Lets a thread into a hold that threads share. A thread that has the hold gets one level

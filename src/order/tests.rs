@@ -47,7 +47,7 @@ fn each_state_is_left_as_the_table_says() {
         Admission::Admitted(None)
     ));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Again(_)));
+    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Reentered(_)));
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
     assert!(matches!(

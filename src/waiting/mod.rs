@@ -118,7 +118,7 @@ pub(crate) trait Synchronizer {
 /// The result of a thread's arrival.
 pub(crate) enum Enter<N, G, I> {
     /// The thread has it already, and takes it once more.
-    Again(G),
+    Reentered(G),
     Granted(G, Way),
     /// Other threads wait before this one or hold the lock, and this one will not wait.
     NotNow,
@@ -169,7 +169,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     let begun = if core.is_observed() { clock::now() } else { 0 };
     let entered = synchronizer.enter(claim);
     // A re-entry ends here.
-    if let Ok(Enter::Again(grant)) = entered {
+    if let Ok(Enter::Reentered(grant)) = entered {
         return Ok(Some(grant));
     }
     let mut call = Driver {
@@ -282,11 +282,11 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     continue;
                 }
             };
-            if !matches!(entered, Enter::Again(_)) {
+            if !matches!(entered, Enter::Reentered(_)) {
                 self.start()?;
             }
             let lead = match entered {
-                Enter::Again(grant) => {
+                Enter::Reentered(grant) => {
                     self.way = None;
                     return Ok(Some(grant));
                 }

@@ -347,7 +347,7 @@ impl Name {
         }
         if chance(self.odds.nests) {
             match self.enter(thread, Terms::watched(LEASE)).0 {
-                GateOutcome::Again(same) => {
+                GateOutcome::Reentered(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
                     match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into())).0 {
                         LeaveOutcome::StillHeld => {}
