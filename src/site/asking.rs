@@ -28,13 +28,13 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// Notes that the caller is about to send a request of this owner. `queues`: the request may
     /// add an entry to the queue.
-    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
+    pub(crate) fn step_ask(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
         self.entry.step(asked.at, EntryEvent::Asks { asked, lease, queues }).then
     }
 
     /// Notes that the request failed with this trouble. `None`: the request was answered, but the
     /// owner may not use the answer.
-    pub(crate) fn unanswered(&mut self, trouble: Option<&Trouble>) {
+    pub(crate) fn step_failure(&mut self, trouble: Option<&Trouble>) {
         let event = match trouble {
             Some(Trouble::Unknown(_)) | None => EntryEvent::Unknown,
             Some(_) => EntryEvent::Failed,
@@ -43,7 +43,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     }
 
     /// Takes the server's answer to the request.
-    pub(crate) fn answered(
+    pub(crate) fn step_answer(
         &mut self,
         site: &Site,
         now: u64,
@@ -68,7 +68,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// Collects what is in the inbox. Returns the grant, if a message granted the lock and the grant
     /// still counts.
-    pub(crate) fn collects(
+    pub(crate) fn step_collect(
         &mut self,
         listening: &mut Listening,
         site: &Site,
@@ -113,7 +113,7 @@ impl QueueEntry {
                 inbox.receive(received);
             }
         }
-        let granted = self.collects(listening, site, claim.need.terms, inbox)?;
+        let granted = self.step_collect(listening, site, claim.need.terms, inbox)?;
         Some(self.tenancy_of(site, claim, granted, clock::now()))
     }
 
@@ -143,7 +143,7 @@ impl QueueEntry {
         // If a request beside the thread's own hold fails, that concerns no other thread.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
-        let Action::Ask { again } = self.asks(asked, lease, waits) else {
+        let Action::Ask { again } = self.step_ask(asked, lease, waits) else {
             return Ok(Try::Busy(Duration::ZERO));
         };
         let replied = match beside {
@@ -157,7 +157,7 @@ impl QueueEntry {
         let Replied { reply, in_doubt, unacknowledged } = match replied {
             Ok(replied) => replied,
             Err(trouble) => {
-                self.unanswered(Some(&trouble));
+                self.step_failure(Some(&trouble));
                 return Err(site.not_taken(trouble, arrivals));
             }
         };
@@ -182,7 +182,7 @@ impl QueueEntry {
             },
             Acquired::NotTaken => EntryReply::NotTaken,
         };
-        let (listens, tried) = self.answered(site, now, reply, in_doubt)?;
+        let (listens, tried) = self.step_answer(site, now, reply, in_doubt)?;
         if listens != Listens::AsBefore {
             Self::listens(listening, site, listens);
         }

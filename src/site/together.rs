@@ -49,7 +49,7 @@ pub(crate) fn ask_for_all(
 ) -> Result<AllAsked, Trouble> {
     let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
     for (site, entry) in &mut *asked {
-        let Action::Ask { .. } = entry.asks(Asked::now(site), lease, false) else {
+        let Action::Ask { .. } = entry.step_ask(Asked::now(site), lease, false) else {
             return Ok(AllAsked::Refused);
         };
     }
@@ -57,7 +57,7 @@ pub(crate) fn ask_for_all(
     let Replied { reply, in_doubt, .. } = match multi::acquire(&locks, lease) {
         Ok(replied) => replied,
         Err(trouble) => {
-            asked.iter_mut().for_each(|(_, entry)| entry.unanswered(Some(&trouble)));
+            asked.iter_mut().for_each(|(_, entry)| entry.step_failure(Some(&trouble)));
             return Err(trouble);
         }
     };
@@ -76,7 +76,7 @@ pub(crate) fn ask_for_all(
             }
             _ => EntryReply::NotTaken,
         };
-        if let Ok((_, Try::Granted(granted))) = entry.answered(site, now, reply, in_doubt) {
+        if let Ok((_, Try::Granted(granted))) = entry.step_answer(site, now, reply, in_doubt) {
             tenancies.push(entry.tenancy_of(site, claim, granted, now));
         }
     }

@@ -82,7 +82,7 @@ impl FairEntry {
         let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
-        let granted = entry.collects(listening, &queue.site, *terms, messages);
+        let granted = entry.step_collect(listening, &queue.site, *terms, messages);
         granted.map(|granted| self.tenancy_of(granted)).or(passed)
     }
 
@@ -96,10 +96,10 @@ impl FairEntry {
         // overtake the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
-        self.entry.asks(asked, lease, false);
+        self.entry.step_ask(asked, lease, false);
         for Lead { listening, request_state } in company.iter_mut().map(|(_, lead)| lead) {
             request_state.stands(listening, heard);
-            request_state.entry.asks(asked, lease, false);
+            request_state.entry.step_ask(asked, lease, false);
         }
         let owners = company.iter().map(|(_, lead)| lead.request_state.entry.owner);
         let owners: Vec<_> = owners.collect();
@@ -118,7 +118,7 @@ impl FairEntry {
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
                     // so each asks for itself at once.
-                    lead.request_state.entry.unanswered(reply.err().as_ref());
+                    lead.request_state.entry.step_failure(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
                 let answer =
@@ -139,7 +139,7 @@ impl FairEntry {
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let Self { queue, entry, terms, .. } = self;
         let lease = terms.lease();
-        entry.asks(Asked::now(&queue.site), lease, false);
+        entry.step_ask(Asked::now(&queue.site), lease, false);
         let replied = queue.scripts().try_acquire(&queue.site.route, &entry.owner, lease);
         let Replied { reply: taken, in_doubt, unacknowledged } = self.heard(replied)?;
         let (already, waits, details) = (false, false, Followers::new());
@@ -182,7 +182,7 @@ impl FairEntry {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
         let (site, lease) = (&queue.site, self.terms.lease());
-        self.entry.asks(Asked::now(site), lease, false);
+        self.entry.step_ask(Asked::now(site), lease, false);
         let others = Others::Returning(&returning.owners);
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
@@ -246,7 +246,7 @@ impl FairEntry {
     /// The reply to a request. Fails if the server has not answered it.
     fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
-            self.entry.unanswered(Some(&trouble));
+            self.entry.step_failure(Some(&trouble));
             self.queue.trouble(trouble)
         })
     }
@@ -262,7 +262,7 @@ impl FairEntry {
             return Err(self.taken_back(in_doubt, unacknowledged));
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
-        let (_, tried) = self.entry.answered(&queue.site, now, reply, in_doubt)?;
+        let (_, tried) = self.entry.step_answer(&queue.site, now, reply, in_doubt)?;
         Ok(tried.map(|granted| self.tenancy_of(granted)))
     }
 
