@@ -1,5 +1,5 @@
 //! An owner's entry in the queue of a lock, as a state machine: an event and the time go in, and
-//! the actions to take come out. `site/asking.rs` takes most of them, `hold/queue_entry.rs` gives
+//! the actions to take come out. `site/queue_entry.rs` takes most of them, `hold/queue_entry.rs` gives
 //! back, and a fair lock's entry (`lock/fair/entry.rs`) has its own way.
 //!
 //! ```text

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! `ask/entry.rs` makes the decisions. This file has the owner, and the inbox behind its mutex.
-//! `site/asking.rs` sends the requests and listens.
+//! `site/queue_entry.rs` sends the requests and listens.
 //!
 //! There is one entry for each process and name, however many threads wait. The leader has it, and
 //! hands it to the next leader with the lead. The owner is registered before the first request is

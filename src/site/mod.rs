@@ -1,10 +1,10 @@
 //! Sites. A site is one name in one client: the threads that want it and their order, the requests,
 //! the hold, its lease and its release.
 
-mod asking;
 mod gate;
 mod keep;
 mod lease;
+mod queue_entry;
 mod release;
 mod site;
 pub(crate) mod standing;
