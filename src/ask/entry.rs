@@ -23,7 +23,7 @@
 //!   request it answers. With two on their way, the reply to the first would count as the reply to
 //!   the second. The anchor would then be too late, and with it the deadline of a grant by message.
 //! - *hint*: every message makes the owner ask and grants nothing, except a grant by message that
-//!   [counts](Exchanges::granted_by_message). A grant that does not count makes the owner ask, too,
+//!   [counts](Exchanges::collect). A grant that does not count makes the owner ask, too,
 //!   since the server may still have it as the holder.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *collected after the reply*: the inbox is collected between requests only. A message that
@@ -288,7 +288,14 @@ impl<D> EntryMachine<D> {
                 let then = match self.exchanges.in_time(now, lease, waits) {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
-                        self.counts(asked, By::Reply { already, message, details, may_be_named })
+                        let by = By::Reply { already, message, details, may_be_named };
+                        // `asks` has left the entry due: if the grant proves to be lost when it is
+                        // admitted, the owner asks at once, since only the server knows.
+                        Action::Granted(Granted {
+                            asked,
+                            in_doubt: self.exchanges.is_in_doubt(),
+                            by,
+                        })
                     }
                     InTime::Ask => self.sleeps(),
                     InTime::Fail => Action::Fail,
@@ -340,11 +347,15 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let Some(granted) = grant else { return self.sleeps() };
-        // If the grant does not certainly count, the next action is to ask.
+        // If the grant does not certainly count, or proves to be lost when it is admitted, the next
+        // action is to ask, since only the server knows.
         self.ask_at = 0;
         let lease = granted.lease;
-        match self.exchanges.granted_by_message(now, granted, collector) {
-            Some((asked, details)) => self.counts(asked, By::Message { lease, details }),
+        match self.exchanges.collect(now, granted, collector) {
+            Some((asked, details)) => {
+                let by = By::Message { lease, details };
+                Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
+            }
             None => self.sleeps(),
         }
     }
@@ -355,15 +366,6 @@ impl<D> EntryMachine<D> {
         let message = self.exchanges.confirmed(true);
         let details = inbox.grant.map(|granted| granted.details).or(message);
         Action::GiveBack { undo: self.exchanges.undo(), details }
-    }
-
-    /// The grant counts.
-    #[inline]
-    fn counts(&mut self, asked: Asked, by: By<D>) -> Action<D> {
-        // If the grant proves to be lost when it is admitted, the owner asks at once, since only
-        // the server knows.
-        self.ask_at = 0;
-        Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
     }
 
     fn sleeps(&self) -> Action<D> {

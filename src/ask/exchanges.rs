@@ -271,7 +271,7 @@ impl<D> Exchanges<D> {
     /// Takes a grant by message. Returns the time from which its lease counts, and its details.
     /// `None`: the owner must ask, since it may no longer have the lock, or the grant needs a
     /// reply.
-    pub(crate) fn granted_by_message(
+    pub(crate) fn collect(
         &mut self,
         now: u64,
         granted: ReceivedGrant<D>,

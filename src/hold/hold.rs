@@ -24,9 +24,9 @@ use crate::scripts::{Chain, Mode, Owner};
 pub(crate) struct GrantDetails {
     /// The number of processes that wait behind it.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over. If so, other processes most likely wait at the
-    /// release, too.
-    pub(crate) is_handed_over: bool,
+    /// Whether another process handed the lock over, with a message. If so, other processes most
+    /// likely wait at the release, too.
+    pub(crate) by_message: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
 }
@@ -337,7 +337,7 @@ impl Hold {
 
     /// Whether this process has the hold, as far as it can know: the hold is not lost, and its
     /// deadline has not passed.
-    pub(crate) fn is_ours(&self, now: u64) -> bool {
+    pub(crate) fn is_held_at(&self, now: u64) -> bool {
         self.lost().is_none() && now < self.deadline()
     }
 

@@ -136,7 +136,7 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
         None => None,
     };
     let chain = Chain::received(start, count);
-    Some(GrantDetails { places, is_handed_over: true, chain, tokens })
+    Some(GrantDetails { places, by_message: true, chain, tokens })
 }
 
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {

@@ -193,7 +193,7 @@ impl Tenancy {
     }
 
     pub(crate) fn is_held_at(&self, now: u64) -> bool {
-        !self.ended.load(Ordering::Acquire) && self.hold().is_ours(now)
+        !self.ended.load(Ordering::Acquire) && self.hold().is_held_at(now)
     }
 
     pub(crate) fn remaining(&self) -> Duration {

@@ -171,7 +171,7 @@ impl Hooks<'_, '_> {
         {
             // The server certainly knows the new hold. If it has lost the older one, no thread may
             // join that.
-            if !older.is_ours(clock::now()) || !site.has_granted(&older)? {
+            if !older.is_held_at(clock::now()) || !site.has_granted(&older)? {
                 site.lose_hold(&older, older.why_gone());
                 continue;
             }

@@ -4,7 +4,7 @@
 //! ```text
 //! lead at the first one, as for one lock       (its threads wait; this one may wait there, too)
 //! lead at each of the others, without a wait   (a thread of this process is there: ask one by one)
-//! ask for all: taken                           each is installed, in their order
+//! ask for all: taken                           each is admitted, in their order
 //!              none is                         hand the others on, ask for the first one alone
 //! ```
 //!

@@ -29,7 +29,7 @@
 //! (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed` notes the
 //! answer. A pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal failed. `force` counts
 //! this process's forced unlocks. If a leader asked for a hold before the last of them, the hold is
-//! `NotOurs`, even if the server granted it. The leader keeps the leadership and asks again.
+//! `NotHeld`, even if the server granted it. The leader keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
 //!
@@ -271,7 +271,7 @@ impl Order {
             return Admission::Occupied(Arc::clone(&seat.tenancy.hold()));
         }
         if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
-            return Admission::NotOurs;
+            return Admission::NotHeld;
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
         let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));

@@ -48,7 +48,7 @@ pub(crate) enum Admission {
     /// The process does not have the hold. Its lease was over before the leader read the reply, or
     /// the server answered a forced unlock of this process after the leader asked, and only the
     /// server knows which came first.
-    NotOurs,
+    NotHeld,
 }
 
 /// The outcome of leaving a level.

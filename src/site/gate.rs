@@ -295,7 +295,7 @@ impl Gate {
 
     /// The hold in the seat, if it is over.
     pub(crate) fn expired(&self) -> Option<Arc<Hold>> {
-        self.hold().filter(|hold| !hold.is_ours(clock::now()))
+        self.hold().filter(|hold| !hold.is_held_at(clock::now()))
     }
 
     /// Pins `site` until the seat of `tenancy` ends. A shared seat ends with its last tenant.

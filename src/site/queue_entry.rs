@@ -217,7 +217,7 @@ impl QueueEntry {
                 // The message knows better than the gate how long redlatch's clients have had it.
                 let chain =
                     message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
-                (GrantDetails { is_handed_over: message.is_some(), chain, ..details }, may_be_named)
+                (GrantDetails { by_message: message.is_some(), chain, ..details }, may_be_named)
             }
             By::Message { details, .. } => (details, true),
         };

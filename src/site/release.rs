@@ -215,7 +215,7 @@ impl Site {
             Leaving::Posted | Leaving::ToExpire { .. } => {
                 // The thread may ask for the lock again at once. Other processes should hear of the
                 // release before that request runs.
-                let command = command.answered_first(hold.details.is_handed_over);
+                let command = command.answered_first(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
                     let released = scripts::lock::released(outcome, site.scripts().rights());

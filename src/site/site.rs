@@ -137,7 +137,7 @@ impl Site {
                     }
                     gone = Some(other);
                 }
-                Admission::NotOurs => return Ok(false),
+                Admission::NotHeld => return Ok(false),
             }
         }
     }

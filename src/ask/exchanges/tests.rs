@@ -53,7 +53,7 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
         ("older than the refusal", waiting(), granted(99, 700), None),
     ] {
         let now = granted.received;
-        let counts = exchanges.granted_by_message(now, granted, HERE);
+        let counts = exchanges.collect(now, granted, HERE);
         let from = from.map(|from| (asked(from), 'g'));
         assert_eq!(counts, from, "{what}");
     }
@@ -63,16 +63,16 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
 fn a_grant_by_message_counts_only_at_the_same_server_and_without_replicas() {
     let grant = granted(600, 700);
     let other = Collector { incarnation: 2, ..HERE };
-    assert_eq!(waiting().granted_by_message(700 * MS, grant, other), None);
+    assert_eq!(waiting().collect(700 * MS, grant, other), None);
     // The request that follows confirms the grant.
     let mut exchanges = waiting();
     let replicated = Collector { needs_reply: true, ..HERE };
-    assert_eq!(exchanges.granted_by_message(700 * MS, grant, replicated), None);
+    assert_eq!(exchanges.collect(700 * MS, grant, replicated), None);
     assert_eq!(exchanges.clone().confirmed(true), Some('g'));
     assert_eq!(exchanges.confirmed(false), None, "another grant than that of the message");
     // If the wanted lease is shorter, only that counts.
     let brief = Collector { lease: Duration::from_millis(50), ..HERE };
-    assert_eq!(waiting().granted_by_message(700 * MS, grant, brief), None);
+    assert_eq!(waiting().collect(700 * MS, grant, brief), None);
 }
 
 #[test]

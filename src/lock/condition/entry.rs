@@ -349,7 +349,7 @@ impl KeepAlive for Signs {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
         // If a thread ends while it holds the lock, its hold is lost some time later.
         waiters.retain(|(waiter, back)| {
-            let lives = back.get().is_none_or(|hold| hold.is_ours(clock::now()));
+            let lives = back.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {
                 self.remove(*waiter);
             }

@@ -214,7 +214,7 @@ impl Synchronizer for Visitor<'_> {
                 Ok(Some(tenancy))
             }
             Admission::Occupied(_) => panic!("one had the seat while another led"),
-            Admission::NotOurs => {
+            Admission::NotHeld => {
                 self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
                 self.name.forget(&tenancy.hold());
                 Ok(None)
