@@ -72,7 +72,7 @@ struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
     /// Permits that were passed to the leader, which finds them before it asks again.
-    given: Option<Permits<L>>,
+    passed: Option<Permits<L>>,
 }
 
 /// The state of a leader's requests.
@@ -196,13 +196,13 @@ impl<L> PermitGate<L> {
     }
 
     /// Whether a thread passed permits to the leader.
-    pub(crate) fn is_given(&self) -> bool {
-        self.state.lock().leader.as_ref().is_some_and(|leader| leader.given.is_some())
+    pub(crate) fn may_collect(&self) -> bool {
+        self.state.lock().leader.as_ref().is_some_and(|leader| leader.passed.is_some())
     }
 
-    /// Takes the permits that were passed to the leader.
-    pub(crate) fn take_given(&self) -> Option<Permits<L>> {
-        self.state.lock().leader.as_mut()?.given.take()
+    /// Collects the permits that were passed to the leader.
+    pub(crate) fn collect(&self) -> Option<Permits<L>> {
+        self.state.lock().leader.as_mut()?.passed.take()
     }
 
     /// Makes the next thread the leader, since the present one is done, with or without permits.
@@ -214,7 +214,7 @@ impl<L> PermitGate<L> {
         let next =
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
-        let left = left.and_then(|leader| leader.given);
+        let left = left.and_then(|leader| leader.passed);
         let (wake, _) = state.queue.promote(None);
         drop(state);
         wake.now();
@@ -283,15 +283,15 @@ impl<L> PermitGate<L> {
 
 impl<L> PermitLeader<L> {
     fn new(thread: &Arc<Thread>, need: PermitNeed) -> Self {
-        Self { thread: Arc::clone(thread), need, given: None }
+        Self { thread: Arc::clone(thread), need, passed: None }
     }
 }
 
 impl<L> PermitGateState<L> {
     /// Passes permits to the leader, or else to the first in the queue, if they cover its need.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
-        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {
-            leader.given = Some(permits.take(leader.need)?);
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
+            leader.passed = Some(permits.take(leader.need)?);
             return Some(Wake::thread(&leader.thread));
         }
         self.grant_first(permits)

@@ -173,11 +173,11 @@ impl<S: Source> Synchronizer for Arc<S> {
         _: &mut Lead<PermitRequestState>,
         _: &Claim<'_, PermitNeed>,
     ) -> Option<Permits<S::Lease>> {
-        self.gate().take_given()
+        self.gate().collect()
     }
 
     fn may_collect(&self, _: &PermitRequestState) -> bool {
-        self.gate().is_given()
+        self.gate().may_collect()
     }
 
     /// Other processes go first after this process's turn, and also after a message. The second

@@ -110,13 +110,13 @@ impl Synchronizer for Pool {
         if self.said.swap(false, Ordering::SeqCst) {
             lead.listening.ask_at = 0;
         }
-        let given = self.gate.take_given();
-        self.seen.passed.fetch_add(usize::from(given.is_some()), Ordering::SeqCst);
-        given
+        let passed = self.gate.collect();
+        self.seen.passed.fetch_add(usize::from(passed.is_some()), Ordering::SeqCst);
+        passed
     }
 
     fn may_collect(&self, _: &PermitRequestState) -> bool {
-        self.gate.is_given() || self.said.load(Ordering::SeqCst)
+        self.gate.may_collect() || self.said.load(Ordering::SeqCst)
     }
 
     fn ask(
