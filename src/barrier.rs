@@ -349,7 +349,7 @@ impl CyclicBarrier {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
                 // The server has had its time, and need not be asked again.
-                (Err(error), _) if party.arrival.get().is_some_and(|it| it.is_cut) => {
+                (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error));
                 }
                 (outcome, _) => match (party.leave(&wait), outcome) {
@@ -404,7 +404,7 @@ struct Arrival {
     /// Whether the server may have run it.
     is_sent: bool,
     /// Whether the end of the wait has ended the request.
-    is_cut: bool,
+    cut_short: bool,
 }
 
 impl Party<'_> {
@@ -526,7 +526,7 @@ impl Party<'_> {
         let site = self.site();
         let arrival = self.arrival.get().unwrap_or_else(|| {
             let id = site.requests.open(|| site.core.id.next_number());
-            Arrival { id, is_sent: false, is_cut: false }
+            Arrival { id, is_sent: false, cut_short: false }
         });
         self.arrival.set(Some(arrival));
         arrival
@@ -576,7 +576,7 @@ impl Synchronizer for Party<'_> {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
             // From here on each request is a copy with the same number.
             let is_sent = is_sent || is_unknown;
-            self.arrival.set(Some(Arrival { id, is_sent, is_cut: was_cut() }));
+            self.arrival.set(Some(Arrival { id, is_sent, cut_short: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
         })?;
         let Some(place) = place else { return Err(site.broken()) };

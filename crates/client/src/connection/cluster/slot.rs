@@ -84,10 +84,10 @@ impl Slot {
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
         // The limit's own end, and not that of the call's patience with the cluster.
         let is_its_end = until < latest;
-        let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
+        let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
             // The client's end is not the limit's.
-            if is_cut() || is_its_end && !self.cluster.is_ended() {
+            if is_past_limit() || is_its_end && !self.cluster.is_ended() {
                 // Servers that send a call to each other until its end are no answer.
                 limit::cuts(false);
             }
@@ -96,7 +96,7 @@ impl Slot {
         let mut pause = Duration::ZERO;
         loop {
             outcome = halfway(outcome);
-            let is_over = Instant::now() >= until || is_cut();
+            let is_over = Instant::now() >= until || is_past_limit();
             if redirect(&outcome).is_none() && outcome.is_err() && is_over {
                 return (outcome, in_doubt);
             }
@@ -109,7 +109,7 @@ impl Slot {
                             cluster.learn_one(slot, &host_port);
                         });
                     }
-                    Some(Redirect::Ask { .. }) if self.is_over(until) || is_cut() => {
+                    Some(Redirect::Ask { .. }) if self.is_over(until) || is_past_limit() => {
                         ended();
                         return (outcome.map_err(Self::nobody), in_doubt);
                     }
@@ -144,7 +144,7 @@ impl Slot {
                     in_doubt = true;
                 }
             }
-            if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_cut() {
+            if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_past_limit() {
                 ended();
                 return (outcome.map_err(Self::nobody), in_doubt);
             }
