@@ -339,7 +339,7 @@ mod tests {
             if mutant.replaced.is_empty() {
                 let places = [
                     "election.rs",
-                    "lease/renewal.rs",
+                    "lease/schedule.rs",
                     "lock/at_least.rs",
                     "lock/held.rs",
                     "waiting/mod.rs",

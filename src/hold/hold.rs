@@ -12,7 +12,7 @@ use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::lease::renewal::deadline;
+use crate::lease::schedule::deadline;
 use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;

@@ -33,7 +33,7 @@ use super::terms::Terms;
 use crate::ask::{
     Action, By, EntryEvent, EntryMachine, Granted, Inbox, Received, ReceivedGrant, Undo,
 };
-use crate::lease::renewal::PROVISIONAL;
+use crate::lease::schedule::PROVISIONAL;
 use crate::name::Name;
 use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;

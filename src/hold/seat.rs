@@ -10,7 +10,7 @@ use redlatch_client::sync::{Thread, clock};
 use super::tenancy::Tenancy;
 use super::terms::Terms;
 use super::watch::Renewing;
-use crate::lease::renewal::{RenewalProgress, RenewalState};
+use crate::lease::schedule::{RenewalProgress, RenewalState};
 use crate::scripts::Mode;
 
 /// The seat of a hold: its tenancies and their levels.

@@ -1,5 +1,5 @@
 //! The watch over a hold: its alarm on the wheel, its renewals, and the detection of its end.
-//! `lease/renewal.rs` decides when they are due.
+//! `lease/schedule.rs` decides when they are due.
 //!
 //! A [`Leaseholder`] knows which threads want its hold, and what to do if the hold is lost. The
 //! rest is the same for a lock and for a permit, and stands here once.
@@ -14,7 +14,7 @@ use redlatch_client::sync::{Mutex, clock};
 
 use super::hold::Hold;
 use crate::error::LostReason;
-use crate::lease::renewal::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
+use crate::lease::schedule::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
 use crate::lease::{Alarm, Renewal, Task};
 use crate::name::Name;
 use crate::observe::Event;

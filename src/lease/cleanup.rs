@@ -10,7 +10,7 @@ use log::Level;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Failure, Outcome};
 
-use super::{Watchdog, renewal};
+use super::{Watchdog, schedule};
 use crate::name::Name;
 use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 
@@ -21,7 +21,7 @@ const LATEST: Duration = Duration::from_secs(600);
 /// The time for which a command that matters only now is tried. It is longer than the lease of a
 /// grant by message.
 const BRIEF: Duration = Duration::from_secs(3);
-const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
+const _: () = assert!(BRIEF.as_nanos() > schedule::PROVISIONAL as u128);
 
 /// A command sent in the background, again and again with back-off, and as soon as a connection is
 /// opened.

@@ -14,7 +14,7 @@
 mod callbacks;
 mod cleanup;
 pub(crate) mod deadline;
-pub(crate) mod renewal;
+pub(crate) mod schedule;
 mod wheel;
 
 use std::fmt;

@@ -47,7 +47,7 @@ pub(crate) use session::Session;
 
 use crate::config::{self, Config};
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Cleanup, Job, Watchdog, renewal};
+use crate::lease::{Cleanup, Job, Watchdog, schedule};
 use crate::name::Name;
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
@@ -208,7 +208,7 @@ impl Core {
     /// How long a renewal of the shortest lease may wait for its reply.
     fn shortest_patience(&self) -> Duration {
         let shortest = self.shortest_watched.load(Ordering::Relaxed);
-        renewal::patience(Duration::from_nanos(shortest))
+        schedule::patience(Duration::from_nanos(shortest))
     }
 
     /// The deadline of a call over this lane that begins now.

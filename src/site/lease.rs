@@ -11,7 +11,7 @@ use redlatch_client::sync::clock;
 
 use super::site::Site;
 use crate::hold::{Hold, Leaseholder, Seat, Tenancy};
-use crate::lease::renewal::RenewalProgress;
+use crate::lease::schedule::RenewalProgress;
 use crate::runtime::Member;
 use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};

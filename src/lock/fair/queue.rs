@@ -25,7 +25,7 @@ use super::entry::FairEntry;
 use crate::error::Error;
 use crate::hold::line::{Line, scripts};
 use crate::hold::{Tenancy, Terms};
-use crate::lease::{Cleanup, KeepAlive, renewal};
+use crate::lease::{Cleanup, KeepAlive, schedule};
 use crate::name::Name;
 use crate::order::line::QueuedThread;
 use crate::runtime::Member;
@@ -193,7 +193,7 @@ impl FairQueue {
 
     /// The time between two keep-alives.
     fn period(&self) -> Duration {
-        POLL.min(self.site.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
+        POLL.min(self.site.core.config.fair_wait_timeout / schedule::SIGN_OF_LIFE)
     }
 }
 
@@ -300,7 +300,7 @@ impl KeepAlive for FairQueue {
             // The waiters' own requests report the error.
             Err(_) => {
                 self.waiters.lock().steady = None;
-                period / renewal::SIGN_AGAIN
+                period / schedule::SIGN_AGAIN
             }
         }
     }

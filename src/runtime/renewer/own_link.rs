@@ -14,7 +14,7 @@ use redlatch_client::{
     Command, Endpoint, Failure, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
 };
 
-use crate::lease::renewal;
+use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
 /// How often the patience with a silent server is doubled at most: it grows from that of the
@@ -37,7 +37,7 @@ pub(super) struct OwnLink {
 impl OwnLink {
     /// A link that is not open yet.
     pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
-        let patience = renewal::patience(core.config.watchdog_timeout);
+        let patience = schedule::patience(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
         let endpoint = node.endpoint.with_response_timeout(patience);
         let login_renewals = endpoint.login_renewals();

@@ -9,7 +9,7 @@ use redlatch_client::Failure;
 use redlatch_client::sync::clock;
 
 use super::{ASK_AGAIN, NAMES_A_PACKET, Renewer};
-use crate::lease::{Renewal, renewal};
+use crate::lease::{Renewal, schedule};
 use crate::scripts::renewal::{Longer, RenewalKind, Renewed, StillHeld};
 use crate::scripts::{self, Trouble};
 
@@ -66,7 +66,7 @@ impl Renewer {
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
         let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
         let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
-        let acks = renewal::acks(&self.core.config);
+        let acks = schedule::acks(&self.core.config);
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
@@ -78,7 +78,7 @@ impl Renewer {
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
         let (outcomes, resent) =
-            self.own.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
+            self.own.exchange(&commands, raises.then_some(schedule::RAISED_WITHIN));
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());

@@ -19,7 +19,7 @@ use crate::ask::Asked;
 use crate::error::LostReason;
 use crate::hold::{Hold, Leaseholder, Renewing, Tenancy, Terms};
 use crate::lease::Alarm;
-use crate::lease::renewal::{RenewalProgress, RenewalState};
+use crate::lease::schedule::{RenewalProgress, RenewalState};
 use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::renewal::RenewalKind;
