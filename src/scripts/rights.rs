@@ -541,7 +541,7 @@ mod tests {
                     "lock/keep.lua",
                     "lock/release.lua",
                     "lock/give_up.lua",
-                    "multi/acquire.lua",
+                    // (`multi/acquire.lua` also runs the command for the tokens of fenced locks.)
                     "multi/release.lua"
                 ),
             ),
