@@ -122,7 +122,21 @@ impl ErrorKind {
             }
             Self::TooFewReplicas => Outlook::Endured(Passing::Unacknowledged),
             Self::OutOfMemory | Self::Busy => Outlook::MayPass,
-            _ => Outlook::Stays,
+            Self::Denied
+            | Self::LoginRefused
+            | Self::WrongType
+            | Self::Refused
+            | Self::Protocol
+            | Self::LeaseLost
+            | Self::NotHeld
+            | Self::EndsTooSoon
+            | Self::Cancelled
+            | Self::ShutDown
+            | Self::Forked
+            | Self::WouldDeadlock
+            | Self::Expired
+            | Self::Broken
+            | Self::Config => Outlook::Stays,
         }
     }
 }
@@ -484,28 +498,38 @@ mod tests {
 
     use super::*;
 
-    const ALL: [ErrorKind; 21] = [
-        ErrorKind::Unavailable,
-        ErrorKind::TimedOut,
-        ErrorKind::TooManyClients,
-        ErrorKind::TooFewReplicas,
-        ErrorKind::OutOfMemory,
-        ErrorKind::Busy,
-        ErrorKind::Denied,
-        ErrorKind::LoginRefused,
-        ErrorKind::WrongType,
-        ErrorKind::Refused,
-        ErrorKind::Protocol,
-        ErrorKind::LeaseLost,
-        ErrorKind::NotHeld,
-        ErrorKind::EndsTooSoon,
-        ErrorKind::Cancelled,
-        ErrorKind::ShutDown,
-        ErrorKind::Forked,
-        ErrorKind::WouldDeadlock,
-        ErrorKind::Expired,
-        ErrorKind::Broken,
-        ErrorKind::Config,
+    /// All kinds of error, in this order. Without one of them it does not compile.
+    macro_rules! all {
+        ($($kind:ident),+ $(,)?) => {{
+            const _: fn(ErrorKind) = |kind| match kind {
+                $(ErrorKind::$kind => {})+
+            };
+            [$(ErrorKind::$kind),+]
+        }};
+    }
+
+    const ALL: [ErrorKind; 21] = all![
+        Unavailable,
+        TimedOut,
+        TooManyClients,
+        TooFewReplicas,
+        OutOfMemory,
+        Busy,
+        Denied,
+        LoginRefused,
+        WrongType,
+        Refused,
+        Protocol,
+        LeaseLost,
+        NotHeld,
+        EndsTooSoon,
+        Cancelled,
+        ShutDown,
+        Forked,
+        WouldDeadlock,
+        Expired,
+        Broken,
+        Config,
     ];
 
     #[test]

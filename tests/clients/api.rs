@@ -6,7 +6,8 @@ use std::path::Path;
 /// The compiler warns only if the call itself is a statement, but then it gives the reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
-    // Functions that act, and whose caller may not care about the earlier state, or that only ask.
+    // Functions that only ask; and those that end in the same state for either result, which tells
+    // about the earlier one: nobody holds the lock, nothing is left, no waiter was passed over.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
