@@ -30,6 +30,22 @@
 /// ```
 struct ReadTakesNoLock;
 
+/// A guard belongs to its thread, and an owned one to none. The compiler says that
+/// `GuardStaysWithItsThread` cannot be sent.
+///
+/// ```no_run
+/// fn elsewhere(guard: redlatch::OwnedLockGuard) {
+///     std::thread::spawn(move || drop(guard));
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn elsewhere(guard: redlatch::LockGuard) {
+///     std::thread::spawn(move || drop(guard));
+/// }
+/// ```
+struct AGuardStaysWithItsThread;
+
 /// An [`Attempt`](crate::Attempt) in a condition would be dropped with it, and the block would run
 /// without the lock.
 ///

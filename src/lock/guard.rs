@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, MutexGuard};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::Thread;
@@ -17,8 +18,9 @@ use crate::waiting::Wait;
 /// A held lock. Dropping it releases the lock.
 ///
 /// A guard belongs to the thread that took the lock, so it cannot be sent to another one (it is not
-/// `Send`; see [`OwnedLockGuard`]). Other threads may ask it whether the lock is still held (it is
-/// `Sync`). It keeps its client alive.
+/// `Send`). Other threads may ask it whether the lock is still held (it is `Sync`). It keeps its
+/// client alive. [`OwnedLockGuard`] is a guard that belongs to no thread: `O` tells the two apart,
+/// and no program names it.
 ///
 /// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token, and a
 /// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) the tokens and names of its
@@ -49,14 +51,6 @@ use crate::waiting::Wait;
 ///         }
 ///     });
 ///     guard.unlock()
-/// }
-/// ```
-///
-/// A guard cannot leave its thread:
-///
-/// ```compile_fail,E0277
-/// fn elsewhere(guard: redlatch::LockGuard) {
-///     std::thread::spawn(move || drop(guard));
 /// }
 /// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
@@ -105,10 +99,13 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// In an async program, take the lock in `spawn_blocking`: see the [guide](crate::guide#tokio).
 pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 
-/// The guard belongs to the thread that took the lock. (This type is `Sync` and not `Send`, which
-/// makes the guard so.)
+/// The guard belongs to the thread that took the lock.
 #[derive(Debug)]
-pub struct OfThread(PhantomData<MutexGuard<'static, ()>>);
+pub struct OfThread(PhantomData<dyn GuardStaysWithItsThread>);
+
+/// What the compiler says cannot be sent if a guard is: `dyn` of it has the traits named here, and
+/// so it is not `Send`. No type implements it.
+trait GuardStaysWithItsThread: Sync + Unpin + UnwindSafe + RefUnwindSafe {}
 
 /// The guard belongs to no thread.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
 use crate::observe::{Event, Kind};
-use crate::scripts::ClientId;
+use crate::scripts::{ClientId, not_connected};
 
 /// A client's life. Each handle and guard keeps a clone, and the last drop ends the client, as
 /// [`shut_down`](Self::shut_down) does.
@@ -77,7 +77,7 @@ impl Session {
     /// Connects to the server, or to one of a cluster's.
     fn find(url: &str, config: &Config) -> Result<(Servers, Greeting), Error> {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
-        if let Some(cluster) = Cluster::connect(url, &config.connection)? {
+        if let Some(cluster) = Cluster::connect(url, &config.connection).map_err(not_connected)? {
             let mut refusal = None;
             for node in cluster.nodes() {
                 match Self::greet(node.any_lane(), config, true) {
@@ -94,7 +94,7 @@ impl Session {
                 || Error::new(ErrorKind::Unavailable, "the cluster has no server".to_owned());
             return Err(refusal.unwrap_or_else(nobody));
         }
-        let endpoint = Endpoint::of(url, &config.connection)?;
+        let endpoint = Endpoint::of(url, &config.connection).map_err(not_connected)?;
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         let greeting = Self::greet(&lane, config, false)?;
         let node = Node::new(lane, lanes(greeting.round_trip));

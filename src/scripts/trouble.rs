@@ -98,13 +98,12 @@ impl From<Failure> for Trouble {
     }
 }
 
-impl From<ConnectError> for Error {
-    fn from(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Unusable(why) => Self::new(ErrorKind::Config, why),
-            ConnectError::NotReady(why) => Self::new(ErrorKind::Unavailable, why),
-            ConnectError::Unreachable(cause) => unreachable(&cause),
-        }
+/// The error of a client that could not connect. (A `From` would be public.)
+pub(crate) fn not_connected(error: ConnectError) -> Error {
+    match error {
+        ConnectError::Unusable(why) => Error::new(ErrorKind::Config, why),
+        ConnectError::NotReady(why) => Error::new(ErrorKind::Unavailable, why),
+        ConnectError::Unreachable(cause) => unreachable(&cause),
     }
 }
 
