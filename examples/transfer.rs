@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use redis::{Commands, Connection};
-use redlatch::{Client, MultiLock};
+use redlatch::Client;
 use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
@@ -36,11 +36,8 @@ fn main() -> ExitCode {
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,
-        Some(client) => {
-            let (from, to) = (client.reentrant_lock(from), client.reentrant_lock(to));
-            // Another clerk may do the opposite at this moment, and name them the other way round.
-            Some(MultiLock::new(&[&from, &to])?.lock()?)
-        }
+        // Another clerk may do the opposite at this moment, and name them the other way round.
+        Some(client) => Some(client.multi_lock([from, to])?.lock()?),
     };
     let (from, to) = (format!("{from}:balance"), format!("{to}:balance"));
     let (has, had): (i64, i64) = redis::cmd("MGET").arg(&from).arg(&to).query(&mut bank.redis)?;

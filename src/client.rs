@@ -15,6 +15,7 @@ use crate::latch::CountDownLatch;
 use crate::lock::condition;
 use crate::lock::fair::FairLock;
 use crate::lock::fenced::FencedLock;
+use crate::lock::multi::MultiLock;
 use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::runtime::{Core, Message, Session};
@@ -147,6 +148,27 @@ impl Client {
     #[must_use]
     pub fn fair_lock(&self, name: &str) -> FairLock {
         FairLock::new(&self.0, name)
+    }
+
+    /// Returns the re-entrant locks of these names, all or none of which a thread takes. For other
+    /// kinds, and for several clients, there is [`MultiLock::new`]. No I/O.
+    ///
+    /// ```no_run
+    /// # fn transfer(client: &redlatch::Client) -> Result<(), redlatch::Error> {
+    /// let both = client.multi_lock(["account:7", "account:3"])?;
+    /// both.with(|_guard| Ok(()))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if there is no name. [`Forked`](ErrorKind::Forked) in a forked
+    /// child.
+    pub fn multi_lock(
+        &self,
+        names: impl IntoIterator<Item: AsRef<str>>,
+    ) -> Result<MultiLock, Error> {
+        MultiLock::new(names.into_iter().map(|name| self.reentrant_lock(name.as_ref())))
     }
 
     /// Returns the semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.

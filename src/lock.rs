@@ -42,7 +42,7 @@ pub(crate) use self::guard::HeldLocks;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::{Handle, Variant};
 pub(crate) use self::held::HeldLock;
-pub(crate) use self::part::{Part, Parts};
+pub(crate) use self::part::{AsLock, Part, Parts};
 pub(crate) use self::verbs::{one_lock, own_verbs};
 
 /// The verbs of every lock of this library, for code that takes any lock.

@@ -6,9 +6,11 @@ use std::time::Duration;
 use redlatch_client::sync::Thread;
 
 use super::own_verbs;
+#[cfg(doc)]
+use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::lock::together::Together;
-use crate::lock::{HeldLock, HeldLocks, Lock, Part, Parts, Variant};
+use crate::lock::{AsLock, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::name::Name;
 use crate::waiting::Wait;
 
@@ -31,24 +33,22 @@ mod votes;
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// use redlatch::{Client, MultiLock, Taken};
+/// use redlatch::{Client, Lock, MultiLock, Taken};
 ///
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = Client::connect("redis://127.0.0.1:6379")?;
 /// let (from, to) = (client.reentrant_lock("account:7"), client.reentrant_lock("account:3"));
 ///
 /// // In any order: a transfer in the other direction cannot deadlock with this one.
-/// let both = MultiLock::new(&[&from, &to])?;
+/// let both = MultiLock::new([&from, &to])?;
 /// let guard = both.lock()?;
 /// guard.check(Duration::from_secs(2))?; // both are held for 2 s more
 /// guard.unlock()?;
 ///
-/// // Locks in a list, of two kinds.
+/// // Locks of two kinds.
 /// let tickets = client.fair_lock("tickets");
-/// let accounts = ["account:1", "account:2"].map(|name| client.reentrant_lock(name));
-/// let mut all: Vec<&dyn redlatch::Lock> = vec![&tickets];
-/// all.extend(accounts.iter().map(|lock| lock as &dyn redlatch::Lock));
-/// if let Taken(guard) = MultiLock::new(&all)?.try_lock_for(Duration::from_secs(3))? {
+/// let all = MultiLock::new([&tickets as &dyn Lock, &from, &to])?;
+/// if let Taken(guard) = all.try_lock_for(Duration::from_secs(3))? {
 ///     guard.unlock()?;
 /// }
 /// # Ok(()) }
@@ -129,14 +129,17 @@ own_verbs!(MultiLock, MultiLockGuard, OwnedMultiLockGuard);
 const MOST_LOST: u32 = 3;
 
 impl MultiLock {
-    /// Returns all of these locks together. No I/O.
+    /// Returns all of these locks together, or of those to which these point: of `[&one, &other]`,
+    /// of `&locks`, or of a `Vec<Box<dyn Lock>>`. No I/O.
+    ///
+    /// For re-entrant locks of one client there is [`Client::multi_lock`].
     ///
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the list is empty, has one name on one server as two kinds
     /// of lock, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked child.
-    pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
-        let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
+    pub fn new(locks: impl IntoIterator<Item: AsLock>) -> Result<Self, Error> {
+        let mut taken: Vec<Arc<dyn Part>> = Vec::new();
         for part in parts(locks, false)? {
             match taken.iter().find(|other| is_same(&***other, &*part)) {
                 None => taken.push(part),
@@ -199,14 +202,13 @@ impl MultiLock {
     ///   done twice.
     ///
     /// ```no_run
-    /// use redlatch::{Client, Lock, MultiLock, Taken};
+    /// use redlatch::{Client, MultiLock, Taken};
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
     /// // All must be up when the program starts (or see `quorum_of`); later two are enough.
     /// let clients = servers.map(Client::connect).into_iter().collect::<Result<Vec<_>, _>>()?;
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
-    /// let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
     ///
     /// if let Taken(guard) = MultiLock::quorum(&locks)?.try_lock()? {
     ///     println!("ours for {:?} at least", guard.remaining());
@@ -219,7 +221,8 @@ impl MultiLock {
     ///
     /// [`Config`](ErrorKind::Config) if the list is empty, has two locks on one server, or has a
     /// `MultiLock`. [`Forked`](ErrorKind::Forked) in a forked child.
-    pub fn quorum(locks: &[&dyn Lock]) -> Result<Self, Error> {
+    pub fn quorum(locks: impl IntoIterator<Item: AsLock>) -> Result<Self, Error> {
+        let locks: Vec<_> = locks.into_iter().collect();
         Self::quorum_of(locks.len(), locks)
     }
 
@@ -228,14 +231,13 @@ impl MultiLock {
     /// without a client is a vote that the program never gets. No I/O.
     ///
     /// ```no_run
-    /// use redlatch::{Client, Lock, MultiLock};
+    /// use redlatch::{Client, MultiLock};
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
     /// // Two must be up.
     /// let clients: Vec<_> = servers.iter().filter_map(|url| Client::connect(url).ok()).collect();
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
-    /// let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
     /// let guard = MultiLock::quorum_of(servers.len(), &locks)?.lock()?;
     /// # drop(guard);
     /// # Ok(()) }
@@ -245,7 +247,10 @@ impl MultiLock {
     ///
     /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) too if the list has no
     /// majority of the servers, or more locks than there are servers.
-    pub fn quorum_of(servers: usize, locks: &[&dyn Lock]) -> Result<Self, Error> {
+    pub fn quorum_of(
+        servers: usize,
+        locks: impl IntoIterator<Item: AsLock>,
+    ) -> Result<Self, Error> {
         let parts = parts(locks, true)?;
         for (at, part) in parts.iter().enumerate() {
             let core = &part.handle().site.core;
@@ -479,13 +484,14 @@ fn majority(of: usize) -> usize {
 }
 
 /// The parts of these locks. In a quorum each lock is one part.
-fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Error> {
+fn parts(
+    locks: impl IntoIterator<Item: AsLock>,
+    in_quorum: bool,
+) -> Result<Vec<Arc<dyn Part>>, Error> {
     let config = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
-    if locks.is_empty() {
-        return Err(config("a MultiLock needs at least one lock"));
-    }
-    let mut parts = Vec::with_capacity(locks.len());
+    let mut parts = Vec::new();
     for lock in locks {
+        let lock = lock.as_lock();
         let Parts(mut own) = lock.parts();
         if own.is_empty() || (in_quorum && own.len() > 1) {
             let message = "a quorum cannot be a part of a MultiLock, nor a MultiLock a part of a \
@@ -494,7 +500,10 @@ fn parts(locks: &[&dyn Lock], in_quorum: bool) -> Result<Vec<Arc<dyn Part>>, Err
         }
         parts.append(&mut own);
     }
-    Error::if_forked(&parts[0].handle().site.name)?;
+    let Some(first) = parts.first() else {
+        return Err(config("a MultiLock needs at least one lock"));
+    };
+    Error::if_forked(&first.handle().site.name)?;
     Ok(parts)
 }
 

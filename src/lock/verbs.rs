@@ -11,8 +11,14 @@ macro_rules! own_verbs {
 
             use crate::attempt::Attempt;
             use crate::error::Error;
-            use crate::lock::{Lock, LockGuard};
+            use crate::lock::{AsLock, Lock, LockGuard};
             use crate::waiting::Wait;
+
+            impl AsLock for $lock {
+                fn as_lock(&self) -> &dyn Lock {
+                    self
+                }
+            }
 
             /// The verbs of [`Lock`](crate::Lock), which documents the result, the errors and the
             /// round trips of each.

@@ -151,7 +151,7 @@ fn use_all(client: Client, several: MultiLock) {
     use_lock(prices.read_lock());
     use_lock(prices.write_lock());
     use_lock(&several);
-    is_forked(MultiLock::new(&[&lock, &fair, prices.read_lock(), &fenced]));
+    is_forked(MultiLock::new([&lock as &dyn Lock, &fair, prices.read_lock(), &fenced]));
     is_forked(MultiLock::quorum(&[&lock]));
     is_forked(MultiLock::quorum_of(3, &[&lock]));
     let conditions = [
@@ -313,7 +313,8 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let prices = client.read_write_lock("prices");
     let (written, read) = (prices.write_lock().lock().unwrap(), prices.read_lock().lock().unwrap());
     let both =
-        MultiLock::new(&[&client.reentrant_lock("one"), &client.fenced_lock("two")]).unwrap();
+        MultiLock::new([&client.reentrant_lock("one") as &dyn Lock, &client.fenced_lock("two")])
+            .unwrap();
     let several = both.lock_owned().unwrap();
     let election = client.leader_election("election");
     let leads =
@@ -626,7 +627,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
         })
         .collect();
     let (lock, other) = (client.reentrant_lock("mine"), client.reentrant_lock("other"));
-    let several = MultiLock::new(&[&lock, &other]).unwrap();
+    let several = MultiLock::new([&lock, &other]).unwrap();
     for _ in 0..100 {
         let guard = lock.lock().unwrap();
         let mut permit = Some(client.semaphore("semaphore").acquire().unwrap());

@@ -63,8 +63,10 @@ fn signals_interrupt_no_call() {
             let (permits, latch) = (client.semaphore("permits"), client.count_down_latch("open"));
             let (prices, leased) =
                 (client.read_write_lock("prices"), client.expirable_semaphore("leased"));
-            let several =
-                MultiLock::new(&[&client.fenced_lock("one"), &client.reentrant_lock("two")]);
+            let several = MultiLock::new([
+                &client.fenced_lock("one") as &dyn Lock,
+                &client.reentrant_lock("two"),
+            ]);
             let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
             for _ in 0..rounds {
                 drop(prices.read_lock().lock().unwrap());

@@ -99,7 +99,7 @@ mod scenario {
             locks.1.read_lock().try_lock().unwrap().into_option().unwrap(),
         );
         let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
-        let _all = MultiLock::new(&[&parts.0, &parts.1]).unwrap().lock().unwrap();
+        let _all = MultiLock::new([&parts.0 as &dyn Lock, &parts.1]).unwrap().lock().unwrap();
         assert!(other.reentrant_lock("e").try_lock().unwrap().into_option().is_none());
         assert!(other.fair_lock("f").try_lock().unwrap().into_option().is_none());
     }

@@ -28,11 +28,7 @@ fn all_of(client: &Client, names: &[&str]) -> MultiLock {
 }
 
 fn of(locks: &[ReentrantLock]) -> MultiLock {
-    MultiLock::new(&listed(locks)).unwrap()
-}
-
-fn listed(locks: &[ReentrantLock]) -> Vec<&dyn Lock> {
-    locks.iter().map(|lock| lock as &dyn Lock).collect()
+    MultiLock::new(locks).unwrap()
 }
 
 fn is_held(server: &Server, name: &str) -> bool {
@@ -127,7 +123,7 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     // Of two kinds, so no request takes or releases several.
     let [a, c] = ["a", "c"].map(|name| client.fenced_lock(name));
-    let all = MultiLock::new(&[&c, &client.reentrant_lock("b"), &a]).unwrap();
+    let all = MultiLock::new([&c as &dyn Lock, &client.reentrant_lock("b"), &a]).unwrap();
     // Connections are open, and the server knows the scripts.
     for _ in 0..2 {
         all.lock().unwrap().unlock().unwrap();
@@ -157,7 +153,7 @@ fn a_lock_that_is_listed_twice_is_taken_once() {
     let by_name =
         Client::connect(&server.url().replace("127.0.0.1", "localhost")).expect("a hosts file");
     let [a, b, c] = [&one, &two, &by_name].map(|client| client.reentrant_lock("twice"));
-    let both = MultiLock::new(&[&a, &a, &b, &c]).unwrap();
+    let both = MultiLock::new([&a, &a, &b, &c]).unwrap();
     assert_eq!(both.names().collect::<Vec<_>>(), ["twice"]);
     both.lock().unwrap().unlock().unwrap();
     both.lock_owned().unwrap().unlock().unwrap();
@@ -165,14 +161,41 @@ fn a_lock_that_is_listed_twice_is_taken_once() {
 }
 
 #[test]
+fn each_list_of_locks_and_each_list_of_names_is_one() {
+    let server = server();
+    let client = client(&server);
+    let locks = NAMES.map(|name| client.reentrant_lock(name));
+    let [a, b, c] = &locks;
+    let boxed = || NAMES.map(|name| Box::new(client.fair_lock(name)) as Box<dyn Lock>);
+    let kinds: [&dyn Lock; 3] = [a, &client.fair_lock("b"), &client.fenced_lock("c")];
+    for all in [
+        MultiLock::new(&locks),
+        MultiLock::new([a, b, c]),
+        MultiLock::new(vec![Arc::new(a.clone()), Arc::new(b.clone()), Arc::new(c.clone())]),
+        MultiLock::new(Vec::from(boxed())),
+        MultiLock::new(&boxed()),
+        MultiLock::new(kinds),
+        MultiLock::new(locks.iter().map(|lock| lock.with_lease(LONG))),
+        client.multi_lock(NAMES),
+        client.multi_lock(NAMES.map(str::to_owned)),
+    ] {
+        let guard = all.unwrap().lock().unwrap();
+        assert_eq!(guard.names().collect::<Vec<_>>(), NAMES);
+        guard.unlock().unwrap();
+    }
+    assert_eq!(client.multi_lock([""; 0]).unwrap_err().kind(), ErrorKind::Config);
+}
+
+#[test]
 fn a_senseless_list_of_locks_is_an_error_at_once() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let kind = |lock: Result<MultiLock, Error>| lock.unwrap_err().kind();
-    assert_eq!(kind(MultiLock::new(&[])), ErrorKind::Config);
-    assert_eq!(kind(MultiLock::quorum(&[])), ErrorKind::Config);
+    let none: [&dyn Lock; 0] = [];
+    assert_eq!(kind(MultiLock::new(none)), ErrorKind::Config);
+    assert_eq!(kind(MultiLock::quorum(none)), ErrorKind::Config);
     let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
-    assert_eq!(kind(MultiLock::new(&[&plain, &fair])), ErrorKind::Config);
+    assert_eq!(kind(MultiLock::new([&plain as &dyn Lock, &fair])), ErrorKind::Config);
     // Both votes are of one server.
     let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
     let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
@@ -216,7 +239,7 @@ fn locks_of_any_kind_go_together() {
     let server = server();
     let (client, other) = (client(&server), client(&server));
     let (fair, plain) = (client.fair_lock("fair"), client.reentrant_lock("plain"));
-    let both = MultiLock::new(&[&plain, &fair]).unwrap();
+    let both = MultiLock::new([&plain as &dyn Lock, &fair]).unwrap();
     let taken = other.fair_lock("fair").lock().unwrap();
     assert!(both.try_lock().unwrap().into_option().is_none());
     let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
@@ -250,7 +273,7 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     assert_eq!(all.name(), "a, b, c");
     assert_eq!((all.is_locked().unwrap(), all.remaining_lease().unwrap()), (false, None));
     let guard = all.lock().unwrap();
-    all.lock_within(SOON.into()).unwrap().into_option().unwrap().forget();
+    all.try_lock_for(SOON).unwrap().into_option().unwrap().forget();
     assert_eq!((guard.name(), guard.state()), ("a, b, c", HoldState::Held));
     assert!(all.hold_count() == 2 && all.is_held_by_current_thread());
     assert!(elsewhere({
@@ -298,15 +321,15 @@ fn the_lease_of_a_multi_lock_is_its_shortest_and_force_unlocks_each_part() {
     let (client, other) = (client(&server), client(&server));
     let short = client.reentrant_lock("b").with_lease(LONG / 4);
     let (a, c) = (client.reentrant_lock("a"), client.fair_lock("c"));
-    let all = MultiLock::new(&[&a, &short, &c]).unwrap();
+    let all = MultiLock::new([&a as &dyn Lock, &short, &c]).unwrap();
     let guard = all.lock().unwrap();
     let lost = losses(&guard);
     assert!(all.remaining_lease().unwrap().unwrap() <= LONG / 4);
     let longer = all.with_lease(LONG / 2).lock().unwrap();
     let left = all.remaining_lease().unwrap().unwrap();
     assert!(left > LONG / 4 && left <= LONG / 2, "{left:?}");
-    let theirs = MultiLock::new(&[
-        &other.reentrant_lock("a"),
+    let theirs = MultiLock::new([
+        &other.reentrant_lock("a") as &dyn Lock,
         &other.reentrant_lock("b"),
         &other.fair_lock("c"),
     ]);
@@ -324,7 +347,7 @@ fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     let server = server();
     let client = client(&server);
     let (inner, b) = (all_of(&client, &["c", "a"]), client.reentrant_lock("b"));
-    let all = MultiLock::new(&[&inner, &b, &client.reentrant_lock("a")]).unwrap();
+    let all = MultiLock::new([&inner as &dyn Lock, &b, &client.reentrant_lock("a")]).unwrap();
     assert_eq!(all.names().collect::<Vec<_>>(), NAMES);
     let guard = all.lock().unwrap();
     assert!(inner.is_held_by_current_thread());
@@ -333,9 +356,9 @@ fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     assert!(again.is_held() && !is_held(&server, "b"));
     again.unlock().unwrap();
     // A part may be of another kind, but a majority is no part.
-    let fair = MultiLock::new(&[&inner, &client.fair_lock("a")]);
+    let fair = MultiLock::new([&inner as &dyn Lock, &client.fair_lock("a")]);
     let quorum = MultiLock::quorum(&[&b]).unwrap();
-    let (outer, votes) = (MultiLock::new(&[&inner, &quorum]), MultiLock::quorum(&[&inner]));
+    let (outer, votes) = (MultiLock::new([&inner, &quorum]), MultiLock::quorum(&[&inner]));
     for wrong in [fair, outer, votes] {
         assert_eq!(wrong.unwrap_err().kind(), ErrorKind::Config);
     }
@@ -348,7 +371,8 @@ fn each_fenced_part_has_a_token_of_its_own() {
     let client = client(&server);
     let [first, last] = ["first", "last"].map(|name| client.fenced_lock(name));
     let before = first.lock().unwrap().token();
-    let all = MultiLock::new(&[&last, &client.reentrant_lock("middle"), &first]).unwrap();
+    let all =
+        MultiLock::new([&last as &dyn Lock, &client.reentrant_lock("middle"), &first]).unwrap();
     let guard = all.lock().unwrap();
     let tokens: Vec<_> = guard.tokens().collect();
     let own = [&first, &last].map(|part| (part.name(), part.lock().unwrap().token()));

@@ -37,14 +37,14 @@ fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> Mu
             client.failover_timeout(failover_timeout).connect().unwrap().reentrant_lock("vote")
         })
         .collect();
-    MultiLock::quorum(&listed(&locks)).unwrap()
+    MultiLock::quorum(&locks).unwrap()
 }
 
 /// A quorum of all five servers for a program that could connect to these only.
 fn of_five(servers: &[Server]) -> Result<MultiLock, Error> {
     let clients: Vec<_> = servers.iter().map(client).collect();
     let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("vote")).collect();
-    MultiLock::quorum_of(FIVE, &listed(&locks))
+    MultiLock::quorum_of(FIVE, &locks)
 }
 
 fn votes(servers: &[Server]) -> usize {
@@ -241,7 +241,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let lock = |client: &Client| client.reentrant_lock("vote").with_watchdog(HOUR);
         let locks = clients.each_ref().map(lock);
         let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
-        let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&listed(&locks)).unwrap());
+        let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&locks).unwrap());
         let waiter = spawn(move || {
             // The lock was just handed on. The quorum has a second level of it.
             let _outer = first.lock().ok()?;
@@ -339,7 +339,7 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
         .map(|server| impatient(&server.url()).watchdog_timeout(lease).connect().unwrap())
         .map(|client| client.reentrant_lock("vote"))
         .collect();
-    let quorum = MultiLock::quorum(&listed(&locks)).unwrap();
+    let quorum = MultiLock::quorum(&locks).unwrap();
     let guard = lock_at_all(&quorum);
     let lost = losses(&guard);
     for server in &servers[..2] {

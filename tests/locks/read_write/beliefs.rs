@@ -149,8 +149,12 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let server = server();
     let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
-    let all = MultiLock::new(&[locks[0].read_lock(), locks[1].write_lock(), locks[2].read_lock()])
-        .unwrap();
+    let all = MultiLock::new([
+        locks[0].read_lock() as &dyn Lock,
+        locks[1].write_lock(),
+        locks[2].read_lock(),
+    ])
+    .unwrap();
     let mut redis = server.connection();
     // If one lock is not free, no hold of the others stays.
     let other = crate::common::client(&server);
