@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch_client::CancelToken;
 use redlatch_client::sync::Thread;
@@ -143,6 +143,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::try_take(self, wait.into())
     }
 
+    /// Takes the lock, or returns [`NotTaken`] at `deadline`, as [`try_lock_for`](Self::try_lock_for)
+    /// does after its `wait`. If `deadline` has passed, the call tries once.
+    fn try_lock_until(&self, deadline: Instant) -> Result<Attempt<LockGuard>, Error> {
+        LockGuard::try_take(self, deadline.into())
+    }
+
     /// Takes the lock, or fails when `token` is cancelled.
     ///
     /// # Errors
@@ -159,8 +165,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other ways to take the
-    /// lock are short forms of this one. A lock's own method also accepts a [`Duration`], a
-    /// deadline ([`Instant`](std::time::Instant)) or a `&CancelToken`; here they need an `into()`.
+    /// lock are short forms of this one.
     ///
     /// # Errors
     ///
@@ -196,6 +201,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] after `wait`.
     fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
+    }
+
+    /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] at `deadline`.
+    fn try_lock_owned_until(&self, deadline: Instant) -> Result<Attempt<OwnedLockGuard>, Error> {
+        LockGuard::try_take(self, deadline.into())
     }
 
     /// Takes the lock for a guard that belongs to no thread, or fails when `token` is cancelled.
@@ -446,6 +456,33 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         E: From<Error>,
     {
         self.lock()?.release_after(work)
+    }
+
+    /// As [`with`](Self::with), if the lock can be taken now. Returns `None` otherwise: `work` did
+    /// not run.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, ReentrantLock};
+    /// fn tidy(lock: &ReentrantLock, work: impl FnOnce()) -> Result<bool, Error> {
+    ///     let done = lock.try_with(|_guard| Ok::<_, Error>(work()))?;
+    ///     Ok(done.is_some()) // `false`: another thread has the lock
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with`](Self::with).
+    ///
+    /// # Blocking
+    ///
+    /// As long as [`try_lock`](Self::try_lock), `work` and [`LockGuard::unlock`] take.
+    #[must_use = "`None`: the lock was not free, and the work was not done"]
+    fn try_with<R, E>(&self, work: impl FnOnce(&LockGuard) -> Result<R, E>) -> Result<Option<R>, E>
+    where
+        Self: Sized,
+        E: From<Error>,
+    {
+        self.try_lock()?.into_option().map(|guard| guard.release_after(work)).transpose()
     }
 
     /// Takes the lock for all verbs. `None`: the wait ended first.

@@ -5,7 +5,7 @@
 macro_rules! own_verbs {
     ($lock:ident, $guard:ty, $owned:ty) => {
         const _: () = {
-            use std::time::Duration;
+            use std::time::{Duration, Instant};
 
             use redlatch_client::CancelToken;
 
@@ -38,18 +38,19 @@ macro_rules! own_verbs {
                     LockGuard::try_take(self, wait.into())
                 }
 
+                /// See [`Lock::try_lock_until`](crate::Lock::try_lock_until).
+                pub fn try_lock_until(&self, deadline: Instant) -> Result<Attempt<$guard>, Error> {
+                    LockGuard::try_take(self, deadline.into())
+                }
+
                 /// See [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
                 pub fn lock_cancellable(&self, token: &CancelToken) -> Result<$guard, Error> {
                     LockGuard::take(self, token.into())
                 }
 
-                /// See [`Lock::lock_within`](crate::Lock::lock_within). A limit, a deadline or a
-                /// cancel token is a wait, too.
-                pub fn lock_within<'a>(
-                    &self,
-                    wait: impl Into<Wait<'a>>,
-                ) -> Result<Attempt<$guard>, Error> {
-                    LockGuard::try_take(self, wait.into())
+                /// See [`Lock::lock_within`](crate::Lock::lock_within).
+                pub fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<$guard>, Error> {
+                    LockGuard::try_take(self, wait)
                 }
 
                 /// See [`Lock::lock_owned`](crate::Lock::lock_owned).
@@ -67,17 +68,22 @@ macro_rules! own_verbs {
                     LockGuard::try_take(self, wait.into())
                 }
 
+                /// See [`Lock::try_lock_owned_until`](crate::Lock::try_lock_owned_until).
+                pub fn try_lock_owned_until(
+                    &self,
+                    deadline: Instant,
+                ) -> Result<Attempt<$owned>, Error> {
+                    LockGuard::try_take(self, deadline.into())
+                }
+
                 /// See [`Lock::lock_owned_cancellable`](crate::Lock::lock_owned_cancellable).
                 pub fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<$owned, Error> {
                     LockGuard::take(self, token.into())
                 }
 
                 /// See [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
-                pub fn lock_owned_within<'a>(
-                    &self,
-                    wait: impl Into<Wait<'a>>,
-                ) -> Result<Attempt<$owned>, Error> {
-                    LockGuard::try_take(self, wait.into())
+                pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Attempt<$owned>, Error> {
+                    LockGuard::try_take(self, wait)
                 }
 
                 /// See [`Lock::with`](crate::Lock::with).
@@ -86,6 +92,16 @@ macro_rules! own_verbs {
                     work: impl FnOnce(&$guard) -> Result<R, E>,
                 ) -> Result<R, E> {
                     self.lock()?.release_after(work)
+                }
+
+                /// See [`Lock::try_with`](crate::Lock::try_with).
+                #[must_use = "`None`: the lock was not free, and the work was not done"]
+                pub fn try_with<R, E: From<Error>>(
+                    &self,
+                    work: impl FnOnce(&$guard) -> Result<R, E>,
+                ) -> Result<Option<R>, E> {
+                    let taken = self.try_lock()?.into_option();
+                    taken.map(|guard| guard.release_after(work)).transpose()
                 }
 
                 /// See [`Lock::unlock`](crate::Lock::unlock).

@@ -7,7 +7,7 @@
 macro_rules! permit_verbs {
     ($semaphore:ident, $one:ty, $many:ty) => {
         const _: () = {
-            use std::time::Duration;
+            use std::time::{Duration, Instant};
 
             use redlatch_client::CancelToken;
 
@@ -79,6 +79,12 @@ macro_rules! permit_verbs {
                     self.take_one(wait.into()).map(Attempt::of)
                 }
 
+                /// Takes one permit, or returns [`NotTaken`] at `deadline`. If that has passed, the
+                /// call tries once.
+                pub fn try_acquire_until(&self, deadline: Instant) -> Result<Attempt<$one>, Error> {
+                    self.take_one(deadline.into()).map(Attempt::of)
+                }
+
                 /// Takes one permit, or fails when `token` is cancelled.
                 ///
                 /// # Errors
@@ -140,6 +146,16 @@ macro_rules! permit_verbs {
                     wait: Duration,
                 ) -> Result<Attempt<$many>, Error> {
                     self.take(permits, wait.into()).map(Attempt::of)
+                }
+
+                /// Takes all of `permits` together, or returns [`NotTaken`] at `deadline`: see
+                /// [`try_acquire_until`](Self::try_acquire_until).
+                pub fn try_acquire_many_until(
+                    &self,
+                    permits: u32,
+                    deadline: Instant,
+                ) -> Result<Attempt<$many>, Error> {
+                    self.take(permits, deadline.into()).map(Attempt::of)
                 }
 
                 /// Takes all of `permits` together, or fails when `token` is cancelled: see

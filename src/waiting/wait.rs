@@ -14,8 +14,9 @@ use crate::runtime::Core;
 /// `Wait`. It is for a time limit together with a [`CancelToken`], or for a choice at run time; the
 /// other verbs are short forms.
 ///
-/// A [`Duration`], a deadline ([`Instant`]) and a `&CancelToken` can be used as a `Wait`:
-/// `lock.lock_within(deadline)`.
+/// A [`Duration`], a deadline ([`Instant`]) and a `&CancelToken` become a `Wait` by `into()`. Most
+/// verbs do that themselves: `latch.wait_within(deadline)`. Those of a [`Lock`](crate::Lock) take a
+/// `Wait`.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -28,8 +29,6 @@ use crate::runtime::Core;
 /// if let Taken(guard) = lock.lock_within(wait)? {
 ///     guard.unlock()?;
 /// }
-/// let deadline = std::time::Instant::now() + Duration::from_secs(3);
-/// drop(lock.lock_within(deadline)?);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug)]

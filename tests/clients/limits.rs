@@ -287,7 +287,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     proxy.cut_all();
     once_within(LATE, || {
         let until = Instant::now() + WAIT;
-        let error = lock.lock_within(until).map(drop).unwrap_err();
+        let error = lock.try_lock_until(until).map(drop).unwrap_err();
         let late = until.elapsed();
         assert!(error.is_transient(), "{error}");
         late
@@ -333,7 +333,7 @@ fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     }
     once_within(LATE, || {
         let until = Instant::now() + WAIT;
-        let error = lock.lock_within(until).map(drop).unwrap_err();
+        let error = lock.try_lock_until(until).map(drop).unwrap_err();
         let late = until.elapsed();
         assert!(error.is_transient(), "{error}");
         late

@@ -95,8 +95,8 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
         for (first, next) in [(with, without), (without, with)] {
             std::thread::scope(|scope| {
                 let guard = first.lock().unwrap();
-                let waiter = scope
-                    .spawn(|| next.lock_within((LONG / 2).into()).unwrap().into_option().is_some());
+                let waiter =
+                    scope.spawn(|| next.try_lock_for(LONG / 2).unwrap().into_option().is_some());
                 let queue = || client.status(with.name()).unwrap().queue;
                 wait_until("it waits", SOON, || queue().len() == 1);
                 guard.unlock().unwrap();

@@ -26,7 +26,7 @@ fn an_empty_name_is_an_error_of_each_call_that_needs_the_server() {
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
-        lock.lock_within(Instant::now()).map(drop).unwrap_err(),
+        lock.try_lock_until(Instant::now()).map(drop).unwrap_err(),
         lock.lock_cancellable(&CancelToken::new()).map(drop).unwrap_err(),
         lock.with(|_| Ok(())).unwrap_err(),
         lock.force_unlock().map(drop).unwrap_err(),
@@ -180,13 +180,13 @@ fn waits_of_nothing_and_of_ages_work() {
     for wait in [Duration::ZERO, Duration::from_nanos(1), SOON, Duration::MAX] {
         works_with(answered(|| lock.try_lock_for(wait)));
     }
-    works_with(answered(|| lock.lock_within(Instant::now())));
+    works_with(answered(|| lock.try_lock_until(Instant::now())));
     at_once(|| {
         let guard = one.reentrant_lock("wait").lock().unwrap();
         for wait in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(1)] {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
         }
-        assert!(answered(|| lock.lock_within(Instant::now())).into_option().is_none());
+        assert!(answered(|| lock.try_lock_until(Instant::now())).into_option().is_none());
         // An endless wait ends at a release, by Redis and by a thread of this process.
         let waiters: Vec<_> = (0..2)
             .map(|_| {

@@ -57,7 +57,7 @@ fn a_time_limit_covers_all_parts_together() {
     let all = all_of(&ours, &NAMES);
     let begun = Instant::now();
     assert!(answered(|| all.try_lock_for(UNIT * 5)).into_option().is_none());
-    assert!(answered(|| all.lock_within(Instant::now() + UNIT * 5)).into_option().is_none());
+    assert!(answered(|| all.try_lock_until(Instant::now() + UNIT * 5)).into_option().is_none());
     let took = begun.elapsed();
     assert!(took >= UNIT * 10 && took < SOON, "{took:?}");
     wait_free(&server, "a", SOON);
@@ -97,7 +97,7 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     wait_until("the silence is noticed", SOON, is_noticed);
     for limited in [
         all.try_lock_for(UNIT * 5),
-        all.lock_within(Instant::now() + UNIT * 5),
+        all.try_lock_until(Instant::now() + UNIT * 5),
         all.lock_within(Wait::at_most(UNIT * 5).cancelled_by(&CancelToken::new())),
         all.lock_owned_within(Wait::at_most(UNIT * 5)).map(|_| NotTaken),
     ] {

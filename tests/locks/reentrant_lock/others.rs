@@ -76,14 +76,14 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
             assert!(begun.elapsed() >= wait);
             let begun = Instant::now();
-            assert!(answered(|| lock.lock_within(begun + wait)).into_option().is_none());
+            assert!(answered(|| lock.try_lock_until(begun + wait)).into_option().is_none());
             assert!(begun.elapsed() >= wait);
         });
     }
     guard.unlock().unwrap();
     // A deadline that has passed leaves one try.
     let past = Instant::now();
-    let guard = other.reentrant_lock("bounded").lock_within(past).unwrap();
+    let guard = other.reentrant_lock("bounded").try_lock_until(past).unwrap();
     guard.into_option().expect("it is free").unlock().unwrap();
 }
 

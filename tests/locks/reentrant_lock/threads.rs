@@ -314,6 +314,23 @@ fn with_runs_its_work_under_the_lock() {
     wait_free(&server, "with", SOON);
 }
 
+#[test]
+fn try_with_runs_its_work_if_the_lock_is_free_and_does_nothing_otherwise() {
+    let server = server();
+    let lock = client(&server).reentrant_lock("with");
+    let other = client(&server).reentrant_lock("with");
+    let run = |lock: &ReentrantLock| lock.try_with(|hold| Ok::<_, Error>(hold.is_held()));
+    let inner = lock.try_with(|_| run(&other)).unwrap();
+    assert_eq!(inner, Some(None), "it is not free");
+    assert_eq!(run(&other).unwrap(), Some(true));
+    assert!(!lock.is_locked().unwrap());
+    // The same through the trait.
+    assert_eq!(
+        Lock::try_with(&lock, |_| Lock::try_with(&other, |_| Ok::<_, Error>(1))).unwrap(),
+        Some(None)
+    );
+}
+
 /// An error of the work itself.
 #[derive(Debug)]
 enum WorkError {
@@ -440,7 +457,7 @@ fn any_lock_may_stand_behind_the_trait() {
             lock.lock().unwrap(),
             lock.try_lock().unwrap().into_option().unwrap(),
             lock.try_lock_for(SOON).unwrap().into_option().unwrap(),
-            answered(|| lock.lock_within(Instant::now().into())).into_option().unwrap(),
+            answered(|| lock.try_lock_until(Instant::now())).into_option().unwrap(),
             lock.lock_cancellable(&token).unwrap(),
         ];
         assert_eq!(lock.hold_count(), 5);

@@ -96,10 +96,12 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
     at_once(|| {
         let begun = Instant::now();
         assert!(answered(|| semaphore.try_acquire_for(UNIT)).into_option().is_none());
-        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).into_option().is_none());
+        assert!(answered(|| semaphore.try_acquire_until(begun + UNIT * 2)).into_option().is_none());
         assert!(answered(|| semaphore.try_acquire_many_for(1, UNIT)).into_option().is_none());
         assert!(
-            answered(|| semaphore.acquire_many_within(1, Instant::now())).into_option().is_none()
+            answered(|| semaphore.try_acquire_many_until(1, Instant::now()))
+                .into_option()
+                .is_none()
         );
         assert!(semaphore.acquire_within(Wait::NONE).unwrap().into_option().is_none());
         assert!(begun.elapsed() >= UNIT * 3);

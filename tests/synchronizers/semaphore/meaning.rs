@@ -169,7 +169,9 @@ fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
         assert!(begun.elapsed() >= UNIT * 2);
     });
     assert!(answered(|| semaphore.try_acquire_for(Duration::ZERO)).into_option().is_none());
-    assert!(answered(|| semaphore.acquire_within(Instant::now())).into_option().is_none());
+    assert!(answered(|| semaphore.try_acquire_until(Instant::now())).into_option().is_none());
+    let once = || semaphore.try_acquire_many_until(1, Instant::now());
+    assert!(answered(once).into_option().is_none());
     held.release().unwrap();
     assert!(semaphore.try_acquire_for(Duration::MAX).unwrap().into_option().is_some());
     stays(&server, "bounded", 1);
