@@ -163,8 +163,14 @@ impl ExpirableScripts<'_> {
         self,
         request_id: RequestId,
         permits: u32,
+        time_to_live: Option<Duration>,
     ) -> Result<bool, Trouble> {
-        self.change(&TRY_SET_PERMITS, None, request_id, permits.into())
+        let (permits, mut digits) = (permits.to_string(), [0; 20]);
+        let mut arguments: Vec<&[u8]> = vec![permits.as_bytes(), self.channel.as_bytes()];
+        if let Some(time_to_live) = time_to_live {
+            arguments.extend([b"px", millis(time_to_live, &mut digits)]);
+        }
+        self.call(&TRY_SET_PERMITS, None, request_id, &arguments)
     }
 
     pub(crate) fn set_permits(self, request_id: RequestId, permits: u32) -> Result<bool, Trouble> {

@@ -164,7 +164,22 @@ impl ExpirableSemaphore {
     #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits))
+        self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits, None))
+    }
+
+    /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
+    /// `time_to_live`, so that a name for one run leaves no key behind. When it ends, all permits
+    /// end, as after a [`delete`](Self::delete).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    #[must_use = "`false`: it had permits before, and none were set"]
+    pub fn try_set_permits_for(&self, permits: u32, time_to_live: Duration) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        check_time_to_live(time_to_live).map_err(|error| error.of(&self.site.name))?;
+        let ttl = Some(time_to_live);
+        self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
     /// Sets the size of the semaphore, which includes the taken permits, and makes the semaphore if

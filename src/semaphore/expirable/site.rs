@@ -88,8 +88,9 @@ impl ExpirableSite {
             Ok(Some(free.saturating_add(out)).filter(|size| *size != 0))
         };
         let is_another = |size, wanted| size != wanted;
-        let try_set =
-            |size| self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size));
+        let try_set = |size| {
+            self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
+        };
         self.size
             .settle((core, name), look, is_another, try_set)
             .map_err(|trouble| RequestFailed::of_size(trouble, name))

@@ -57,6 +57,25 @@ fn the_permits_of_an_expirable_semaphore_end_with_it() {
 }
 
 #[test]
+fn an_expirable_semaphore_that_is_made_with_an_end_has_it_with_its_permits() {
+    let server = server();
+    let semaphore = client(&server).expirable_semaphore("run");
+    let mut redis = server.connection();
+    let heard = messages(&server, "redisson_sc:*", || {
+        assert!(semaphore.try_set_permits_for(2, LONG).unwrap());
+    });
+    assert_eq!(heard, [(channel("run"), "2".to_owned())]);
+    assert!(!semaphore.try_set_permits_for(9, UNIT).unwrap(), "it has permits");
+    let _out = semaphore.acquire().unwrap();
+    for key in ["run", "{run}:timeout"] {
+        let left = pttl(&mut redis, key);
+        assert!(left > 0 && left <= LONG.as_millis() as i64, "{key}: {left}");
+    }
+    let error = semaphore.try_set_permits_for(1, Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
+#[test]
 fn without_the_right_to_end_the_leases_nothing_is_changed() {
     let server = server();
     let mut user = User::new(&server, "me");
