@@ -4,7 +4,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::{Credentials, Provider, ReplicaAcks, Settings};
+use redlatch_client::{AddressMap, Credentials, Provider, ReplicaAcks, Settings};
 
 #[cfg(feature = "in-memory")]
 use crate::aging::AgeTogether;
@@ -377,6 +377,46 @@ impl ClientBuilder {
     /// `sentinelPassword` in the URL. An empty user is their default user.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.sentinel_credentials = Some(Credentials::new(user, password));
+        self
+    }
+
+    /// Sets a function that maps each address that a Sentinel or a server of a cluster names to the
+    /// one at which this client reaches that server; `None` leaves the address as it is. It is for
+    /// servers behind a network address translation, such as Docker's, which name each other by
+    /// addresses of their own network, as Redisson's `NatMapper` is. The client maps the addresses
+    /// in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, each once, and not those
+    /// in the URL. If a server of a cluster names no host but only a port, the host is that of the
+    /// server that the client has asked, as the client reaches it.
+    ///
+    /// The mapped address counts everywhere: the server's TLS certificate must name its host, and
+    /// errors, the log and [`snapshot`](crate::Client::snapshot) show it. So do the servers'
+    /// addresses by which a [`MultiLock`](crate::MultiLock) orders locks of the same name. (The
+    /// address in a server's own words, such as `MOVED 866 10.0.0.1:7001`, stays.)
+    ///
+    /// `map` must return at once: whatever thread learns of an address calls it, which may be one
+    /// that waits for a lock or one of the client's own. The client calls it anew for each answer,
+    /// with none of its mutexes held. It must not use this client. If it panics, the client does
+    /// not use that address, as if nobody had named it.
+    ///
+    /// ```no_run
+    /// use std::collections::HashMap;
+    ///
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// // Where the host has published the ports of its containers.
+    /// let published = HashMap::from([("172.17.0.2", 7_001), ("172.17.0.3", 7_002)]);
+    /// let client = redlatch::Client::builder("redis-cluster://localhost:7001")
+    ///     .address_map(move |host, _| Some(("localhost".to_owned(), *published.get(host)?)))
+    ///     .connect()?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// By default the client uses the addresses as they are named. No effect with one server.
+    pub fn address_map(
+        mut self,
+        map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.connection.address_map = AddressMap::new(map);
         self
     }
 

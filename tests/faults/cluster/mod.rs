@@ -4,6 +4,7 @@
 // With `REDLATCH_SOAK=600` slots move for 600 seconds: `cargo test --test faults slot_moves_again
 // -- --nocapture`.
 
+mod addresses;
 mod failover;
 mod moves;
 mod parties;

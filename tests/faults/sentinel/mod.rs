@@ -1,6 +1,7 @@
 //! Servers behind Sentinels: which one is the master, and the fate of locks when another one
 //! becomes the master.
 
+mod addresses;
 mod failover;
 mod master;
 mod processes;

@@ -17,6 +17,7 @@ use redis::RedisError;
 
 use super::ConnectError;
 use super::Settings;
+use super::address_map::{AddressMap, NamedAddress};
 use super::host_port::HostPort;
 use super::reply::{Redirect, redirect_of};
 use super::url::{Topology, Url};
@@ -43,6 +44,7 @@ const NOBODY: u16 = u16::MAX;
 pub struct Cluster {
     /// The model for the servers' endpoints.
     manner: Endpoint,
+    map: AddressMap,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
     /// A thread has looked at the slots.
@@ -96,7 +98,7 @@ impl Cluster {
                 }
             };
             let from = manner.host_port();
-            let ranges = match ranges(&asked.slots, &from) {
+            let ranges = match ranges(&asked.slots, &from, &config.address_map) {
                 Ok(ranges) => ranges,
                 Err(why) => {
                     let why = format!("{why}; it is at {}", manner.address());
@@ -123,6 +125,7 @@ impl Cluster {
             };
             let cluster = Self {
                 manner: manner.with_channels(channels),
+                map: config.address_map.clone(),
                 lanes: OnceLock::new(),
                 state: Mutex::new(state),
                 looked: Condvar::new(),
@@ -197,14 +200,15 @@ impl Cluster {
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
-            Some(Redirect::Moved { slot, host_port }) => self.learn_one(slot, &host_port),
+            Some(Redirect::Moved { slot, named }) => self.learn_one(slot, &named),
             Some(Redirect::Ask { .. } | Redirect::Later | Redirect::Halfway) => {}
         }
         true
     }
 
-    fn learn_one(&self, slot: u16, host_port: &HostPort) {
-        let number = self.number(host_port);
+    fn learn_one(&self, slot: u16, named: &NamedAddress) {
+        let Some(host_port) = self.map.reach(named) else { return };
+        let number = self.number(&host_port);
         let mut state = self.state.lock();
         let owner = &mut state.owners[usize::from(slot)];
         let is_new = std::mem::replace(owner, number) != number;
@@ -213,7 +217,7 @@ impl Cluster {
         if is_new {
             self.tell_moved(&[slot]);
             if !seen {
-                self.look_at(Some(host_port));
+                self.look_at(Some(&host_port));
             }
         }
     }
@@ -266,7 +270,7 @@ impl Cluster {
             let asked = ask(&self.manner.of_same_cluster(host_port, 0), SAYS_WITHIN);
             self.state.lock().answered(host_port, asked.is_ok());
             let Ok(asked) = asked else { continue };
-            let Ok(ranges) = ranges(&asked.slots, host_port) else { continue };
+            let Ok(ranges) = ranges(&asked.slots, host_port, &self.map) else { continue };
             // A server that knows no slots was removed from the cluster.
             if ranges.is_empty() {
                 continue;
@@ -321,6 +325,12 @@ impl Cluster {
             node.endpoint.health().does_without(NO_CLUSTER_INFO);
         }
         changed
+    }
+
+    /// The server that another one names, which may be a new one.
+    fn named(&self, named: &NamedAddress) -> Option<Arc<Node>> {
+        let host_port = self.map.reach(named)?;
+        Some(self.numbered(self.number(&host_port).into()))
     }
 
     /// The number of the server at this address, which may be a new one.

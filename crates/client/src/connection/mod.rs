@@ -1,5 +1,6 @@
 //! The way of a command to Redis and of its reply back, over connections that threads share.
 
+mod address_map;
 mod cluster;
 mod command;
 mod connect_error;
@@ -29,6 +30,7 @@ mod tls;
 mod transport;
 mod url;
 
+pub use address_map::AddressMap;
 pub use cluster::{Cluster, unfollowed};
 pub(crate) use command::Channels;
 pub use command::{Command, Pieces, Replies, RightsQuestion, Script};

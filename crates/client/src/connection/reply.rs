@@ -3,7 +3,7 @@
 use redis::ErrorKind;
 use redis::{RedisError, Value};
 
-use super::host_port::HostPort;
+use super::address_map::NamedAddress;
 use super::{Failure, Outcome, SLOTS};
 
 /// The code of an error reply: its first word. It is `NOPERM` also if the user of a script lacks
@@ -46,9 +46,9 @@ fn is_wrong_code(code: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// The slot belongs to this server from now on.
-    Moved { slot: u16, host_port: HostPort },
+    Moved { slot: u16, named: NamedAddress },
     /// The slot is moving to this server, which is to be asked this once.
-    Ask { host_port: HostPort },
+    Ask { named: NamedAddress },
     /// No server can run the command now: the slot's keys are at two servers, or no server has the
     /// slot yet.
     Later,
@@ -65,22 +65,17 @@ pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
 /// The redirect in an error reply, if any.
 pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     let details = error.detail();
-    let host_port = || {
-        let (slot, host_port) = details?.split_once(' ')?;
-        let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
-        // An empty host or a question mark: the server does not know the other one's address.
-        let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
-        let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
-        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
+    let address = || {
+        let (slot, address) = details?.split_once(' ')?;
+        let (host, port) = address.split(' ').next()?.rsplit_once(':')?;
+        let named = NamedAddress::new(host.to_owned(), port.parse().ok()?)?;
+        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, named))
     };
     match error.code()? {
-        "MOVED" => Some(
-            host_port()
-                .map_or(Redirect::Later, |(slot, host_port)| Redirect::Moved { slot, host_port }),
-        ),
-        "ASK" => {
-            Some(host_port().map_or(Redirect::Later, |(_, host_port)| Redirect::Ask { host_port }))
+        "MOVED" => {
+            Some(address().map_or(Redirect::Later, |(slot, named)| Redirect::Moved { slot, named }))
         }
+        "ASK" => Some(address().map_or(Redirect::Later, |(_, named)| Redirect::Ask { named })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
         // While a slot is moving, a missing key counts as another server's, even if the script
         // itself has just deleted the key.
@@ -158,17 +153,14 @@ mod tests {
             Value::ServerError(error) => redirect_of(&error.into()),
             _ => None,
         };
-        let host_port = |host: &str| HostPort { host: host.to_owned(), port: 7_001 };
+        let named = |host: &str| NamedAddress::new(host.to_owned(), 7_001).unwrap();
         for (text, expected) in [
             (
                 "-MOVED 866 10.0.0.1:7001\r\n",
-                Some(Redirect::Moved { slot: 866, host_port: host_port("10.0.0.1") }),
+                Some(Redirect::Moved { slot: 866, named: named("10.0.0.1") }),
             ),
-            (
-                "-MOVED 866 ::1:7001\r\n",
-                Some(Redirect::Moved { slot: 866, host_port: host_port("::1") }),
-            ),
-            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { host_port: host_port("there") })),
+            ("-MOVED 866 ::1:7001\r\n", Some(Redirect::Moved { slot: 866, named: named("::1") })),
+            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { named: named("there") })),
             ("-MOVED 866\r\n", Some(Redirect::Later)),
             ("-MOVED 866 :7001\r\n", Some(Redirect::Later)),
             ("-MOVED 866 ?:7001\r\n", Some(Redirect::Later)),

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use redis::{ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError, RedisResult};
 
 use super::ConnectError;
+use super::address_map::AddressMap;
 use super::host_port::HostPort;
 use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
@@ -47,6 +48,7 @@ pub(crate) struct Sentinels {
     of_servers: Login,
     /// A pattern for the addresses, which have one scheme for Sentinels and servers.
     pattern: ConnectionAddr,
+    map: AddressMap,
     network: Network,
     connect_timeout: Duration,
     response_timeout: Duration,
@@ -108,6 +110,8 @@ enum Refusal {
     NoSentinel,
     Unknown,
     Odd,
+    /// The user's map of addresses panicked.
+    Unmapped,
 }
 
 impl Refusal {
@@ -118,8 +122,12 @@ impl Refusal {
 
     /// Whether the reason may pass before long.
     fn is_transient(&self) -> bool {
-        // A wrong certificate stays wrong.
-        matches!(self, Self::NotReached(error) if error.kind() != ErrorKind::Client)
+        match self {
+            // A wrong certificate stays wrong.
+            Self::NotReached(error) => error.kind() != ErrorKind::Client,
+            Self::Unmapped => true,
+            _ => false,
+        }
     }
 }
 
@@ -135,6 +143,7 @@ impl fmt::Display for Refusal {
             Self::NoSentinel => write!(f, "is no Sentinel"),
             Self::Unknown => write!(f, "knows no master of this name"),
             Self::Odd => write!(f, "answers as no Sentinel does"),
+            Self::Unmapped => write!(f, "names a master for whose address address_map panicked"),
         }
     }
 }
@@ -159,6 +168,7 @@ impl Sentinels {
             of_servers,
             network: Network::new(&hosts[0], config)?,
             pattern: hosts[0].clone(),
+            map: config.address_map.clone(),
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
             health: Arc::clone(health),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::address_map::AddressMap;
 use super::credentials::{CredentialSource, Credentials};
 use super::transport::Dialer;
 
@@ -23,6 +24,8 @@ pub struct Settings {
     pub credential_source: Option<Arc<CredentialSource>>,
     /// The user and password for the Sentinels that replace the URL's.
     pub sentinel_credentials: Option<Credentials>,
+    /// Where the client finds the servers that other servers name.
+    pub address_map: AddressMap,
     /// How long a thread that waits for its reply polls the connection before it sleeps.
     pub busy_poll: Duration,
     /// Opens the streams of bytes to the servers. `None`: the network does.
@@ -42,6 +45,7 @@ impl Default for Settings {
             credentials: None,
             credential_source: None,
             sentinel_credentials: None,
+            address_map: AddressMap::default(),
             busy_poll: Duration::ZERO,
             dialer: None,
             #[cfg(feature = "tls")]

@@ -104,22 +104,22 @@ impl Slot {
                 Ok(_) => return (outcome, in_doubt),
                 Err(Failure::Refused(cause)) => match redirect_of(&cause.error) {
                     None => return (outcome, in_doubt),
-                    Some(Redirect::Moved { slot, host_port }) => {
+                    Some(Redirect::Moved { slot, named }) => {
                         self.find_out(limit.as_ref(), move |cluster| {
-                            cluster.learn_one(slot, &host_port);
+                            cluster.learn_one(slot, &named);
                         });
                     }
                     Some(Redirect::Ask { .. }) if self.is_over(until) || is_past_limit() => {
                         ended();
                         return (outcome.map_err(Self::nobody), in_doubt);
                     }
-                    Some(Redirect::Ask { host_port }) => {
-                        let number = self.cluster.number(&host_port);
-                        let node = self.cluster.numbered(number.into());
-                        let lane = node.lane(self.hash);
-                        outcome = halfway(lane.call_asking(copied.as_ref().unwrap_or(command)));
-                        if redirect(&outcome).is_none() {
-                            continue;
+                    Some(Redirect::Ask { named }) => {
+                        if let Some(node) = self.cluster.named(&named) {
+                            let lane = node.lane(self.hash);
+                            outcome = halfway(lane.call_asking(copied.as_ref().unwrap_or(command)));
+                            if redirect(&outcome).is_none() {
+                                continue;
+                            }
                         }
                     }
                     Some(Redirect::Later | Redirect::Halfway) => {
@@ -228,8 +228,8 @@ impl Cluster {
         if self.is_ended() {
             return self.resend_at_the_end(command, key, outcome, until);
         }
-        if let Redirect::Moved { slot, host_port } = &sent {
-            self.learn_one(*slot, host_port);
+        if let Redirect::Moved { slot, named } = &sent {
+            self.learn_one(*slot, named);
         } else if Instant::now() < until {
             let slot = Slot::of(self, key, 0);
             let asked = slot.lane();
@@ -255,14 +255,14 @@ impl Cluster {
         {
             thread::sleep(pause);
             pause = Slot::longer(pause);
-            if let Redirect::Moved { slot, host_port } = &sent {
-                self.learn_one(*slot, host_port);
+            if let Redirect::Moved { slot, named } = &sent {
+                self.learn_one(*slot, named);
             }
             outcome = match sent {
-                Redirect::Ask { host_port } => {
-                    let node = self.numbered(self.number(&host_port).into());
-                    node.any_lane().call_asking(command)
-                }
+                Redirect::Ask { named } => match self.named(&named) {
+                    Some(node) => node.any_lane().call_asking(command),
+                    None => outcome,
+                },
                 _ => slot.lane().call_unless_out(command),
             };
         }

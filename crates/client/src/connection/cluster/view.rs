@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
 
+use crate::connection::address_map::{AddressMap, NamedAddress};
 use crate::connection::host_port::HostPort;
 use crate::connection::limit::later;
 use crate::connection::{Command, Endpoint, SLOTS};
@@ -74,9 +75,13 @@ impl Weight {
 }
 
 /// Reads the answer of the server at `from`. `Err`: why the server belongs to no cluster.
-pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'static str> {
+pub(super) fn ranges(
+    reply: &Value,
+    from: &HostPort,
+    map: &AddressMap,
+) -> Result<Vec<Range>, &'static str> {
     match reply {
-        Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from)).collect()),
+        Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from, map)).collect()),
         Value::ServerError(error) if error.code() == "NOPERM" => Err(
             "the server's access rights (ACL) forbid it: a client of a cluster needs CLUSTER SLOTS",
         ),
@@ -85,16 +90,16 @@ pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'sta
 }
 
 /// Reads one range of slots. `None`: it is unreadable, and its slots have no server.
-fn range(part: &Value, from: &HostPort) -> Option<Range> {
+fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
-    let mut host_ports = servers.iter().filter_map(|server| host_port(server, from));
+    let mut host_ports = servers.iter().filter_map(|server| host_port(server, from, map));
     let master = host_ports.next()?;
     Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: host_ports.collect() })
 }
 
-fn host_port(server: &Value, from: &HostPort) -> Option<HostPort> {
+fn host_port(server: &Value, from: &HostPort, map: &AddressMap) -> Option<HostPort> {
     let Value::Array(parts) = server else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
@@ -104,8 +109,7 @@ fn host_port(server: &Value, from: &HostPort) -> Option<HostPort> {
         _ => return None,
     };
     let host = if host.is_empty() { from.host.clone() } else { host };
-    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
-    (host != "?").then_some(HostPort { host, port })
+    map.reach(&NamedAddress::new(host, u16::try_from(*port).ok()?)?)
 }
 
 #[cfg(test)]
@@ -133,7 +137,7 @@ mod tests {
             Value::Array(vec![Value::Int(5_461), Value::Int(16_383), server(Value::Nil, 3)]),
             Value::Array(vec![Value::Int(0), Value::Int(99_999), server(text("four"), 4)]),
         ]);
-        let ranges = ranges(&reply, &at("here", 9)).unwrap();
+        let ranges = ranges(&reply, &at("here", 9), &AddressMap::default()).unwrap();
         let [first, second] = ranges.as_slice() else { panic!("{ranges:?}") };
         assert_eq!((first.slots.clone(), &first.master), (0..=5_460, &at("one", 1)));
         assert_eq!(first.replicas, [at("two", 2)]);
@@ -157,6 +161,7 @@ mod tests {
     fn a_single_server_is_told_from_a_cluster() {
         let text = b"-ERR This instance has cluster support disabled\r\n";
         let reply = redis::parse_redis_value(text).unwrap();
-        assert!(ranges(&reply, &at("here", 9)).unwrap_err().contains("use redis://"));
+        let ranges = ranges(&reply, &at("here", 9), &AddressMap::default());
+        assert!(ranges.unwrap_err().contains("use redis://"));
     }
 }

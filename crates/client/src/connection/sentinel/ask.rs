@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
 use super::{Answer, Master, Refusal, Sentinels};
+use crate::connection::address_map::NamedAddress;
 use crate::connection::host_port::HostPort;
 use crate::connection::limit::deadline_in;
 use crate::connection::reply::is_refusal;
@@ -58,13 +59,11 @@ impl Sentinels {
             }
             _ => return Err(Refusal::Odd),
         };
-        let host_port_of = |host: Option<String>, port: Option<String>| {
-            let host_port = HostPort { host: host?, port: port?.parse().ok()? };
-            (!host_port.host.is_empty() && host_port.port > 0).then_some(host_port)
+        let address = |host: Option<String>, port: Option<String>| {
+            NamedAddress::new(host?, port?.parse().ok()?)
         };
-        let Some(named) = host_port_of(named.next(), named.next()) else {
-            return Err(Refusal::Odd);
-        };
+        let named = address(named.next(), named.next()).ok_or(Refusal::Odd)?;
+        let named = self.map.reach(&named).ok_or(Refusal::Unmapped)?;
         // The number is optional: the user may have no right to ask for it, or the Sentinel gives
         // it in another form.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
@@ -75,7 +74,8 @@ impl Sentinels {
         let others = others
             .into_iter()
             .map(fields)
-            .filter_map(|mut fields| host_port_of(fields.remove("ip"), fields.remove("port")));
+            .filter_map(|mut fields| address(fields.remove("ip"), fields.remove("port")))
+            .filter_map(|named| self.map.reach(&named));
         let master = Master { host_port: named, epoch };
         Ok(Answer { by: host_port.clone(), master, others: others.collect() })
     }
