@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address_map::AddressMap;
-use super::credentials::{CredentialSource, Credentials};
+use super::credentials::Credentials;
+use super::source::CredentialSource;
 use super::transport::Dialer;
 
 /// The settings of a client's connections.

@@ -1,0 +1,246 @@
+//! What the user's code provides for connections, and its renewal if it expires during a client's
+//! life.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Credentials;
+use crate::sync::{Condvar, Mutex};
+
+type Provide = dyn Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>> + Send + Sync;
+
+/// The user's code that returns credentials.
+#[derive(Clone)]
+pub struct Provider(Arc<Provide>);
+
+impl Provider {
+    /// `provide` is called on a thread of the client's own.
+    pub fn new(
+        provide: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self(Arc::new(provide))
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Provider")
+    }
+}
+
+/// The part of the credentials' validity after which new ones are requested.
+const RENEWED_AFTER: f64 = 0.75;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+/// The pause before a retry is the credentials' validity divided by this, within the two bounds.
+const RETRY: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Gets credentials from the user's code, on a thread of its own, since that code may block or
+/// panic. It makes one call at a time, with no mutex held. A thread that waits for the result
+/// leaves at its own deadline.
+pub struct CredentialSource(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<SourceState>,
+    changed: Condvar,
+    /// How often open connections were given new credentials.
+    renewals: AtomicU64,
+    renewed: OnceLock<Box<CredentialsRenewed>>,
+}
+
+/// Gets new credentials for open connections, or the reason why there are none.
+type CredentialsRenewed = dyn Fn(Result<&Credentials, &str>) + Send + Sync;
+
+struct SourceState {
+    /// The numbers of three calls of the user's code: the last one that a thread waits for, the
+    /// last one begun, and the last one answered.
+    wanted: u64,
+    begun: u64,
+    answered: u64,
+    answer: Result<Credentials, String>,
+    /// The credentials with which connections were first opened, or last renewed.
+    told: Option<Credentials>,
+    /// Whether a connection has been opened with other credentials since.
+    differs: bool,
+    renew_at: Option<Instant>,
+    ended: bool,
+}
+
+impl CredentialSource {
+    /// # Errors
+    ///
+    /// The system gives no thread.
+    pub fn start(provider: &Provider) -> io::Result<Self> {
+        let state = SourceState {
+            wanted: 0,
+            begun: 0,
+            answered: 0,
+            answer: Err(String::new()),
+            told: None,
+            differs: false,
+            renew_at: None,
+            ended: false,
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            renewals: AtomicU64::new(0),
+            renewed: OnceLock::new(),
+        });
+        let (served, provide) = (Arc::clone(&shared), Arc::clone(&provider.0));
+        let builder = thread::Builder::new().name("redlatch-creds".to_owned());
+        builder.spawn(move || served.serve(&*provide))?;
+        Ok(Self(shared))
+    }
+
+    /// The credentials for a connection that is opened now: from a call of the user's code that
+    /// begins after this one.
+    pub(crate) fn ask(&self, deadline: Instant) -> Result<Credentials, String> {
+        let Shared { state, changed, .. } = &*self.0;
+        let mut state = state.lock();
+        // A running call may have begun before a change that the caller knows of.
+        let call = state.begun + 1;
+        state.wanted = state.wanted.max(call);
+        changed.notify_all();
+        while state.answered < call {
+            if state.ended {
+                return Err("the client has ended".to_owned());
+            }
+            if Instant::now() >= deadline {
+                return Err("credentials_with did not return in time".to_owned());
+            }
+            changed.wait_until(&mut state, deadline);
+        }
+        state.answer.clone()
+    }
+
+    /// How often open connections were given new credentials.
+    pub(crate) fn renewals(&self) -> u64 {
+        self.0.renewals.load(Ordering::Acquire)
+    }
+
+    /// From here on `renewed` is called before the credentials of open connections expire, on the
+    /// source's own thread.
+    pub fn on_renewed(&self, renewed: impl Fn(Result<&Credentials, &str>) + Send + Sync + 'static) {
+        let _only_once = self.0.renewed.set(Box::new(renewed));
+    }
+
+    /// Notes that the client ends. The thread ends when the user's code has returned.
+    pub fn end(&self) {
+        self.0.state.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Drop for CredentialSource {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for CredentialSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CredentialSource")
+    }
+}
+
+impl Shared {
+    /// The thread's whole life.
+    fn serve(&self, provide: &Provide) {
+        while let Some(renews) = self.wait() {
+            let now = Instant::now();
+            let provided = catch_unwind(AssertUnwindSafe(provide));
+            let answer = match provided {
+                Ok(Ok(credentials)) => Ok(credentials),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_) => Err("credentials_with panicked".to_owned()),
+            };
+            let told = self.answered(answer, renews, now);
+            let Some(told) = told else { continue };
+            if let Some(renewed) = self.renewed.get() {
+                // A panic there must not end this thread.
+                let told = || renewed(told.as_ref().map_err(String::as_str));
+                let _ = catch_unwind(AssertUnwindSafe(told));
+            }
+        }
+    }
+
+    /// Sleeps until a call is due, and returns whether the call is for open connections. `None`:
+    /// the client has ended.
+    fn wait(&self) -> Option<bool> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            let renews = state.renew_at.is_some_and(|at| at <= Instant::now());
+            if renews || state.wanted > state.begun {
+                state.begun += 1;
+                return Some(renews);
+            }
+            match state.renew_at {
+                Some(at) => drop(self.changed.wait_until(&mut state, at)),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Stores the answer, and returns the message for open connections.
+    fn answered(
+        &self,
+        answer: Result<Credentials, String>,
+        renews: bool,
+        now: Instant,
+    ) -> Option<Result<Credentials, String>> {
+        let mut state = self.state.lock();
+        state.answer = answer.clone();
+        state.answered = state.begun;
+        let after = |time: Duration, part: f64| {
+            let pause = time.mul_f64(part).max(SHORTEST_PAUSE);
+            now.checked_add(pause)
+        };
+        let mut tell = renews;
+        match &answer {
+            Ok(new) => {
+                let is_same = state.told.as_ref().is_none_or(|told| told.is_same_as(new));
+                let due = new.valid_for.and_then(|time| after(time, RENEWED_AFTER));
+                if renews {
+                    // No message if all connections have these.
+                    tell = !is_same || state.differs;
+                    state.differs = false;
+                    state.renew_at = due;
+                } else {
+                    state.differs |= !is_same;
+                    // The earliest time at which a connection's credentials must be renewed.
+                    state.renew_at = state.renew_at.into_iter().chain(due).min();
+                }
+                if renews || state.told.is_none() {
+                    state.told = Some(new.clone());
+                }
+            }
+            Err(_) if renews => {
+                let time = state.told.as_ref().and_then(|told| told.valid_for).unwrap_or_default();
+                let pause = (time / RETRY).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                state.renew_at = now.checked_add(pause);
+            }
+            Err(_) => {}
+        }
+        if tell && answer.is_ok() {
+            // This comes before the connections get the new credentials: a thread that opens a
+            // connection from here on asks for credentials after the change.
+            self.renewals.fetch_add(1, Ordering::AcqRel);
+        }
+        drop(state);
+        self.changed.notify_all();
+        tell.then_some(answer)
+    }
+}
