@@ -49,7 +49,7 @@ pub(crate) struct Config {
     pub(crate) slow_wait: Option<Duration>,
     pub(crate) client_tracking: bool,
     pub(crate) allow_garnet: bool,
-    pub(crate) credentials_with: Option<Provider>,
+    pub(crate) credentials_with: Option<Provider<Credentials>>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// The clients of the same server in memory.

@@ -10,8 +10,8 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Mutex, is_forked, may_connect, on_own_thread};
 use redlatch_client::{
-    Cluster, Command, CredentialSource, Credentials, Endpoint, Failure, Lane, Node, Outcome,
-    Posted, ServerEvent, Servers, Settings, connection_name, reply_code,
+    Cluster, Command, Credentials, Endpoint, Failure, Lane, Node, Outcome, Posted, ServerEvent,
+    Servers, Settings, Source, connection_name, reply_code,
 };
 
 use super::dispatcher::Dispatcher;
@@ -46,8 +46,7 @@ impl Session {
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         let name = connection_name(config.name.as_deref(), id.as_str());
-        let credential_source =
-            config.credentials_with.as_ref().map(CredentialSource::start).transpose();
+        let credential_source = config.credentials_with.as_ref().map(Source::start).transpose();
         let credential_source = credential_source.map_err(|source| {
             let message = "the thread that asks for user and password cannot be started".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use redis::RedisConnectionInfo;
 
+use super::source::Provided;
+
 /// User and password of a server's user, as
 /// [`credentials_with`] returns them.
 ///
@@ -14,7 +16,7 @@ use redis::RedisConnectionInfo;
 pub struct Credentials {
     user: String,
     password: String,
-    pub(super) valid_for: Option<Duration>,
+    valid_for: Option<Duration>,
 }
 
 impl Credentials {
@@ -52,8 +54,17 @@ impl Credentials {
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }
+}
 
-    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+impl Provided for Credentials {
+    const SETTING: &'static str = "credentials_with";
+    const THREAD: &'static str = "redlatch-creds";
+
+    fn valid_for(&self) -> Option<Duration> {
+        self.valid_for
+    }
+
+    fn is_same_as(&self, other: &Self) -> bool {
         self.parts() == other.parts()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use redis::{RedisConnectionInfo, RedisResult};
 
-use super::{CredentialSource, Settings};
+use super::{Credentials, Settings, Source};
 
 /// The login of a connection.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct Login {
     /// The connection's name on the server. Empty: none.
     name: Arc<str>,
     /// The source of user and password, instead of the settings' own.
-    source: Option<Arc<CredentialSource>>,
+    source: Option<Arc<Source<Credentials>>>,
 }
 
 impl Login {

@@ -60,7 +60,7 @@ pub use settings::TlsSettings;
 pub use settings::{ReplicaAcks, Settings};
 pub(crate) use slot::SLOTS;
 pub use slot::slot_of;
-pub use source::{CredentialSource, Provider};
+pub use source::{Provider, Source};
 pub use transport::{Dialer, IoDirection, Transport};
 
 pub(crate) use {socket::Closer, stream::Connection};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::address_map::AddressMap;
 use super::credentials::Credentials;
-use super::source::CredentialSource;
+use super::source::Source;
 use super::transport::Dialer;
 
 /// The settings of a client's connections.
@@ -22,7 +22,7 @@ pub struct Settings {
     /// The user and password that replace the URL's.
     pub credentials: Option<Credentials>,
     /// The source of credentials, once the client connects.
-    pub credential_source: Option<Arc<CredentialSource>>,
+    pub credential_source: Option<Arc<Source<Credentials>>>,
     /// The user and password for the Sentinels that replace the URL's.
     pub sentinel_credentials: Option<Credentials>,
     /// Where the client finds the servers that other servers name.

@@ -10,76 +10,91 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Credentials;
 use crate::sync::{Condvar, Mutex};
 
-type Provide = dyn Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>> + Send + Sync;
+/// What the user's code may provide.
+pub trait Provided: Clone + Send + 'static {
+    /// The setting that takes the user's code, for errors.
+    const SETTING: &'static str;
+    /// The name of the thread that calls that code.
+    const THREAD: &'static str;
 
-/// The user's code that returns credentials.
-#[derive(Clone)]
-pub struct Provider(Arc<Provide>);
+    /// How long the server accepts it. `None`: until it is changed.
+    fn valid_for(&self) -> Option<Duration>;
 
-impl Provider {
+    /// Whether the server would see no difference.
+    fn is_same_as(&self, other: &Self) -> bool;
+}
+
+type Provide<T> = dyn Fn() -> Result<T, Box<dyn StdError + Send + Sync>> + Send + Sync;
+
+/// The user's code.
+pub struct Provider<T>(Arc<Provide<T>>);
+
+impl<T> Provider<T> {
     /// `provide` is called on a thread of the client's own.
     pub fn new(
-        provide: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
-        + Send
-        + Sync
-        + 'static,
+        provide: impl Fn() -> Result<T, Box<dyn StdError + Send + Sync>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(provide))
     }
 }
 
-impl fmt::Debug for Provider {
+impl<T> Clone for Provider<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> fmt::Debug for Provider<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Provider")
     }
 }
 
-/// The part of the credentials' validity after which new ones are requested.
+/// The part of the validity after which the user's code is asked anew.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry is the credentials' validity divided by this, within the two bounds.
+/// The pause before a retry is the validity divided by this, within the two bounds.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Gets credentials from the user's code, on a thread of its own, since that code may block or
-/// panic. It makes one call at a time, with no mutex held. A thread that waits for the result
-/// leaves at its own deadline.
-pub struct CredentialSource(Arc<Shared>);
+/// Calls the user's code, on a thread of its own, since that code may block or panic. It makes one
+/// call at a time, with no mutex held. A thread that waits for the result leaves at its own
+/// deadline.
+pub struct Source<T>(Arc<Shared<T>>);
 
-struct Shared {
-    state: Mutex<SourceState>,
+struct Shared<T> {
+    state: Mutex<SourceState<T>>,
     changed: Condvar,
-    /// How often open connections were given new credentials.
+    /// How often open connections were given new ones.
     renewals: AtomicU64,
-    renewed: OnceLock<Box<CredentialsRenewed>>,
+    renewed: OnceLock<Box<Renewed<T>>>,
 }
 
-/// Gets new credentials for open connections, or the reason why there are none.
-type CredentialsRenewed = dyn Fn(Result<&Credentials, &str>) + Send + Sync;
+/// Gets what is new for open connections, or the reason why there is nothing.
+type Renewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
-struct SourceState {
+struct SourceState<T> {
     /// The numbers of three calls of the user's code: the last one that a thread waits for, the
     /// last one begun, and the last one answered.
     wanted: u64,
     begun: u64,
     answered: u64,
-    answer: Result<Credentials, String>,
-    /// The credentials with which connections were first opened, or last renewed.
-    told: Option<Credentials>,
-    /// Whether a connection has been opened with other credentials since.
+    answer: Result<T, String>,
+    /// What connections were first opened with, or last renewed with.
+    told: Option<T>,
+    /// Whether a connection has been opened with another one since.
     differs: bool,
     renew_at: Option<Instant>,
     ended: bool,
 }
 
-impl CredentialSource {
+impl<T: Provided> Source<T> {
     /// # Errors
     ///
     /// The system gives no thread.
-    pub fn start(provider: &Provider) -> io::Result<Self> {
+    pub fn start(provider: &Provider<T>) -> io::Result<Self> {
         let state = SourceState {
             wanted: 0,
             begun: 0,
@@ -97,14 +112,14 @@ impl CredentialSource {
             renewed: OnceLock::new(),
         });
         let (served, provide) = (Arc::clone(&shared), Arc::clone(&provider.0));
-        let builder = thread::Builder::new().name("redlatch-creds".to_owned());
+        let builder = thread::Builder::new().name(T::THREAD.to_owned());
         builder.spawn(move || served.serve(&*provide))?;
         Ok(Self(shared))
     }
 
-    /// The credentials for a connection that is opened now: from a call of the user's code that
-    /// begins after this one.
-    pub(crate) fn ask(&self, deadline: Instant) -> Result<Credentials, String> {
+    /// What a connection that is opened now needs: from a call of the user's code that begins after
+    /// this one.
+    pub(crate) fn ask(&self, deadline: Instant) -> Result<T, String> {
         let Shared { state, changed, .. } = &*self.0;
         let mut state = state.lock();
         // A running call may have begun before a change that the caller knows of.
@@ -116,24 +131,26 @@ impl CredentialSource {
                 return Err("the client has ended".to_owned());
             }
             if Instant::now() >= deadline {
-                return Err("credentials_with did not return in time".to_owned());
+                return Err(format!("{} did not return in time", T::SETTING));
             }
             changed.wait_until(&mut state, deadline);
         }
         state.answer.clone()
     }
 
-    /// How often open connections were given new credentials.
+    /// How often open connections were given new ones.
     pub(crate) fn renewals(&self) -> u64 {
         self.0.renewals.load(Ordering::Acquire)
     }
 
-    /// From here on `renewed` is called before the credentials of open connections expire, on the
-    /// source's own thread.
-    pub fn on_renewed(&self, renewed: impl Fn(Result<&Credentials, &str>) + Send + Sync + 'static) {
+    /// From here on `renewed` is called before those of open connections expire, on the source's own
+    /// thread.
+    pub fn on_renewed(&self, renewed: impl Fn(Result<&T, &str>) + Send + Sync + 'static) {
         let _only_once = self.0.renewed.set(Box::new(renewed));
     }
+}
 
+impl<T> Source<T> {
     /// Notes that the client ends. The thread ends when the user's code has returned.
     pub fn end(&self) {
         self.0.state.lock().ended = true;
@@ -141,28 +158,28 @@ impl CredentialSource {
     }
 }
 
-impl Drop for CredentialSource {
+impl<T> Drop for Source<T> {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl fmt::Debug for CredentialSource {
+impl<T> fmt::Debug for Source<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CredentialSource")
+        f.write_str("Source")
     }
 }
 
-impl Shared {
+impl<T: Provided> Shared<T> {
     /// The thread's whole life.
-    fn serve(&self, provide: &Provide) {
+    fn serve(&self, provide: &Provide<T>) {
         while let Some(renews) = self.wait() {
             let now = Instant::now();
             let provided = catch_unwind(AssertUnwindSafe(provide));
             let answer = match provided {
-                Ok(Ok(credentials)) => Ok(credentials),
+                Ok(Ok(value)) => Ok(value),
                 Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err("credentials_with panicked".to_owned()),
+                Err(_) => Err(format!("{} panicked", T::SETTING)),
             };
             let told = self.answered(answer, renews, now);
             let Some(told) = told else { continue };
@@ -197,10 +214,10 @@ impl Shared {
     /// Stores the answer, and returns the message for open connections.
     fn answered(
         &self,
-        answer: Result<Credentials, String>,
+        answer: Result<T, String>,
         renews: bool,
         now: Instant,
-    ) -> Option<Result<Credentials, String>> {
+    ) -> Option<Result<T, String>> {
         let mut state = self.state.lock();
         state.answer = answer.clone();
         state.answered = state.begun;
@@ -212,15 +229,15 @@ impl Shared {
         match &answer {
             Ok(new) => {
                 let is_same = state.told.as_ref().is_none_or(|told| told.is_same_as(new));
-                let due = new.valid_for.and_then(|time| after(time, RENEWED_AFTER));
+                let due = new.valid_for().and_then(|time| after(time, RENEWED_AFTER));
                 if renews {
-                    // No message if all connections have these.
+                    // No message if all connections have this one.
                     tell = !is_same || state.differs;
                     state.differs = false;
                     state.renew_at = due;
                 } else {
                     state.differs |= !is_same;
-                    // The earliest time at which a connection's credentials must be renewed.
+                    // The earliest time at which a connection needs a new one.
                     state.renew_at = state.renew_at.into_iter().chain(due).min();
                 }
                 if renews || state.told.is_none() {
@@ -228,15 +245,15 @@ impl Shared {
                 }
             }
             Err(_) if renews => {
-                let time = state.told.as_ref().and_then(|told| told.valid_for).unwrap_or_default();
+                let time = state.told.as_ref().and_then(T::valid_for).unwrap_or_default();
                 let pause = (time / RETRY).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
                 state.renew_at = now.checked_add(pause);
             }
             Err(_) => {}
         }
         if tell && answer.is_ok() {
-            // This comes before the connections get the new credentials: a thread that opens a
-            // connection from here on asks for credentials after the change.
+            // This comes before the connections get the new one: a thread that opens a connection
+            // from here on asks after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);
