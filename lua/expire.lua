@@ -1,9 +1,9 @@
--- Gives a semaphore or latch a time to live, or takes it away.
+-- Gives a semaphore or latch a time to live, or takes its time to live away.
 --
 -- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark, or
---      the times at which the leases of an expirable semaphore's permits end
--- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 1 = the other key, a sorted set,
---      is a semaphore even without the first
+--      an expirable semaphore's permits with the ends of their leases
+-- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 1 = the other key is a sorted
+--      set, and a semaphore exists if only this key does
 -- reply: 1 = done, 0 = there is none
 local function ends(key)
     if ARGV[5] == '0' then

@@ -5,8 +5,8 @@
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window
 -- ARGV are each script's own. The script sets `database` (its number, which is sent if it is not 0)
---      and, if it may release, `public`, the lock's public channel. An argument that is not sent
---      costs nothing.
+--      and, if it may release, `public`, the lock's public channel. An argument costs nothing if it
+--      is not sent.
 --
 -- The queue is a list of owners, one for each waiting process, the first in line first.
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
@@ -18,8 +18,7 @@ local WINDOW, AGE = 4, 10
 -- The time for which the queue outlives the last request. (Text costs the server no conversion.)
 local KEPT = '60000'
 -- In ms: the time for which an entry counts as alive after its owner's last request (a waiter asks
--- at least every 1.2 s); the age up to which a request gives no suspicion that the server stood
--- still.
+-- at least every 1.2 s); the age up to which a request does not show that the server stood still.
 local HEARD, PROMPT = 2000, 400
 
 -- Fails on a replica, and changes nothing on a master. A replica may know an old state of the lock.
@@ -40,8 +39,8 @@ local function denied(command, key, ...)
     end
 end
 
--- The reason why this user may not grant the lock to waiters, or nil. (The caller has asked for the
--- length, which fails if the queue's key has other data.)
+-- A refusal if this user may not grant the lock to waiters, otherwise nil. (The caller has asked
+-- for the queue's length, which fails if the queue's key has other data.)
 local function stuck()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
@@ -54,10 +53,11 @@ local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
--- Makes a new entry for an owner that came at that time and has lost its entry: in front of those
--- that came later, but behind each that is known to have come earlier. Returns its position, or nil
--- if it belongs at the end. An entry without an "asked" key came later too if this owner came HEARD
--- ago: an earlier one would have asked by now.
+-- Makes a new entry for an owner that came at that time and has lost its entry: in front of the
+-- entries of owners that came later, but behind each entry whose owner is known to have come
+-- earlier. Returns its position, or nil if it belongs at the end. If this owner came HEARD ago or
+-- more, an entry without an "asked" key counts as later, too: the owner of an earlier one would
+-- have asked by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
     local place, first
@@ -74,9 +74,9 @@ local function come_back(owner, came)
 end
 
 -- Returns the owner's position, and 1 if its entry is new. An owner without an entry gets one at
--- the end. `came`: it asks again, and has waited since then, by the server's clock. Commands that
--- may be refused come before the entry. The first PEXPIRE also makes room: after a command that
--- writes, the server refuses none for lack of memory.
+-- the end. `came`: not nil if the owner asks again, and then the time since when it has waited, by
+-- the server's clock. Commands that may be refused come before the entry. The first PEXPIRE also
+-- makes room: after a command that writes, the server refuses no command for lack of memory.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)
@@ -94,11 +94,12 @@ local function stand(owner, came)
 end
 
 -- Removes the silent entries ahead of `asker`, when the lock is free though entries wait: a grant
--- was not used, or the holder died. Otherwise each of them would be granted the lock for
--- PROVISIONAL. An entry is silent if its owner has not asked for HEARD while the server answered
--- the asker. `sent`: the server's clock when the request was sent, as the client reckons it; nil if
--- the server has not answered the client promptly for HEARD. If the request came late, the server
--- or its clock stood still or jumped: requests of the others may be behind it, so none is silent.
+-- was not used, or the holder died. Otherwise each silent entry would be granted the lock for
+-- PROVISIONAL. An entry is silent if its owner has sent no request for HEARD, while the server
+-- answered the asker. `sent`: the server's clock when the request was sent, as the client reckons
+-- it; nil if the server has not answered the client promptly for HEARD. If the request came late,
+-- the server or its clock stood still or jumped: requests of the others may still be on the way, so
+-- no entry counts as silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return
@@ -128,16 +129,16 @@ local function tell(channel, owner, verb, details)
     redis.call('publish', channel, table.concat({verb, number, details, database, lock}, ' '))
 end
 
--- The rest of an open window, or nil. A key that lasts longer than a window is none: the server's
--- clock was set back.
+-- The rest of an open window, or nil. A key that lasts longer than WINDOW does not count: the
+-- server's clock was set back.
 local function window_left()
     local left = redis.pcall('pttl', window)
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Tells the first process that listens to ask when the window ends, or at once (0). No other
--- process would ask. `asker` keeps its entry: its subscription may be on the way, and it asks again
--- when that is confirmed.
+-- Tells the first process that listens to ask in `left` ms, when the window ends, or at once (0).
+-- Without the message no process would ask. Removes the entries before it, but not that of `asker`:
+-- its subscription may be on the way, and it asks again when that is confirmed.
 local function announce(left, asker)
     while true do
         local head = redis.call('lindex', queue, 0)
@@ -153,31 +154,32 @@ local function announce(left, asker)
 end
 
 -- Says in public that the lock is free. Returns whether the server refused the message. Then the
--- lock is free all the same, and Redisson's waiters sleep until the end of its lease at most.
+-- lock is free all the same, but Redisson's waiters sleep on, at most until the end of the lease
+-- that they know.
 local function is_muted(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end
 
 -- Hands on a lock that was just freed. The release itself grants it, which costs two scripts and
--- one message for any number of waiters. If it woke all of them, all would ask and one would get
+-- one message for any number of waiters. If it woke all waiters, all would ask and one would get
 -- the lock. Returns 1: `grant` made the next process its owner; 2: the lock is left to others for a
 -- window; 0: it is free, and `message` says so in public; 3: as 0, and the chain ends, since no
 -- other client listens; 5: as 0, but the message was refused. The chain travels with the grant and
--- comes back with the release. `since`: the time when the chain began, in ms by the
--- server's clock; if it is not above zero, minus the chain's age. `count`: how many of our processes
--- have had the lock in it.
+-- comes back with the release. `since`: the time when the chain began, in ms by the server's clock;
+-- or zero or less, and then minus the chain's age. `count`: how many of our processes have had the
+-- lock in it.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain that began in the future: the clock was set back.
     local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
         -- The number of Redisson's clients that wait. Those of our processes that listen to the
-        -- public channel also listen to the second one.
+        -- public channel also listen to the second channel.
         local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
         local others = refused(heard) and 0 or heard[2] - heard[4]
-        -- Each of Redisson's gets a turn while each of our processes does: the waiters and the
-        -- leaving one. If only the age counted, Redisson's would get many times their share of long
-        -- holds.
+        -- Each of Redisson's clients gets one turn in the time in which each of our processes gets
+        -- one: the waiting processes and the one that leaves. If only the age counted, Redisson's
+        -- clients would get many times their share when holds are long.
         if others > 0 and count * others > length() then
             -- The server keeps the window, since the next request of this process may be in the
             -- same packet.

@@ -1,7 +1,7 @@
 -- Stands before the scripts of semaphores and latches. Their key holds a number.
 
--- The number under a key, or false. Any other value there is the server's error, also one that only
--- Lua takes for a number, such as `19.99`, `0x1f` and `nan`.
+-- The number under a key, or false. Any other value there ends the script with the server's error,
+-- even if Lua takes it for a number, as `19.99`, `0x1f` and `nan`.
 local function stored(key)
     local text = redis.call('get', key)
     if text and text ~= '0' and (#text > 19 or not string.find(text, '^-?[1-9]%d*$')) then
@@ -10,10 +10,10 @@ local function stored(key)
     return text and tonumber(text)
 end
 
--- How many permits the threads of a client get that ask for `ARGV[first]` to `ARGV[last]` of them.
--- In their order each thread gets all that it needs, until there are not enough for the next. If
--- other clients wait, too, the first thread still gets its own, and the others get as many as the
--- client's share covers.
+-- How many permits the threads of a client get, together. They ask for `ARGV[first]` to
+-- `ARGV[last]` permits. In this order each thread gets all its permits, until there are not enough
+-- for the next thread. If other clients wait, too, the first thread still gets all, and the next
+-- threads get permits only within the client's share.
 local function share(free, clients, first, last)
     local taken, limit = 0, free
     for at = first, last do

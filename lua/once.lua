@@ -1,11 +1,11 @@
--- Stands before every script of a request for permits or counts. Such a request has no owner that
--- the server could ask for. So it carries a number, and is applied once.
+-- Stands before every script of a request for permits or counts. Such a request names no owner, so
+-- the server cannot see whether it was applied. So it carries a number, and is applied once.
 --
 -- KEYS 1 the semaphore or latch, 2 the record of the request's sequence
 -- ARGV 1 number of the request, 2 the time up to which it may be applied, in ms since 1970 on the
 --      server's clock, 3 how long to remember it in ms, 4 the sequence's last change before this
---      request, 0 if there is none; with a minus before it if this is a copy, sent after the
---      connection broke
+--      request, 0 if there is none; with a minus before the number if this request is a copy, sent
+--      after the connection broke
 -- reply: the script's own, or {now}: too late, this request changed nothing; or {now, last}: the
 --        server does not know the change before this one, and knows the sequence's requests up to
 --        `last`
@@ -18,13 +18,14 @@
 -- until t + memory, or until a later request of the sequence, which the client sends only when it
 -- is done with this one. The server may read any number of copies, at any time and in any order. A
 -- copy that finds itself in the record gets the same answer. A copy that finds a later request is
--- refused. A copy that finds nothing comes after t + memory, and so after its own time: it is
+-- refused. A copy that finds no record comes after t + memory, and so after its own time: it is
 -- refused as well.
 --
 -- A server that became the master knows the first changes of the old master, up to some change. So
--- it knows all changes of a sequence up to the one in the record, and none after that. If a newer
+-- it knows all changes of a sequence up to the one in the record, and no later change. If a newer
 -- request were applied first, nobody could see that older changes are missing. So a request names
--- the change before it, and is refused until that change was made again (semaphore/mend.lua).
+-- the change before it, and is refused until the earlier change was made again
+-- (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
@@ -50,16 +51,16 @@ local function remember(text)
     return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
--- Makes a reply of a result and its mark. A result with more digits than a Lua number has stays
--- text.
+-- Makes a reply of a result and its mark. A result stays text if it has more digits than a Lua
+-- number can have.
 local function answer(outcome, its_mark)
     local count = tonumber(outcome)
     count = math.abs(count) < 2 ^ 53 and count or outcome
     return its_mark == '' and count or {count, its_mark}
 end
 
--- Makes the one change of a script. The result is remembered first. If that is refused, nothing is
--- changed. If the change is refused, the result is taken back.
+-- Makes the one change of a script. The result is remembered first. If the server refuses that,
+-- nothing is changed. If it refuses the change, the result is taken back.
 local function change(outcome, ...)
     remember(ARGV[1] .. '=' .. outcome .. (mark == '' and '' or '=' .. mark))
     local reply = redis.pcall(...)
@@ -71,9 +72,9 @@ local function change(outcome, ...)
 end
 
 -- Applies a request. `wanted` returns its result, and the command that makes the change. If there
--- is nothing to change, it returns only a result, or nothing for 0. Then only a copy is remembered,
--- since the first request may arrive after it. `told` gets the command's reply. What it returns
--- answers the first request only.
+-- is nothing to change, it returns only a result, or nothing for 0. Then the result is remembered
+-- only if this is a copy, since the first request may arrive after that. `told` gets the command's
+-- reply. What `told` returns is the reply to the first request; a copy gets the result.
 local function once(wanted, told)
     if last == number then
         return answer(result, seen)

@@ -1,5 +1,5 @@
 -- Stands behind the script of a connection's first request of a kind, and asks for all rights of
--- that kind before the script acts. If a right were missing, such as that to publish, the script
+-- that kind before the script acts. If the right to publish were missing, for example, the script
 -- could grant a lock that cannot be released. src/scripts/rights.rs fills in the table: the
 -- commands, and the text before and after the name in a key or channel, first for a name without a
 -- brace, then for a name with one.
@@ -8,7 +8,7 @@
 -- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or {1
 --        = the user may use all names, 0 = this one; the script's reply}
 --
--- Each question has a whole argument list: newer servers refuse one that is shorter than the
+-- Each question has a whole argument list: newer servers refuse a list that is shorter than the
 -- command takes.
 local behind = {
     decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hset = 2,
@@ -17,7 +17,7 @@ local behind = {
     zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,
 }
 -- The commands that the user lacks for this name, as a list. `rest`: the text after the name in its
--- longer keys; nil: the table's.
+-- longer keys; nil: the text in the table.
 local function lacks(name, rest)
     local KEYS, lacking = {name}, {}
     local function ask(command, ...)

@@ -1,18 +1,19 @@
--- Makes a party arrive, or gives its arrival up. The last party trips the barrier; if it has an
--- action, `finish` does that after it.
+-- Makes a party arrive, or gives its arrival up. The last party trips the barrier. If that party
+-- has an action, `finish` trips the barrier after the action.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
 --      to wait and with an action, 2 = to break the generation in which it waits, or would wait, 9
 --      the least number that the present generation can have
 -- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
---        or 0: it is complete, and the party has not arrived (as text, since it is longer than a
---        number of Lua's); -1 = it is broken; 0 = there is no barrier; -2 = the party that leaves
---        had arrived in a generation that has ended, and the server does not know how
+--        or 0: the generation is complete, and the party has not arrived (as text, since it is
+--        longer than a number of Lua's); -1 = the generation is broken; 0 = there is no barrier; -2
+--        = the party that leaves had arrived in a generation that has ended, and the server does
+--        not know how
 --
 -- A party that leaves sends the number of its arrival, if it has sent one. So no copy of the
--- arrival counts after this, and an arrival that was made is found. If its generation has tripped,
--- the reply is that of the arrival.
+-- arrival counts later, and the script finds an arrival that was made. If its generation has
+-- tripped, the reply is that of the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
@@ -28,8 +29,8 @@ if leaves then
         return went == 1 and result or went == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
-    -- A copy of the last party's arrival may come when the generation is broken. Then no action may
-    -- run.
+    -- A copy of the last party's arrival may come when the generation is broken already. Then the
+    -- action must not run.
     return -1
 end
 
@@ -46,8 +47,8 @@ return once(function()
         return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    -- While the last party's action runs, a party would wait in the next generation, so that one
-    -- begins broken.
+    -- While the last party's action runs, the party that leaves would wait in the next generation,
+    -- so the next generation begins broken.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
         if leaves then

@@ -3,19 +3,20 @@
 -- KEYS first the barrier, last its parties
 --
 -- The barrier is a hash with these fields:
---   parties     how many parties trip it. Without this field it was deleted, and for a while tells
---               late parties how their generation ended
---   generation  the number of the present one. It began as a time in µs, so no other barrier of
---               the name has it
+--   parties     how many parties trip the barrier. If this field is missing, the barrier was
+--               deleted: for a while the hash still tells late parties how their generation ended
+--   generation  the number of the present generation. The first number was a time in µs, so no
+--               other barrier of the name has these numbers
 --   first       the number from which on each number was a generation
---   before      the first and the last number of an earlier beginning
+--   before      the first and the last number before the barrier began anew
 --   broken      the numbers of the last broken generations, between spaces
 --
--- The parties that have arrived are a sorted set: party -> the end of its lease in ms since 1970.
+-- The parties that have arrived are a sorted set: party -> the end of the party's lease in ms since
+-- 1970.
 --
--- A generation ends once. If it trips, the next number begins. If it breaks, it is the present one
--- until a reset. (A generation after a complete one, whose action runs, may break before it
--- begins.)
+-- A generation ends once. If it trips, the generation with the next number begins. If it breaks, it
+-- stays the present one until a reset. (While the action of a complete generation runs, the next
+-- one may break before it begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
 -- The server's clock in µs.
@@ -33,7 +34,8 @@ local function text(number)
     return string.format('%.0f', number)
 end
 
--- The number of the present generation, or nil if there is no barrier; and that of the last one.
+-- The number of the present generation, or nil if there is no barrier; and the number of the last
+-- generation.
 local function present()
     local it = redis.call('hmget', barrier, 'generation', 'parties')
     local last = tonumber(it[1] or nil)
@@ -48,15 +50,15 @@ local function is_broken(number)
     return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- The field `broken` with this generation added, cut to FULL characters. Many must be remembered:
--- if each of many parties resets a broken barrier, as many generations break at once, and a party
--- that missed a message asks seconds later.
+-- The field `broken` with this generation added, cut to FULL characters. Many numbers must be
+-- remembered: if each of many parties resets a broken barrier, as many generations break at once,
+-- and a party that missed a message asks seconds later.
 local FULL = 256 * 17 + 1
 local function broken_with(number)
     return string.sub(broken() .. text(number) .. ' ', -FULL)
 end
 
--- Whether the lease of a party has ended.
+-- Whether the lease of any party has ended.
 local function has_died()
     return redis.call('zcount', parties, '-inf', clock()) > 0
 end
@@ -73,15 +75,16 @@ local function check()
     end
 end
 
--- Lets the next command pass without memory: behind a command that writes, memory is no reason to
--- refuse. So leases are renewed and generations end on a server without memory, too.
+-- Lets the next command pass without memory: after a command that writes, the server refuses no
+-- command for lack of memory. So leases are renewed and generations end on a server without memory,
+-- too.
 local function make_room()
     redis.call('hdel', barrier, '')
 end
 
 -- The state of a generation: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it
 -- has ended, and this server does not know how: it began at a server that was lost, or it is older
--- than the remembered broken ones.
+-- than the broken generations that are remembered.
 local function state(number)
     local now, last = present()
     if is_broken(number) or number == last and not now then
@@ -100,8 +103,8 @@ local function state(number)
     return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
 end
 
--- The fields of a barrier that begins anew with this number, broken or not. `last`: its last
--- generation, which has not tripped.
+-- The fields of a barrier that begins anew with this number, broken or not. `last`: the barrier's
+-- last generation, which has not tripped.
 local function anew(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
         'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),

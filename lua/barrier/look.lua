@@ -1,10 +1,10 @@
--- Returns the state of a generation, renews the lease of one of its parties, and breaks it if a
--- party has died.
+-- Returns the state of a generation, renews the lease of one of its parties, and breaks the
+-- generation if a party has died.
 --
 -- KEYS 1 the barrier, 2 its parties
--- ARGV 1 channel; of a thread that waits also 2 the generation whose end it waits for; of one that
---      has arrived in it also 3 the party, 4 its lease in ms
--- reply: {how many parties trip it, 0: there is no barrier; how many wait; the state of that
+-- ARGV 1 channel; from a thread that waits also 2 the generation whose end it waits for; from a
+--      party that has arrived also 3 the party, 4 its lease in ms
+-- reply: {how many parties trip the barrier, 0: there is none; how many wait; the state of that
 --        generation, or of the present one; ms until the first lease ends, -1: none}
 --
 -- A lease that has ended is not renewed.

@@ -11,7 +11,7 @@ return once(function()
     check()
     -- (`finish` may have broken the next generation.)
     local next = is_broken(number + 1) and number + 2 or number + 1
-    -- The generation breaks even if it has no parties: a new master may not know one that has
+    -- The generation breaks even if it has no parties: a new master may not know a party that has
     -- arrived.
     return {'1', 'hset', barrier, 'generation', text(next),
         'broken', is_broken(number) and broken() or broken_with(number)}

@@ -16,13 +16,13 @@ if pass then
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next look finds no sign of life, and passes it on.
+        -- The next look finds no sign of life, and passes the notification on.
         return trouble
     end
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- That one is no record if it is the time of the last look at all records.
+    -- If the one field is the time of the last look at all records, no record is left.
     redis.call('hdel', notified, '')
 end
 return 1

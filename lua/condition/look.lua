@@ -2,10 +2,10 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it stops waiting
--- reply: 1 = it waits, or did until now; 0 = it does not: it was notified
+-- reply: 1 = it waits, or waited until now; 0 = it was notified
 --
--- If many were notified, one look at all their records serves all waiters that look soon after. Any
--- waiter looks, so that a dead one does not keep the others from it.
+-- If many waiters were notified, one look at all their records serves all waiters that look soon
+-- after. Any waiter may be the one that looks, so a dead waiter does not keep the others from it.
 local FEW, LOOKED = 8, 300
 
 local mine = redis.call('hget', notified, ARGV[2])
@@ -27,7 +27,7 @@ if type(many) == 'number' and many > FEW then
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
-    -- If this is refused, each look reads all of them.
+    -- If the server refuses this, each look reads all records.
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
@@ -38,7 +38,8 @@ for i = 1, #records, 2 do
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
-        -- If this were refused after the pass, each look would pass the notification on again.
+        -- If the server refused this only after the pass, each look would pass the notification on
+        -- again.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
         if trouble then

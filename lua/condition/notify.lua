@@ -7,11 +7,11 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
--- The uuid is part of it, since two clients may use the same number.
+-- The uuid is a part of the number, since two clients may use the same one.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- If all are notified, no waiter is left to pass a notification on to. So no records are
-    -- needed, neither of this nor of earlier notifications.
+    -- If all are notified, no waiter is left to pass a notification on to. So no notification needs
+    -- a record, neither this one nor an earlier one.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0
@@ -24,8 +24,8 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- A waiter notified by the first copy cannot come back before this owner has left the lock, so
-    -- its record is there.
+    -- If the first copy notified a waiter, that waiter cannot take the lock before this owner has
+    -- left it, so the waiter's record is still there.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then
             return 1

@@ -1,7 +1,7 @@
 -- Stands behind waiters.lua, before the scripts that notify: how a waiter is notified.
 
--- Whether a waiter's process lives, as far as the server knows. It is asked once for each process.
--- PUBLISH would count another client's pattern subscription.
+-- Whether a waiter's process lives, as far as the server knows. The script asks once for each
+-- process. PUBLISH would count another client's pattern subscription.
 local heard_by
 local function listens(waiter)
     local own = own_channel(waiter)
@@ -20,8 +20,8 @@ local function tell(waiter)
 end
 
 -- Notifies the first waiter that listens. Returns it, or nil; the second result is the refusal, and
--- then none was notified. The record is made before the entry is removed: an entry removed without
--- a record would be a lost notification.
+-- then no waiter was notified. The record is made before the entry is removed: an entry removed
+-- without a record would be a lost notification.
 local function notify_first(number)
     while true do
         local first = redis.call('lindex', waiting, 0)

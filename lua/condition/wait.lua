@@ -4,9 +4,9 @@
 -- ARGV 2 owner, 3 waiter
 -- reply: 1 = it is among the waiters; 0 = this owner does not have the lock
 --
--- A notifier must have the lock, too. So none can notify between this and the release. A copy that
--- comes after the release finds another owner and does nothing. After a pass inside the process it
--- finds the same owner, and the waiter's entry or its record.
+-- A notifier must have the lock, too. So no thread can notify between this script and the release.
+-- A copy that comes after the release finds another owner and does nothing. If the lock was passed
+-- on inside the process, a copy finds the same owner, and the waiter's entry or its record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -15,15 +15,15 @@ if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[
     return 1
 end
 -- A list never stays without an end, so the script asks for PEXPIRE first. It also asks for the
--- commands of the release that follows: if that were refused, the thread would wait for the end of
--- its own lease. RPUSH is the first write: without memory it is refused, and then the lock could
--- not be taken again either.
+-- commands of the release that follows: if the release were refused, the thread would wait for the
+-- end of its own lease. RPUSH is the first write: without memory the server refuses it, as it would
+-- then refuse to grant the lock again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},
 }
 if string.sub(ARGV[2], -6) == ':write' then
-    -- Its release lets readers in.
+    -- The release of a writer lets readers in.
     local readers = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
     commands[#commands + 1] = {'lindex', waiting, '0'}
     commands[#commands + 1] = {'lrange', waiting, '0', '0'}

@@ -1,17 +1,17 @@
 -- Stands before every script of a condition, behind ../prelude.lua: the waiters and the notified
--- ones. (Each function costs a run a twelfth of a microsecond, so holder.lua and passing.lua have
--- those that only some scripts need.)
+-- waiters. (Each function costs a run a twelfth of a microsecond, so the functions that only some
+-- scripts need are in holder.lua and passing.lua.)
 --
--- KEYS 1 the waiters, 2 the notified ones, 3 the lock (where a script needs it)
+-- KEYS 1 the waiters, 2 the notified waiters, 3 the lock (where a script needs it)
 -- ARGV 1 number of the database; a script's own come after
 --
 -- The waiters are a list with one entry for each thread, in the order of arrival. An entry that is
--- gone counts as notified: a waiter sleeps only while its entry is in the list. So no wake-up is
--- lost if a notification, a look that takes its process for dead, or the loss of the key removes an
--- entry: a living waiter finds out by its next look at the latest.
+-- gone counts as notified: a waiter sleeps only while its entry is in the list. A notification
+-- removes an entry; so does a look that takes the waiter's process for dead, and the loss of the
+-- key. No wake-up is lost by this: a living waiter finds out by its next look at the latest.
 --
 -- The notified waiters are a hash: waiter -> the time, and the number of the notification. A record
--- stays until the waiter, back with the lock, has left it. If the waiter dies before, the
+-- stays until the waiter has taken the lock again and left it. If the waiter dies before that, the
 -- notification is passed on. If the records are many, the field without a name has the time of the
 -- last look at all of them.
 local waiting, notified = KEYS[1], KEYS[2]

@@ -6,13 +6,14 @@
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
     return 0
 end
--- (An owner that is passed on inside its process leads anew, with another token.)
+-- (If the hold is passed on inside its process, the same owner leads anew, with another token.)
 if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
     or redis.call('hget', KEYS[2], 'token') ~= ARGV[2]
 then
     local time = redis.call('time')
-    -- The owner has the lock already, so it must lead without memory, too: behind a DEL, memory is
-    -- no reason to refuse. (Another owner's record is worthless by now.)
+    -- The owner has the lock already, so it must lead even if the server has no memory left: after
+    -- a DEL, the server refuses no command for lack of memory. (Another owner's record is worthless
+    -- by now.)
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))

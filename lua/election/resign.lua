@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the leader
 -- ARGV 1 owner, 2 token, 3 channel
--- reply: 1 = done, 0 = another one leads, or none
+-- reply: 1 = done, 0 = another owner leads, or nobody
 if redis.call('hget', KEYS[1], 'owner') ~= ARGV[1]
     or redis.call('hget', KEYS[1], 'token') ~= ARGV[2]
 then

@@ -8,13 +8,13 @@
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Whether `ends`, the end of a lease, is still ahead. An unknown id has none.
+-- Whether `ends`, the end of a lease, is still ahead. For an unknown id, `ends` is not there.
 local function is_ahead(ends)
     return ends and tonumber(ends) > now
 end
 
 -- Gives back the permits of these ids, which are in the set, and those with ended leases. Returns
--- how many permits are free then, or nil if there were none to give back.
+-- how many permits are free then, or nil if there was no permit to give back.
 --
 -- All or nothing: the number is raised before an id goes. Commands that may be refused are tried
 -- before that in a form that changes nothing, with an unknown id and an empty range of times. That

@@ -1,7 +1,7 @@
--- Gives permits back and wakes waiters. Also gives back others with ended leases.
+-- Gives permits back and wakes waiters. Also gives back other permits whose leases have ended.
 --
 -- KEYS 1 the semaphore, 2 its permits with the ends of their leases
--- ARGV 1 channel, 2 1 = all of them or none, 0 = those that there are, 3… the permits' ids
+-- ARGV 1 channel, 2 1 = all of them or none, 0 = those that are still taken, 3… the permits' ids
 -- reply: {how many of them were given back before their leases ended; 1 + how many subscribers
 --        heard of it, 0: none is free, so no message was sent, -1: not known}
 --

@@ -1,6 +1,6 @@
 -- Renews many permits, of any semaphores.
 --
--- KEYS 1..n for each permit its semaphore's permits with the ends of their leases
+-- KEYS 1..n for each permit the key of its semaphore's permits with the ends of their leases
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest requested lease of these permits,
 --      as of ../lock/renew.lua (0: not known), 3..n+2 the id of each
 -- reply: for each permit 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 0

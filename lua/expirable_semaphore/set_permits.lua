@@ -1,4 +1,5 @@
--- Sets how many permits there are, the taken ones included. Fewer than none may be free then.
+-- Sets how many permits there are, the taken ones included. The number of free permits may become
+-- negative.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel

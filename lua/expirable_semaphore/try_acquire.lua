@@ -7,7 +7,7 @@
 --        -1}: there is no such semaphore
 --
 -- A copy finds its own ids and answers as the first request did. It takes nothing, even if some of
--- them were already given back: those would be counted twice.
+-- these permits were given back already: they would be counted twice.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0

@@ -1,6 +1,6 @@
--- Gives a permit a new lease. If that ends sooner, a message asks the waiters to ask again, since
--- they sleep until the end that they know. The message is 0, no free permits, and so wakes none of
--- Redisson's.
+-- Gives a permit a new lease. If the new lease ends sooner, a message makes the waiters ask again,
+-- since they sleep until the end that they know. The message is 0 (no free permits), so it wakes no
+-- waiter of Redisson's.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel

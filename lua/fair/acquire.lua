@@ -3,33 +3,33 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1,
 --      2) or not (0; 3: the same, and its client neither listens nor waits there yet), 7.. with 1:
---      the owners of the same client that wait and were queued as well; with 0 and 3: those that
---      come with it, and get the entries behind it, in this order
+--      the owners of the same client that wait and were queued as well; with 0 and 3: the
+--      companions, the owners that come with this one, and get the entries behind it, in this order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; followers:
 --        the numbers of the waiters of the same client directly behind, in their order, parted by
 --        commas, or '-'; now: the server's time in ms, if others came with it
 --        {0, now, ask, redisson, back} = queued; ask: ms after which it may ask again if no
 --        message comes before (-1: only after a message; the same for its companions); redisson: 1
---        = a client of Redisson's may send that message, on each owner's own channel: it holds the
---        lock, or (at the first request) stands ahead; back: 1 = it had lost its entry, and has it
---        again
---        {3, now} = with 2: it has lost its entry. Nothing was done for it.
+--        = a client of Redisson's may send that message, on each owner's own channel: that client
+--        holds the lock, or (at the first request) stands ahead; back: 1 = the owner had lost its
+--        entry, and has one again
+--        {3, now} = with 2: the owner has lost its entry, and nothing was done for it
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
--- waiter stays where it is. A waiter that was queued and has no entry was dropped from the head
--- while it did not listen, or could not send signs of life. It goes back to the head, not to the
--- end. Each such request also brings back all dropped waiters of its client, in the order in which
--- they came. (With 2 it asks alone: a thousand waiters that ask after a reconnect name no others.)
--- A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts no score
--- (docs/fair-lock.md, "Scores"). While the lock is held no waiter is dropped: a dead waiter costs
--- nothing yet, and one that was only stopped may come back.
+-- waiter stays where it is. If a waiter was queued and has no entry now, it was dropped from the
+-- head while it did not listen, or could not send signs of life. It goes back to the head, not to
+-- the end. Each such request also brings back all dropped waiters of its client, in the order in
+-- which they came. (With 2 it asks alone: a thousand waiters that ask after a reconnect name no
+-- others.) A score holds time for Redisson's waiters ahead but not for ours, and a grant shifts no
+-- score (docs/fair-lock.md, "Scores"). While the lock is held no waiter is dropped: a dead waiter
+-- costs nothing yet, and a waiter that was only stopped may come back.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
 -- Half a ms, taken off the score, marks a client's first waiter, which will listen soon. Its next
 -- request once it is queued, or its next sign of life, takes the mark away. When the next waiter of
 -- the client is first in line, the client listens, or is dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
--- The time after which a client of Redisson's that is first in line of a free lock, and has not
--- come, gets another message.
+-- If a client of Redisson's is first in line of a free lock, and has not come after this time, it
+-- gets another message.
 local hesitation = 1000
 
 local held_by, left, foreign = holder()
@@ -41,10 +41,10 @@ if held_by == owner then
 end
 
 -- The number of Redisson's waiters in the queue. If a live waiter of ours has the highest score,
--- that score tells: it lies at most one fair wait above n times Redisson's wait, and no waiter of
--- Redisson's stands behind, since that one would have the highest score. (The rest is at least half
--- the fair wait, and less than Redisson's wait: with one of Redisson's fewer, it would exceed the
--- fair wait.)
+-- that score tells the number n: it lies at most one fair wait above n times Redisson's wait, and
+-- no waiter of Redisson's stands behind, since that waiter would have a higher score. (The rest
+-- must be at least half the fair wait, and is less than Redisson's wait: for a smaller n, it would
+-- exceed the fair wait.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then
@@ -62,9 +62,9 @@ local function redissons()
     return count
 end
 
--- Adds these waiters to the set. Returns how many were not there. A score that is there stays,
--- since the scores of Redisson's waiters behind are measured from it. `marked`: the index of the
--- one that gets the mark, if there is one.
+-- Adds these waiters to the set. Returns how many were not in the set before. A score that is there
+-- stays, since the scores of Redisson's waiters behind are measured from it. `marked`: the index of
+-- the waiter that gets the mark, if there is a mark.
 local function set_scores(ids, redissons_ahead, marked)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
@@ -74,7 +74,8 @@ local function set_scores(ids, redissons_ahead, marked)
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
 end
 
--- Adds them to the list, or if that fails removes them from the set. Returns the list's length.
+-- Adds these waiters to the list. If that fails, removes them from the set. Returns the list's
+-- length.
 local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
     if type(length) == 'table' then
@@ -85,7 +86,7 @@ local function push(ids, command, ...)
 end
 
 -- Puts the owner and its companions at the end. Returns the owner's position. `stays`: the index of
--- the first of them that stays in the queue.
+-- the first owner that stays in the queue.
 local function line_up(redissons_ahead, stays)
     local ids = {}
     for i = 5, #ARGV do
@@ -96,7 +97,7 @@ local function line_up(redissons_ahead, stays)
     if set_scores(ids, redissons_ahead, stays) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
-    -- This is a copy of the request: some are there.
+    -- This is a copy of the request: some of the owners have entries.
     for _, id in ipairs(ids) do
         if not redis.call('lpos', queue, id) then
             push({id}, 'rpush', id)
@@ -105,9 +106,9 @@ local function line_up(redissons_ahead, stays)
     return redis.call('lpos', queue, owner)
 end
 
--- Puts those of these owners that have no entry back to the head, in the order of their numbers:
--- before all others, but behind those of their client that came earlier. (None of Redisson's is
--- ahead of these.)
+-- Puts the owners in `ids` that have no entry back to the head, in the order of their numbers:
+-- before all other waiters, but behind the waiters of their client that came earlier. (Only entries
+-- at the head with no waiter of Redisson's before them count as earlier.)
 local function come_back(ids)
     local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
@@ -144,7 +145,8 @@ local function come_back(ids)
     local raised = run + 1
     local last = #back
     while last > 0 do
-        -- The owners that go behind the same entry, from the last on, and not too many at a time.
+        -- The owners that go behind the same entry, beginning with the last, and not too many at a
+        -- time.
         local these, behind = {}, places[last]
         while last > 0 and places[last] == behind and #these < 500 do
             these[#these + 1] = back[last]
@@ -214,8 +216,8 @@ if not held_by then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
         if company then
-            -- All get entries, the owner the first. The command that needs memory comes before all
-            -- others, and each command behind it could be undone.
+            -- All get entries, the owner the first. The command that needs memory comes first, and
+            -- each later command could be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()
             permit('lrem', queue, 0, '')
@@ -235,8 +237,8 @@ if not held_by then
             take_anew(owner, lease)
         end
         local behind = redis.call('lrange', queue, 0, FOLLOWERS - 1)
-        -- A lock that lapses sends no message. If the lease is too short for the next keep_alive,
-        -- the new head must hear now.
+        -- A lock that lapses sends no message. If the lease ends before the next keep_alive is sure
+        -- to come, the new head must hear now.
         if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
@@ -247,8 +249,8 @@ if not held_by then
     end
 end
 
--- An owner that was queued has heard whether Redisson's stand ahead, and one that comes back stands
--- before them.
+-- An owner that was queued has heard whether waiters of Redisson's stand ahead, and an owner that
+-- comes back stands before them.
 local redissons_ahead = was_queued and 0 or redissons()
 local place
 if was_queued then

@@ -5,8 +5,8 @@
 --      hold was passed: they leave the queue
 -- reply: nil = this owner does not have it; 0 = the owner keeps it for no longer than that
 --
--- A copy never lengthens the lease, since less of it is left by then. The first in line is asked to
--- ask again: the end that it knows is too late.
+-- A copy never lengthens the lease, since less than that time is left by then. A message makes the
+-- first in line ask again: the end that it knows is too late.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
 -- The script writes even if nothing changes. A replica refuses that, since it may not know how the
 -- lock is held.

@@ -4,13 +4,13 @@
 -- KEYS 4 the last waiter of a queue in which only ours were seen
 -- ARGV 4 1 = the server has answered this client's signs of life without a gap for 2 s, otherwise
 --      0, 5.. owners
--- reply: {again, first, owner...}: again = ms after which the next call is due, if that is before
---        the next period (-1: it is not); first = the first in line of a free lock, which must ask
---        for it now, or ''; the owners are those without an entry
+-- reply: {again, first, owner...}: again = ms after which the next call is due, if it is due before
+--        the next period (otherwise -1); first = the first in line of a free lock, which must ask
+--        for it now, or ''; then the owners that have no entry
 --
--- Each process sends it for all its waiters of a name at once, every third of the fair wait, and at
--- least once while a hand-over lasts: the granted waiter may be stopped, and the reply tells the
--- first in line when the grant ends.
+-- Each process sends this for all its waiters of a name at once, every third of the fair wait, and
+-- at least once while a grant by message lasts: the granted waiter may be stopped, and the reply
+-- tells the first in line when the grant ends.
 -- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
@@ -19,15 +19,16 @@
 -- The script sets scores and adds to none. Redisson's sums of waits drift, shift all waiters at
 -- each grant, and let live waiters lapse.
 --
--- A long queue of ours alone is not read: the script only sets the scores of the owners. Ours come
--- back to the head or enter at the end, Redisson's enter at the end. So a queue that once had ours
--- alone has none of Redisson's, if only ours stand behind the waiter that was its last then.
+-- A long queue of ours alone is not read: the script only sets the scores of the owners. Our
+-- waiters come back to the head or enter at the end, Redisson's enter at the end. So a queue that
+-- once had only ours still has only ours, if no waiter of Redisson's stands behind the waiter that
+-- was the last one then.
 --
--- A waiter of ours that was silent for two seconds, while the server answered others, is set to its
--- base: it is passed as dead if the lock is free. It keeps its entry until then, and its next sign
--- of life revives it. But no silence counts if this process was silent itself: then the server stood
--- still, or its clock was set forward. A free lock goes to the first in line. While
--- it is held no waiter is dropped.
+-- A waiter of ours that was silent for two seconds, while the server answered others, gets its base
+-- as score: if the lock is free, the waiter is skipped as dead. Until then it keeps its entry, and
+-- its next sign of life revives it. But no silence counts if this process was silent itself: then
+-- the server stood still, or its clock was set forward. A free lock goes to the first in line.
+-- While it is held no waiter is dropped.
 local SILENT = 2000
 -- A queue longer than FEW is not read whole each time, but only its last END. For BELIEVED ms the
 -- rest counts as ours alone.
@@ -41,8 +42,8 @@ for i = 5, #ARGV do
     scores_of_mine[#scores_of_mine + 1] = ARGV[i]
 end
 
--- Without memory ZADD is refused even for a member that is there, unless the script has written.
--- And a missing right must show before anything has changed.
+-- Without memory the server refuses ZADD even for a member that is there, unless the script has
+-- written before. And a missing right must show before anything has changed.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 
@@ -76,13 +77,15 @@ local function only_ours()
         end
     end
     local line = redis.call('lrange', queue, 0, -1)
-    -- Whether the set has as many members as the list: it has a last one, and none after it.
+    -- Whether the set has as many members as the list: it has a member at the list's last index,
+    -- and no further one.
     local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
     local mixed = #last ~= math.min(#line, 1)
     for _, id in ipairs(line) do
         mixed = mixed or not is_ours(id)
     end
-    -- Other data under that key stays. Without the right to it the whole queue is read each time.
+    -- Other data under that key stays. Without the right to the key the whole queue is read each
+    -- time.
     if #line > FEW and not mixed and type(known) ~= 'table' then
         redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
     end
@@ -121,7 +124,7 @@ local reply = {-1, left == -2 and head and alive[head] and head or ''}
 if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
     first = redis.call('lrange', queue, 0, 0)[1]
     first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
-    -- Its score may have time left for waiters of Redisson's that are gone.
+    -- The score may still hold time for waiters of Redisson's that are gone.
     if first_score and first_score > now() + fair_wait then
         first_score = now() + fair_wait
         redis.call('zadd', timeouts, first_score, first)

@@ -6,14 +6,14 @@
 --      (its fairLockWaitTimeout), in ms; 2 prefix of the channels of Redisson's waiters, 3 number
 --      of the database; the script's own follow
 --
--- One invariant: when a script of ours ends, a free lock means an empty queue, or a client of
--- Redisson's at its head that got a message or asks by itself. So the line moves without a
+-- One invariant: if the lock is free when a script of ours ends, the queue is empty, or its head is
+-- a client of Redisson's that got a message or asks by itself. So the line moves without a
 -- newcomer.
 --
--- The server refuses a command (access rights, memory) before anything has changed: a command that
--- could fail behind a change is tried before it, in a form that changes nothing. (Each function
--- costs a run of the script a twelfth of a microsecond, so those seldom needed are made where they
--- are used.)
+-- If the server refuses a command (access rights, memory), it does so before anything has changed:
+-- a command that could fail after a change is tried before, in a form that changes nothing. (Each
+-- function costs a run of the script a twelfth of a microsecond, so the functions that are seldom
+-- needed are made where they are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
@@ -64,15 +64,15 @@ local function take(owner, lease)
     end
 end
 
--- As `take`, for an owner when no waiter has a claim before it. The command that needs memory comes
--- first: behind a command that writes, the server refuses none for lack of memory.
+-- As `take`, for an owner that no waiter precedes. The command that needs memory comes first: after
+-- a command that writes, the server refuses no command for lack of memory.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)
 end
 
--- Fails if the user may not move the line. A script calls it before its first change, if it takes
--- waiters out of the queue and grants them the lock.
+-- Fails if the user may not move the line. A script that takes waiters out of the queue and grants
+-- them the lock calls this before its first change.
 local function may_hand_on()
     now()
     permit('zscore', timeouts, '')
@@ -111,7 +111,7 @@ local function leave(id)
 end
 
 -- The numbers of the waiters directly behind `id` that belong to its client, or '-'. They may have
--- the hold after it without a message from the server. They are in `line` from `first` on.
+-- the hold after it without a message from the server. `line` is read from the index `first` on.
 local function followers(id, line, first)
     local numbers = {}
     for i = first, math.min(#line, first + FOLLOWERS - 1) do
@@ -123,14 +123,14 @@ local function followers(id, line, first)
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
--- Finds the next owner of the free lock. It drops dead waiters, among them ours whose process does
--- not listen, unless it has only just come (acquire.lua): such a one asks once it listens, and
--- finds itself the owner. A living one of ours becomes the owner, and gets a message. `asks`:
--- waiters that are asking, and will read the reply. `alive`: waiters that live, whether they listen
--- or not. `line`: the reply of `front`. Returns the first in line, whether it holds the lock now,
--- and whether a waiter was dropped. A first waiter that does not hold the lock asks, or is
--- Redisson's, and stays. PUBLISH alone would count another client's pattern subscription, so a dead
--- process would look alive.
+-- Finds the next owner of the free lock. It drops dead waiters. A waiter of ours whose process does
+-- not listen counts as dead, unless it has only just come (acquire.lua): then it asks once it
+-- listens, and finds itself the owner. A live waiter of ours becomes the owner, and gets a message.
+-- `asks`: waiters that are asking, and will read the reply. `alive`: waiters that live, whether
+-- they listen or not. `line`: the reply of `front`. Returns the first in line, whether it holds the
+-- lock now, and whether a waiter was dropped. A first waiter that does not hold the lock asks, or
+-- is Redisson's, and stays. PUBLISH alone would count another client's pattern subscription, so a
+-- dead process would look alive.
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()
@@ -166,7 +166,7 @@ end
 
 -- Moves the line of a lock that has become free. Returns 1: the lock has its next owner; 0: there
 -- is no waiter, or the first got a message; 5: the server refused that message. If anything is
--- wrong with the queue, the lock is free.
+-- wrong with the queue, the lock stays free.
 local function move_on(line)
     local done, head, granted = pcall(hand_on, nil, nil, line)
     local told = not done or not head or granted or pcall(tell, head)

@@ -6,8 +6,9 @@
 -- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and the first in line has a
 --        message if it is Redisson's; 5 = free, but the server refused that message
 --
--- One HDEL checks the owner and deletes the lock. It is allowed without memory, and the script asks
--- for the commands behind it before. The owner names one acquisition, so a copy answers nil.
+-- One HDEL checks the owner and deletes the lock. It is allowed without memory. Before it, the
+-- script asks whether it may run the later commands. The owner names one acquisition, so a copy
+-- answers nil.
 local owner, line = ARGV[4], front()
 
 -- If other data was written over the lock, this owner does not have it either.

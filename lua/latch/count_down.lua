@@ -4,8 +4,8 @@
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = counted, 0 = it was open
 --
--- Only the script that removes the key sends the message: at a `0` with a count above zero,
--- Redisson's waiters would ask without pause.
+-- Only the script that removes the key sends the message: if a `0` came while the count is above
+-- zero, Redisson's waiters would ask without pause.
 local opens = false
 return once(function()
     local count = stored(KEYS[1])

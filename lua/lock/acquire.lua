@@ -6,7 +6,7 @@
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or more follows; in any
 --      request but the first: 4 the time since when it waits, from a reply (ms, the server's
---      clock), 5 the present time of that clock, if its client may judge others silent
+--      clock), 5 the present time of that clock, if the owner's client may judge others silent
 --      (`pass_silent`)
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and -1
 --        - n wait; with tokens {n, the last of this hold's}
@@ -34,7 +34,7 @@ elseif who == owner then
     return take_tokens() or taken(-1 - length())
 end
 
--- This comes before the entry: a server that refuses TIME must not keep one.
+-- TIME comes before the entry: if the server refuses TIME, no entry must stay there.
 now()
 local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
     or denied('lrem', queue, '', ''))
@@ -59,8 +59,8 @@ if not who then
         place = redis.call('lpos', queue, owner)
     end
 elseif whose == 1 and place > 1 and fresh == 0 then
-    -- Redisson's release is told in public, and only our first two in line listen there. The hold
-    -- has lasted: they may be dead, or not know that they are first.
+    -- Redisson's client releases by a public message, and only our first two in line listen for it.
+    -- The hold has lasted for a while: the first two may be dead, or not know that they are first.
     announce(0, owner)
 end
 return {now(), left, place, whose, fresh}

@@ -1,8 +1,8 @@
 -- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
--- The rest would do the same, but to make its functions costs as much as these commands. (A number
--- as an argument costs a server as much as a command, since it is written out with a fraction. Each
--- use of a name that is not local costs, too.)
+-- The rest of the script would do the same, but making its functions costs as much as these
+-- commands. (A number as an argument costs a server as much as a command, since it is written out
+-- with a fraction. Each use of a name that is not local costs, too.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')

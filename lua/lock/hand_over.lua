@@ -1,7 +1,8 @@
 -- Stands behind unwanted.lua in release.lua: hands a lock without tokens to the first in line that
 -- listens, or sets it free, while it is too early for a window (AGE of ../hand_off.lua).
 --
--- The rest would do the same. (It costs more because of its functions, as in free.lua.)
+-- The rest of the script would do the same. (It costs more because of its functions, as in
+-- free.lua.)
 --
 -- One HDEL checks the owner and ends its hold, since a lock has one field. LLEN has shown that the
 -- queue is a list. The script asks only for the right to send the grant's message: an owner that

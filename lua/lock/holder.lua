@@ -4,8 +4,8 @@
 -- KEYS, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing token, if
 --      the lock has tokens
 --
--- One invariant: when a script of ours ends, a free lock means an empty queue or an open window,
--- unless the server refused a command that a grant needs.
+-- One invariant: if the lock is free when a script of ours ends, the queue is empty or a window is
+-- open, unless the server refused a command that a grant needs.
 local tokens = KEYS[4]
 
 -- The number of tokens that a grant takes: one for each thread to which its process passes the
@@ -33,15 +33,15 @@ local function take_tokens()
 end
 
 -- The reply to an owner that was granted the lock: the number of waiting entries, or -1 less that
--- number if this owner had it already.
+-- number if this owner had the lock already.
 local function taken(places)
     return token and {places, token} or places
 end
 
 -- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, and then nothing
 -- is done: a lock never stays without an end. (If nobody waits, HSET must be the first write, so
--- that it is refused without memory. Behind another write, such as a release's DEL, it would not
--- be. So PEXPIRE cannot be tried before it.)
+-- that the server refuses it without memory. After another write, such as a release's DEL, the
+-- server would not refuse it. So PEXPIRE cannot be tried before it.)
 local function hold(owner, lease)
     local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))
@@ -51,10 +51,10 @@ local function hold(owner, lease)
     return trouble
 end
 
--- Grants the free lock to the first process in the queue that listens. Returns its owner, and as
--- second result the reason why no owner got the lock. `asker` reads the reply, so it needs no
--- message and gets `lease`. The token, if there is one, travels with the chain (see `hand_on`).
--- (The caller has asked `stuck`.)
+-- Grants the free lock to the first process in the queue that listens. Returns the owner that got
+-- it, and as second result the refusal because of which no owner got it. `asker` reads the reply,
+-- so it needs no message and gets `lease`. The token, if there is one, travels with the chain (see
+-- `hand_on`). (The caller has asked `stuck`.)
 local function grant_head(start, count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do
@@ -74,7 +74,7 @@ local function grant_head(start, count, asker, lease)
     return head, head and hold(head, lease)
 end
 
--- Does the pending hand-over: any script that finds a free lock does.
+-- Hands a free lock on: any script that finds it free does so.
 local function look()
     if redis.call('exists', lock) == 1 then
         return
@@ -88,9 +88,9 @@ local function look()
 end
 
 -- Ends the hold of `owner`. Returns false if it has none, otherwise as `hand_on`. release.lua does
--- only this. unwanted.lua, which runs first, does it for a lock without waiters: LLEN, HDEL,
--- PUBLISH, and before them PUBSUB NUMSUB if the chain is old. DEL comes first and is allowed
--- without memory.
+-- only this. For a lock without waiters, unwanted.lua has done it before: LLEN, HDEL, PUBLISH, and
+-- before them PUBSUB NUMSUB if the chain is old. DEL is the first write, and is allowed without
+-- memory.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
     -- If other data was written over the lock, this owner does not have it either.

@@ -6,8 +6,8 @@
 --      is not 0
 -- reply: nil = this owner does not have it; 4 = the owner keeps it for no longer than that
 --
--- A copy never lengthens the lease, since less of it is left by then. The first in line is asked to
--- ask at the new end, which is earlier than the end that it knows.
+-- A copy never lengthens the lease, since less than that time is left by then. A message makes the
+-- first in line ask at the new end, which is earlier than the end that it knows.
 database = ARGV[3] or 0
 local owner, rest = ARGV[1], tonumber(ARGV[2])
 local held = redis.pcall('hexists', lock, owner)

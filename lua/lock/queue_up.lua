@@ -2,16 +2,16 @@
 -- has the lock. It adds an entry for an owner that asks for the first time, and answers one that
 -- asks again and has its entry.
 --
--- The rest would do the same, but with PTTL for every first request. Here only the first in line
--- gets it, since it asks when the lease ends. The others learn it from their poll. (The rest costs
--- more because of its functions, as in free.lua: a poll would take nearly twice as long, and a
--- process that waits for thousands of names sends thousands of polls a second. If the key holds no
--- lock, each later request finds that out.)
+-- The rest of the script would do the same, but with PTTL for every first request. Here only the
+-- first in line gets the time left, since it asks when the lease ends. The others learn it from
+-- their poll. (The rest costs more because of its functions, as in free.lua: a poll would take
+-- nearly twice as long, and a process that waits for thousands of names sends thousands of polls a
+-- second. If the key holds no lock, each later request finds that out.)
 --
--- RPUSH comes first, since its reply says whether anybody waits. The commands behind it may not be
--- refused, so the script asks for them before. The new entry is removed if the owner had one, or if
--- the lock has no end. Any command of a poll may be refused, as in `stand`: a poll adds no entry,
--- and writes only its own time.
+-- RPUSH comes first, since its reply says whether anybody waits. The later commands must not be
+-- refused. So before RPUSH, the script asks whether it may run them. The new entry is removed if
+-- the owner had one, or if the lock has no end. Any command of a poll may be refused, as in
+-- `stand`: a poll adds no entry, and writes only its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]

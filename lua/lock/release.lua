@@ -1,9 +1,10 @@
--- Releases a lock or a read-write lock: to the next process if one waits, or to all next readers.
+-- Releases a lock or a read-write lock, and grants it to the next process, or to all next readers,
+-- if any wait.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 owner, 2 the lock's public channel; no more if the chain is younger than AGE
---      (../hand_off.lua), or not known: then it begins with the next owner. Otherwise 3 when it
---      began: more than 0 by the server's clock, else minus its age (both in ms), 4 its count
+-- ARGV 1 owner, 2 the lock's public channel; no more arguments if the chain is younger than AGE
+--      (../hand_off.lua), or not known: then a chain begins with the next owner. Otherwise 3 when
+--      it began: more than 0 by the server's clock, else minus its age (both in ms), 4 its count,
 --      5 number of the database, if it is not 0; then 3 and 4 are there, and may be 0
 -- reply: nil = this owner does not have it; 1 = handed on; 2 = left to Redisson for a window; 0 =
 --        free, and the queue is empty; 3 = as 0, and no client listens in public: the chain ends; 4

@@ -1,7 +1,8 @@
 -- Stands behind cut.lua: renews many holds.
 --
--- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout. Only so a
---      cluster says that the two are apart while their slot moves to another server.
+-- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout. It must be
+-- listed: while the slot moves to another server, only then does a cluster refuse the script if the
+-- two keys are apart.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
 --      for of these holds, in ms (0: not known). The reply tells of a longer lease; if it is below
 --      zero, a longer lease is cut to it. 3..n+2 the owner of each; `read ` before it: it reads,
@@ -10,10 +11,10 @@
 --        this owner does not have it, else the server's refusal
 --
 -- A renewal raises a lease and leaves a longer one, since a thread may have asked for it. A lease
--- longer than the longest requested one shows that the server's clock was set back. It must be cut,
--- or the lock would stay for so long if its process died. It is not cut at once: a request for a
--- longer lease may have overtaken this one on another connection. So the client checks, and asks
--- for the cut. If PTTL is refused, the lease stays as it is.
+-- longer than the longest requested one shows that the server's clock was set back. Such a lease
+-- must be cut, or the lock would stay for so long if its process died. It is not cut at once: a
+-- request for a longer lease may have overtaken this one on another connection. So the client
+-- checks, and asks for the cut. If PTTL is refused, the lease stays as it is.
 --
 -- The script always writes. A client that waits for replicas waits for the writes of its own
 -- connection, and the longer lease may have been written on another one. pcall for each, so that a

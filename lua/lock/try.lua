@@ -1,4 +1,5 @@
--- Takes a lock that is free, or this owner's already. It passes the queue and makes no entry in it.
+-- Takes a lock that is free, or this owner's already. It ignores the queue and makes no entry in
+-- it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0

@@ -1,11 +1,13 @@
--- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters, neither in its
--- queue nor, if the chain is old enough to ask (AGE there), in public.
+-- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters in its queue, and
+-- no waiters of Redisson's in public. (It asks for the latter only if the chain is older than AGE
+-- of that file.)
 --
--- The rest would do the same, but to make its functions costs as much as these commands. (A chain
--- by the server's clock had a waiter a moment ago, so hand_over.lua serves it.)
+-- The rest of the script would do the same, but making its functions costs as much as these
+-- commands. (If the chain's beginning is a time of the server's clock, there was a waiter a moment
+-- ago, so hand_over.lua serves it.)
 --
--- One HDEL checks the owner and ends its hold, since a lock has one field. The message comes behind
--- it: if the message is refused, the lock is free all the same.
+-- One HDEL checks the owner and ends its hold, since a lock has one field. The message comes after
+-- the HDEL: if the message is refused, the lock is free all the same.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local told = 0
 if ARGV[3] then

@@ -2,7 +2,7 @@
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of ../lock/acquire.lua
--- reply: as of ../lock/acquire.lua. `whose`: 1 = one of Redisson's is among the holders
+-- reply: as of ../lock/acquire.lua. `whose`: 1 = a client of Redisson's is among the holders
 --
 -- Every request is this one, as for a lock. So a holder learns whether others wait. A reader enters
 -- beside readers only if there is no waiter: a waiter then wants to write, and no later reader may
@@ -51,8 +51,8 @@ if mode ~= 'write' and not open then
 end
 local whose = open and 2 or is_foreign() and 1 or 0
 if whose == 1 and place > 1 and fresh == 0 then
-    -- Redisson's release is told in public, and only our first two in line listen there. The hold
-    -- has lasted: they may be dead, or not know that they are first.
+    -- Redisson's client releases by a public message, and only our first two in line listen for it.
+    -- The hold has lasted for a while: the first two may be dead, or not know that they are first.
     announce(0, owner)
 end
 return {now(), open or left or PROVISIONAL, place, whose, fresh}

@@ -6,17 +6,17 @@
 -- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. The queue has it
 -- in the same form, so an entry shows whether its owner waits to read or to write.
 --
--- When a script of ours ends, the first in line waits for a reason: a writer holds the lock; or
--- readers hold it and the first wants to write; or a free lock is left to others for a window; or
--- the server refused a command that a grant needs.
+-- When a script of ours ends, the first in line waits only for one of these reasons: a writer holds
+-- the lock; or readers hold it and the first wants to write; or a free lock is left to others for a
+-- window; or the server refused a command that a grant needs.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
 -- The key that lasts as long as the read hold number `n` of an owner. Each reader has such a key
--- for each level (ours have one). Without it, the next reader of Redisson's that leaves deletes the
--- lock.
+-- for each level (ours have one). Without this key, the next reader of Redisson's that leaves
+-- deletes the lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
@@ -44,7 +44,7 @@ local function mode_of()
     return mode, left
 end
 
--- Whether one of Redisson's is among the holders.
+-- Whether a client of Redisson's is among the holders.
 local function is_foreign()
     for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
@@ -63,8 +63,8 @@ end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
 -- refusal. The timeout of a reader that stood still may have lapsed while another reader kept the
--- lock. It is made anew, as by lock/renew.lua. Otherwise the next reader that leaves would find no
--- other reader, and free the lock for a writer.
+-- lock. This function makes the timeout anew, as lock/renew.lua does. Otherwise the next reader
+-- that leaves would find no other reader, and free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -78,8 +78,9 @@ end
 -- Makes these owners holders: one writer, or readers. They must not contradict the present holders.
 -- Returns nil, or the server's refusal, and then nothing is done. A lock never stays without an
 -- end, and no reader without its timeout, so commands that may be refused come first. (The script
--- asks for PEXPIRE and does not try it: behind it, memory would be no reason to refuse.) `lasts`:
--- this script has made sure that others hold the lock for at least so long.
+-- asks whether it may run PEXPIRE, and does not try it: after a PEXPIRE, the server would refuse no
+-- command for lack of memory.) `lasts`: this script has made sure that others hold the lock for at
+-- least so long.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
@@ -116,9 +117,9 @@ local function longest_of(reader, count)
     return longest
 end
 
--- Looks at the lock without `owner`. Returns how long the longest of the other readers lasts (0:
--- none does), whether another owner writes, whether one of the readers is ours, and the dead
--- readers whose fields are to be removed: ours, and if there are many readers also Redisson's.
+-- Looks at the lock without `owner`. Returns how long the longest of the other readers' holds lasts
+-- (0: all have lapsed), whether another owner writes, whether one of the readers is ours, and the
+-- dead readers whose fields are to be removed: ours, and if there are many readers also Redisson's.
 -- (Redisson's unlock after its lease is an error if its field is gone.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
@@ -144,10 +145,10 @@ local function others(owner, size)
 end
 
 -- As `others`, for a lock with many readers: looks at a few of them at random. Returns nil if all
--- must be looked at: none of the few lasts, or none is ours, or the leaving owner might be the only
--- one that has the lock for so long. Otherwise the lock keeps its time to live, which may be that
--- of a reader that left before. It is that of the longest again when all but MANY have left. If all
--- die, see `outlived`.
+-- readers must be looked at: no hold of the few lasts, or no live reader among them is ours, or the
+-- leaving owner might be the reason why the lock lasts for so long. Otherwise the lock keeps its
+-- time to live, which may be that of a reader that left before. When all but MANY readers have
+-- left, the lock gets the time of the longest hold again. If all readers die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -173,10 +174,11 @@ local function some(owner)
     end
 end
 
--- Ends the hold of `owner`, which has one. Returns whether the lock is free now, whether it is left
--- to Redisson's alone, and the reason if the user may not, and then nothing is done. As in
--- Redisson, the remaining readers keep the lock for as long as the longest of them, and it is free
--- if all have lapsed. Queries come before the change. DEL and HDEL are allowed without memory.
+-- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether it is
+-- left to Redisson's readers alone. The third result is a refusal, and then nothing is done. As in
+-- Redisson, the remaining readers keep the lock for as long as the longest of their holds, and it
+-- is free if all holds have lapsed. Queries come before the change. DEL and HDEL are allowed
+-- without memory.
 local function drop(owner)
     -- (A writer's lock has at most one field more.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
@@ -223,7 +225,8 @@ end
 
 -- Looks at all readers when a writer asks while many read. Returns whether it did: then the lock
 -- may be held in another way. If the readers died, the lock's time to live may be that of a reader
--- that left long before (`some`). Then none among a few at random lives, so all are looked at.
+-- that left long before (`some`). Then a few readers at random are all dead, so this function looks
+-- at every reader.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
         -- (No owner leaves, but dead readers are removed.)
@@ -232,8 +235,8 @@ local function outlived()
     end
 end
 
--- How many wait behind a hold that `owner` gets now. For a reader, these wait behind the readers
--- that enter with it.
+-- How many wait behind a hold that `owner` gets now. For a reader, these are the waiters behind the
+-- readers that enter with it.
 local function behind(owner)
     if writes(owner) then
         return length()
@@ -266,19 +269,19 @@ end
 
 -- Grants the lock to the first in line that listens, and if that is a reader, to all readers up to
 -- the next writer. `asker` reads the reply, so it needs no message and gets `lease`. Returns
--- whether any owner was granted the lock, whether it was the asker's turn, and the reason why the
--- asker, or the one before it, still got nothing. (The caller has asked `stuck`.) A dead writer
--- that is first, and would wait for readers, is passed.
+-- whether any owner was granted the lock, whether it was the asker's turn, and the refusal because
+-- of which the asker, or an owner before it, got nothing. (The caller has asked `stuck`.) A dead
+-- writer at the head is passed even while readers have the lock.
 --
 -- A call may let thousands of readers in, and the server serves no other client meanwhile. So
--- values that are the same for all of them are read once, and more and more of them are looked at
--- together.
+-- values that are the same for all readers are read once, and the script looks at more and more
+-- readers together.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil
-    -- The first in line as last read, their channels, the index of the next of them, and how many
-    -- to read at a time. How the lock is held, for how long at least, and how many wait behind
-    -- readers; nil: not known.
+    -- The first entries of the queue as last read, their channels, the index of the next entry, and
+    -- how many entries to read at a time. Then how the lock is held, for how long at least, and how
+    -- many wait behind the readers; nil: not known.
     local line, channels, at, most = nil, {}, 1, 1
     local mode, lasts, waiting
     while true do
@@ -342,8 +345,9 @@ local function grant(start, count, asker, lease)
     return granted, asked, trouble
 end
 
--- As `hand_on`. If a writer's release lets readers of ours in, it also tells Redisson's. They may
--- read beside ours, and would sleep until the last of ours leaves, or for the rest of a lease.
+-- As `hand_on`. If a writer's release lets readers of ours in, it also tells Redisson's readers.
+-- They may read beside ours. Without a message they would sleep until the last of ours leaves, or
+-- for the rest of a lease.
 local function hand_over(since, count, message)
     local reply = hand_on(since, count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
@@ -386,8 +390,9 @@ local function release(owner, since, count)
     elseif free then
         return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
-        -- Redisson's came in beside ours, and will leave in public, so the first in line must
-        -- listen. (Before that the dead are passed, and readers behind them let in.)
+        -- Redisson's readers came in beside ours, and will leave by a public message, so the first
+        -- in line must listen for it. (Before that, the dead in front are passed, and readers
+        -- behind them let in.)
         look()
         announce(0)
     elseif writes(owner) then

@@ -1,4 +1,4 @@
--- Asks for present readers whether others may join them, that is, whether there are no waiters.
+-- Says whether other readers may join the present ones, that is, whether there are no waiters.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of acquire.lua
@@ -14,5 +14,6 @@ if redis.call('hexists', lock, owner) == 0 then
     return nil
 end
 local waiting = length()
--- If no reader may join, the lease is not extended, since the waiters would wait for that.
+-- If no reader may join, the lease is not extended, since the waiters would have to wait for its
+-- end.
 return waiting == 0 and raise_hold(owner, lease) or waiting

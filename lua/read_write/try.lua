@@ -15,8 +15,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's may have come in past readers in front. The readers in front may be dead, and so
-    -- may the present ones.
+    -- Redisson's readers may have come in past readers at the head of the queue. Those at the head
+    -- may be dead, and so may the present readers.
     if writes(owner) then
         outlived()
     end
@@ -35,7 +35,7 @@ if trouble then
     look()
     return trouble
 elseif not writes(owner) then
-    -- Readers in front enter with it.
+    -- Readers at the head of the queue enter with this one.
     look()
 end
 return length()

@@ -2,8 +2,8 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
--- reply: {how many there were (negative if more were out than there are), as text from 2^53 on;
---        mark}; 0 = none
+-- reply: {how many there were (negative if more permits are taken than exist), as text from 2^53
+--        on; mark}; 0 = none
 if last == number then
     -- As in try_acquire.lua.
     remember(known)

@@ -4,10 +4,11 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 1 = only if the semaphore exists, 0 = in any
 --      case
 -- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused;
---        n = -2: a copy's answer, which does not know the number; 0 = there is no such semaphore
+--        n = -2: the answer to a copy, since the number is not remembered; 0 = there is no such
+--        semaphore
 --
--- The message is the new value, or at most the highest int. A negative one makes Redisson's clients
--- fail, and 0 wakes none of them.
+-- The message is the new value, or the highest int if that is less. A negative value makes
+-- Redisson's clients fail, and 0 wakes none of them.
 if last == number then
     -- A client that waits for replicas waits for the writes of this connection: see
     -- ../lock/acquire.lua.

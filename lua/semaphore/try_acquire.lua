@@ -3,7 +3,7 @@
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: {how many were taken, mark}; 0 = not enough for the first, -1 = there is no such semaphore
---        (a copy may get 0 for this, as remembered)
+--        (a copy may get the remembered 0 instead)
 if last == number then
     -- A client that waits for replicas waits for the writes of this connection: see
     -- ../lock/acquire.lua.

@@ -1,18 +1,19 @@
 -- Returns what the server knows of a name, whatever the name is for.
 --
--- KEYS 1 the name, 2 the queue of a fair lock, 3 that of a lock, 4 that of a read-write lock,
---      5 the times at which the leases of a semaphore's permits end, 6 the last fencing token
+-- KEYS 1 the name, 2 the queue of a fair lock, 3 the queue of a lock, 4 the queue of a read-write
+--      lock, 5 the times at which the leases of a semaphore's permits end, 6 the last fencing token
 -- ARGV 1 the prefix of readers' keys; the channels of a lock, 2 all listeners, 3 ours; of a
 --      read-write lock, 4 all, 5 ours; 6 of a semaphore; 7 of a latch
 -- reply: {type, "shared" for a hash with a mode; time to live; value; token;
 --         {owner or permit, 1 = shared, levels, time left, …};
 --         {owner, 1 = shared, time waited, kind of lock, …};
---         {listeners that are not ours of a lock, of a read-write lock; of a semaphore, a latch}}
+--         {of a lock and of a read-write lock the listeners that are not ours; of a semaphore and
+--         of a latch all listeners}}
 --
--- A time is in ms. A time or a token below 0 is not known; such a time may also have no end.
+-- A time is in ms. A time or a token below 0 is not known; a time below 0 may also have no end.
 --
--- The script changes nothing. MOST bounds its time. Besides the name itself, what the user may not
--- read counts as absent, and so does another program's data.
+-- The script changes nothing. MOST bounds its time. If the user may not read a key, the key counts
+-- as absent, except the name itself. Another program's data counts as absent, too.
 local MOST = 1000
 local name = KEYS[1]
 local clock = redis.call('time')
@@ -66,7 +67,7 @@ elseif kind ~= 'hash' then
         'limit', 0, MOST, 'withscores') or {}
     for i = 1, #permits, 2 do
         local ends = tonumber(permits[i + 1])
-        -- Redisson's permits without a lease have that time.
+        -- A permit of Redisson's without a lease has this time.
         add(held, false, permits[i], 1, ends < 922337203685477 and ends - now or -1)
     end
     value = kind == 'string' and redis.call('getrange', name, 0, 20) or ''
