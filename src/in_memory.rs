@@ -90,7 +90,7 @@ impl InMemoryServer {
         self.builder().connect()
     }
 
-    /// Settings for a new client. Those about the network have no effect.
+    /// Settings for a new client. The settings about the network have no effect.
     pub fn builder(&self) -> ClientBuilder {
         let mut builder = ClientBuilder::new(URL);
         builder.config.connection.dialer = Some(self.server.dialer());
@@ -98,17 +98,18 @@ impl InMemoryServer {
         builder
     }
 
-    /// Lets time pass, as if all clients had stood still meanwhile: leases that are over by that have
-    /// ended when this returns, on the server and for their guards
+    /// Lets time pass, as if all clients had stood still meanwhile: when this returns, the leases
+    /// that are over by then have ended, on the server and for their guards
     /// ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed, so a test that
     /// wants to keep a lock moves on in steps of less than its lease.
     ///
-    /// Call it while no call of a client is under way: a grant or a renewal on its way now may count
-    /// its lease from before.
+    /// Call it while no call of a client is under way: a grant or a renewal that is on its way may
+    /// count its lease from a time before the jump.
     ///
-    /// A millisecond more passes: a server's leases last until their last one is over.
+    /// The clock moves on by a millisecond more than `time`, since a lease on a server lasts until
+    /// its last millisecond is over.
     ///
-    /// It is for leases and times to live. The limits of waits and the timeouts of requests stay
+    /// This is for leases and times to live. The limits of waits and the timeouts of requests stay
     /// those of the machine's clock.
     pub fn advance(&self, time: Duration) {
         let time = time.saturating_add(Duration::from_millis(1));
@@ -118,24 +119,25 @@ impl InMemoryServer {
         self.server.break_subscribers();
     }
 
-    /// The server refuses so many of the next requests, of any client: an error of kind
-    /// [`Refused`](ErrorKind::Refused), which is not transient, so it ends waits, too. The
-    /// requests that clients make by themselves (renewals, releases of dropped guards) count.
+    /// The server refuses this number of the next requests, of any client: an error of kind
+    /// [`Refused`](ErrorKind::Refused), which is not transient, so it ends waits, too. The requests
+    /// that clients make by themselves (renewals, releases of dropped guards) count.
     pub fn fail_next(&self, requests: usize) {
         self.server.with_faults(|faults| faults.refusals = requests);
     }
 
-    /// The replies to so many of the next requests, of any client, get lost, and with each its
+    /// The replies to this number of the next requests, of any client, get lost, and with each its
     /// connection: the server has done what was asked, and the client does not know it. A client
     /// sends such a request once more, so a test that wants a call to end with
-    /// [`outcome_unknown`](Error::outcome_unknown) loses two replies. The requests that clients make
-    /// by themselves (renewals, releases of dropped guards) count. A request that the server refuses
-    /// does not.
+    /// [`outcome_unknown`](Error::outcome_unknown) loses two replies. The requests that clients
+    /// make by themselves (renewals, releases of dropped guards) count. A request that the server
+    /// refuses does not.
     pub fn lose_replies(&self, requests: usize) {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }
 
-    /// Whether the messages get lost that wake waiting clients. They ask again after a while.
+    /// Whether the messages that wake waiting clients get lost. The clients ask again after a
+    /// while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);
     }
@@ -152,8 +154,9 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.is_out = out);
     }
 
-    /// How many connections have not opened so far since the server was out of reach. It rises when
-    /// a client meets an outage: a test that ends one can wait for that.
+    /// How many connections have failed to open so far because the server was out of reach. The
+    /// number rises when a client meets an outage, so a test can wait for that before it ends the
+    /// outage.
     pub fn unopened_connections(&self) -> u64 {
         self.server.with_faults(|faults| faults.unopened)
     }
@@ -170,7 +173,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As those of [`InMemoryServer::new`] and [`InMemoryServer::client`].
+    /// Those of [`InMemoryServer::new`] and [`InMemoryServer::client`].
     pub fn in_memory() -> Result<Self, Error> {
         InMemoryServer::new()?.client()
     }

@@ -34,9 +34,9 @@
 //!   learns when that lease ends, and asks again then. If the process that was granted the lock is
 //!   stopped, the waiters lose that lease and no more. (Every waiter asks, not only the first in
 //!   line, since a waiter knows only where it stood when it last asked.)
-//! - *no message is lost*: a request that fails leaves the entry due, since it has used up the
-//!   message that led to it. The next leader asks at once. So does a leader that has lost its grant
-//!   by the time it is admitted.
+//! - *no message is lost*: a request that fails leaves the entry due, since the request has used up
+//!   the message that led to it. The next leader asks at once. A leader that has lost its grant by
+//!   the time it is admitted asks at once, too.
 //! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
 //!   queue, so no message names it. If the server may have run a copy of that request, or if the
 //!   owner has asked before, the message of its grant may come late and must not be given back.
@@ -53,11 +53,11 @@ const MS: u64 = 1_000_000;
 /// The least and the longest time after which a waiter that hears nothing asks, in nanoseconds.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
-/// The number of waiters, from the head of the queue, that listen for Redisson's releases. There is
-/// a second one in case the first is dead.
+/// The number of waiters, from the head of the queue, that listen for Redisson's releases. A second
+/// one listens in case the first is dead.
 const FIRST: u32 = 2;
-/// The time after the end that the server named, at which a waiter asks. The server rounds its
-/// times down to whole milliseconds.
+/// The time from the end that the server named until the waiter asks. The server rounds its times
+/// down to whole milliseconds.
 const PAST_END: u64 = MS;
 /// The additional time for each place in the queue, so that not all waiters ask at once.
 const PER_PLACE: u64 = 300_000;

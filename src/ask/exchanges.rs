@@ -48,7 +48,7 @@ const MS: u64 = 1_000_000;
 /// The time for which the server must have answered an owner before the owner may report others as
 /// silent: HEARD of `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time for a prompt reply: PROMPT there. A slower one shows that the server or this
+/// The longest time for a prompt reply: PROMPT there. A slower reply shows that the server or this
 /// process stood still.
 const PROMPT: u64 = 400 * MS;
 /// The time within which the next request follows a reply, unless this process stood still.
@@ -62,8 +62,8 @@ const MOST_LATE: u32 = 3;
 pub(crate) struct Asked {
     /// The number of forced unlocks of this process that the server had answered.
     pub(crate) forced: u64,
-    /// The incarnation of the server that the client met last. If a later one granted the
-    /// hold, its release may report a loss that was none, but never hides one.
+    /// The incarnation of the server that the client met last. If a later incarnation granted the
+    /// hold, the release of the hold may report a loss that did not happen, but never hides a loss.
     pub(crate) incarnation: u64,
     /// The time, on the process's own clock, in nanoseconds. (All times here are, except the
     /// server's.)
@@ -146,7 +146,7 @@ pub(crate) enum Undo {
     Nothing,
     /// An entry, or the lock.
     Once,
-    /// The same, now and later, since a copy of a request may still come.
+    /// An entry, or the lock, now and again later, since a copy of a request may still come.
     NowAndLater,
 }
 
@@ -296,7 +296,8 @@ impl<D> Exchanges<D> {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        // If the wanted lease is shorter, only that counts, since a renewal cuts the hold to it.
+        // If the wanted lease is shorter, only the wanted lease counts, since a renewal cuts the
+        // hold to it.
         let counts = granted.lease.min(collector.lease);
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }

@@ -45,7 +45,7 @@ struct CallbackState {
     queue: VecDeque<CallbackJob>,
     /// Losses that will become lines.
     lost: Vec<Lost>,
-    /// The number of jobs and losses that are lines, or will be.
+    /// The number of queued jobs and losses that are log lines, or will be.
     lines: usize,
     /// The number of lines that were left out since the last report of such lines.
     left_out: u64,

@@ -31,7 +31,7 @@ pub(crate) struct Cleanup {
     /// name.
     server: Option<usize>,
     what: What,
-    /// The time at which it is given up, with any outcome.
+    /// The time at which it is given up, whatever its outcome.
     until: u64,
     due: u64,
     /// The time at which it was last sent.

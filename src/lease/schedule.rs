@@ -35,12 +35,12 @@ const MOST_DOUBLED: u32 = 4;
 /// The part of a lease for which a renewal waits for its reply. After that it is better tried
 /// again, on a new connection.
 const PATIENCE: u32 = 6;
-/// The part of that time by which a renewal may take longer if replicas must acknowledge it.
+/// The part of the reply's time by which a renewal may take longer if replicas must acknowledge it.
 const ACKNOWLEDGED: u32 = 4;
 /// The time after which a hold by message is raised to its lease. A shorter hold costs no further
 /// command.
 pub(crate) const RAISED_AFTER: u64 = 50 * MS;
-/// The time that the reply to that may take, and the pause before it is tried again.
+/// The time that the reply to this raise may take, and the pause before the raise is tried again.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 

@@ -81,13 +81,13 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Adds an entry. One that is already due fires at the next [`advance`](Self::advance), even if
-    /// that does not move the time.
+    /// Adds an entry. An entry that is already due fires at the next [`advance`](Self::advance),
+    /// even if that does not move the time.
     pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
-        // With 64 bits it never comes round. So it may be forgotten with the cell when the slab
-        // shrinks, unlike a count kept in the cell.
+        // A serial number of 64 bits never comes round. So the number may be forgotten with the
+        // cell when the slab shrinks, unlike a count kept in the cell.
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =

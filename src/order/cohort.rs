@@ -82,7 +82,7 @@ impl Cohort {
     /// on if the lock was free only for a moment: no other redlatch process wanted it then, and
     /// Redisson's clients had no turn. A release does not send a chain younger than SAME_CHAIN, so
     /// the next process starts a new one, which may be just as young. Two such chains in a row give
-    /// Redisson's clients no turn. So a young chain goes on for twice that moment.
+    /// Redisson's clients no turn. So a young chain goes on for twice as long.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };

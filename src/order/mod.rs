@@ -331,15 +331,15 @@ impl Order {
         LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
-    /// Passes the hold of the thread that has just left its seat to the next thread, if that may
-    /// have it now. The caller wakes the next thread when the mutex is free.
+    /// Passes the hold of the thread that has just left its seat to the next thread, if the next
+    /// thread may have it now. The caller wakes the next thread when the mutex is free.
     ///
     /// The hold decides which order counts, since a name's re-entrant and fair handles share its
     /// seat.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
         let next = |thread: &Arc<Thread>| {
             // This comes before the next thread can know of the pass, since other threads may ask
-            // this one's guard.
+            // the leaving thread's guard.
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };

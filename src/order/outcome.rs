@@ -41,7 +41,7 @@ pub(crate) enum GateOutcome {
 /// Whether a granted hold got the seat.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// It did. Has the seat that was still there, whose hold is over.
+    /// The hold got the seat. Has the seat that was still there, whose hold is over.
     Admitted(Option<Seat>),
     /// Another hold has the seat.
     Occupied(Arc<Hold>),
@@ -72,7 +72,7 @@ pub(crate) enum Fate {
     Passed { next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
-        /// Whether the thread has the leadership. If not, another one already leads, or the seat
+        /// Whether the thread has the leadership. If not, another thread already leads, or the seat
         /// was that of the readers.
         leads: bool,
     },

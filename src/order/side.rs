@@ -63,7 +63,7 @@ impl Side {
     }
 
     /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
-    /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
+    /// more. Another thread joins it if the turn is [young](Cohort::may_join) and nobody waits
     /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
     /// joined outside such a turn. `None`: no thread has the seat.
     pub(super) fn join(

@@ -20,8 +20,8 @@ pub(crate) struct Listening {
     pub(crate) own: Heard,
     /// The name's channel.
     pub(crate) public: Heard,
-    /// A channel whose only use is that the server counts redlatch's listeners of `public` by it.
-    /// It is dropped after `public`.
+    /// By this channel's listeners, the server counts redlatch's listeners of `public`. The channel
+    /// has no other use. It is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
     /// The time at which the leader asks again. It is zero at first, so that the leader asks at
     /// once.
@@ -33,7 +33,8 @@ pub(crate) struct Listening {
 pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
-    /// The time by which the server must confirm the channel. `None`: it has, or need not.
+    /// The time by which the server must confirm the channel. `None`: the server has confirmed it,
+    /// or need not.
     latest: Option<Instant>,
 }
 

@@ -1,6 +1,7 @@
 //! A warning about a thread that waits for long. It says who has the lock, and which locks the
-//! thread itself holds. Such a thread may be in a deadlock: the holder of the one lock may wait for
-//! the other. A deadlock does not end by itself, since both clients renew their locks.
+//! thread itself holds. Such a thread may be in a deadlock: it waits for a lock whose holder waits
+//! for one of the thread's own locks. A deadlock does not end by itself, since both clients renew
+//! their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +28,8 @@ pub(super) struct LongWait<'a> {
     is_usual: bool,
     /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
-    /// Whether the log has reported the wait, or the wait is over. `None`: it has not lasted that
-    /// long.
+    /// Whether the log has reported the wait, or the wait is over. `None`: the wait has not lasted
+    /// long enough for that.
     is_said: Option<Arc<AtomicBool>>,
     /// Whether it is in the list for snapshots.
     is_listed: bool,

@@ -212,9 +212,9 @@ struct Driver<'a, S: Synchronizer> {
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. Fails in a child if the observer has
-    /// forked: the child leaves the queue as it is, since a thread of the parent may have left its
-    /// mutex locked.
+    /// Tells the observer, once, that the wait has started. If the observer has forked, this fails
+    /// in the child. The child leaves the queue as it is, since a thread of the parent may have
+    /// left the queue's mutex locked.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell(|it| it.wait_started(&self.event(())));
@@ -320,10 +320,10 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     None => return Ok(None),
                 },
             };
-            // On every path out of that function, the drop of the leadership hands it on
-            // (`Queued::transfer_leadership`): it wakes the first waiter of the process's queue, which then
-            // leads. A lock's new leader also gets the lead. If nobody waits, the entry in Redis's
-            // queue is given up. Only `admit` may give the leadership up instead.
+            // On every path out of `lead_until_granted`, the drop of the leadership hands it on
+            // (`Queued::transfer_leadership`): it wakes the first waiter of the process's queue,
+            // which then leads. A lock's new leader also gets the lead. If nobody waits, the entry
+            // in Redis's queue is given up. Only `admit` may give the leadership up instead.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
@@ -436,7 +436,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     // A grant that came before the end of the wait wins.
                     Err(error) if was_cut() => {
                         // If other threads led until the end of this call's time, the server did
-                        // not keep it waiting. So the answer to the leader before counts for this
+                        // not keep it waiting. So the answer to the previous leader counts for this
                         // call, too.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();

@@ -23,7 +23,8 @@ pub(crate) struct Queue<N, G, I> {
     led: bool,
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
-    /// Whether the server answered the last request of a leader that had enough time for one.
+    /// Whether the server answered the last leader's request. Leaders without enough time for a
+    /// request do not count.
     answers: bool,
     /// `Some` once a thread has waited. (It is boxed, since for most names no thread ever waits.)
     waiters: Option<Box<Waiters<N, G, I>>>,
@@ -59,7 +60,7 @@ pub(crate) struct LocalWaiter<N, G, I> {
 pub(crate) enum Signal<G, I> {
     /// Another thread has passed the waiter its grant.
     Passed(G),
-    /// The waiter leads now, with the lead of the leader before it, if that left one.
+    /// The waiter leads now, with the lead of the previous leader, if that leader left one.
     Leadership(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
     Failed(Error),
@@ -345,8 +346,8 @@ pub(crate) trait Queued {
     }
 
     /// Fails the waiters that queued before the leader's request, which has failed. If the leader's
-    /// own limit ended the request, this fails none: the waiters have other limits, and one of them
-    /// asks next.
+    /// own limit ended the request, this fails no waiter: the waiters have other limits, and one of
+    /// them asks next.
     fn fail_before(&self, arrival: u64, error: &Error) {
         if was_cut() {
             return;

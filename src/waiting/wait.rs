@@ -11,8 +11,8 @@ use crate::name::Name;
 use crate::runtime::Core;
 
 /// How long a call may wait, and a token that may cancel it. The verbs that end in `_within` take a
-/// `Wait`. It is for a time limit together with a [`CancelToken`], or for a choice at run time; the
-/// other verbs are short forms.
+/// `Wait`. Use one for a time limit together with a [`CancelToken`], or for a choice at run time;
+/// the other verbs are short forms.
 ///
 /// A [`Duration`], a deadline ([`Instant`]) and a `&CancelToken` become a `Wait` by `into()`. Most
 /// verbs do that themselves: `latch.wait_within(deadline)`. Those of a [`Lock`](crate::Lock) take a
@@ -42,7 +42,7 @@ pub struct Wait<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// One try, which ends at this time, if there is one.
+    /// One try, which ends at this time, if a time is given.
     Once(Option<Instant>),
     Until(Instant),
     Forever,

@@ -1,6 +1,6 @@
 //! What a wait with a limit returns.
 
-/// The result of a wait that may end before that for which it waits: of a latch, a condition or a
+/// The result of a wait that may end before its event happens: a wait for a latch, a condition or a
 /// barrier.
 ///
 /// ```no_run
@@ -13,12 +13,12 @@
 /// # Ok(()) }
 /// ```
 ///
-/// It is no `bool`: the compiler warns of `ready.wait_for(limit)?;`, which goes on as if all workers
-/// were ready.
+/// It is no `bool`, so the compiler warns of the line `ready.wait_for(limit)?;`, after which a
+/// program would go on as if all workers were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
-    /// It happened within the limit. A barrier says here how many parties were missing.
+    /// The event happened within the limit. A barrier says here how many parties were missing.
     InTime(T),
     /// The limit was over first.
     TimedOut,
@@ -29,7 +29,7 @@ impl<T> Waited<T> {
         happened.map_or(Self::TimedOut, Self::InTime)
     }
 
-    /// Returns whether the limit was over before it happened.
+    /// Returns whether the limit was over before the event happened.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         matches!(self, Self::TimedOut)
