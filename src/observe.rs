@@ -19,19 +19,20 @@ pub use metrics::MetricsObserver;
 ///
 /// Each acquisition is one [`wait_started`](Self::wait_started), even if it gets the lock at once,
 /// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). What was acquired is
-/// [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may end one
-/// by one, so count what is held by [`permits`](Event::permits), not by calls: each acquired permit
-/// is in one later event. A re-entry is nothing of this, unless it fails. Of a latch or a barrier
-/// only the waits are told.
+/// [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may end
+/// one by one, so count what is held by [`permits`](Event::permits), not by calls: each acquired
+/// permit is in one later event. A re-entry is reported only if it fails. For a latch or a barrier,
+/// only the waits are reported.
 ///
-/// These four run on the thread that acquires or releases, and the others on a thread of the
-/// client's own, in order. Each runs with no mutex of the client's held. `acquired` runs while the
-/// lock is held: let none of them block, and none use the client. A panic is logged, and harms
-/// nothing else.
+/// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
+/// releases, and the others on a thread of the client's own, in order. Each runs with no mutex of
+/// the client's held. `acquired` runs while the lock is held. No method may block or use the
+/// client. A panic is logged, and harms nothing else.
 ///
-/// If that thread hangs in a callback, later events wait. When 10,000 wait, renewals are left out
-/// from there on, and when 100,000 wait, everything else. The log says when that begins (by the same
-/// thread, so once it goes on), and [`Counts`](crate::status::Counts) has their number.
+/// If the client's thread hangs in a callback, later events wait. When 10,000 wait, renewals are
+/// left out from there on, and when 100,000 wait, everything else. The log says when that begins.
+/// (The same thread writes the log line, so the line comes once the thread goes on.)
+/// [`Counts`](crate::status::Counts) has the number of events that were left out.
 ///
 /// ```no_run
 /// use redlatch::observe::{Event, Observer, Way};
@@ -55,20 +56,21 @@ pub use metrics::MetricsObserver;
 /// # Ok(()) }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// A thread wants it. `time` is zero, or what a first request has taken.
+    /// A wait begins. `time` is zero, or the time that a first request has taken.
     fn wait_started(&self, _event: &Event<'_>) {}
 
-    /// The wait is over: the thread has it. `time`: how long that took. `how`: where it came from.
+    /// The wait has succeeded. `time`: how long it took. `how`: where the lock came from.
     fn acquired(&self, _event: &Event<'_, Way>) {}
 
-    /// The wait is over, without it. `time`: how long it lasted. `how`: `None` if the thread's time
-    /// was over, or it would not wait; otherwise the kind of the error that the caller gets.
+    /// The wait has failed. `time`: how long it lasted. `how`: `None` if the thread's time was
+    /// over, or it would not wait; otherwise the kind of the error that the caller gets.
     fn gave_up(&self, _event: &Event<'_, Option<ErrorKind>>) {}
 
-    /// The thread has left it, for others or to wait on a condition. `time`: how long it had it.
+    /// The thread has ended its hold, for others or to wait on a condition. `time`: how long the
+    /// hold lasted.
     fn released(&self, _event: &Event<'_>) {}
 
-    /// The hold was lost. `time`: how long it was held. `how`: why.
+    /// The hold was lost. `time`: how long the hold lasted. `how`: why it was lost.
     fn lost(&self, _event: &Event<'_, LostReason>) {}
 
     /// The server has renewed the lease. `time`: what was left of it when the answer came.

@@ -121,8 +121,8 @@ pub struct Waiter {
 }
 
 /// The process of an owner, found by the name of its connections. It is unknown for a Redisson
-/// client, unless its `clientName` ends with `#` and the client's id, and if the server does not
-/// list the names of connections.
+/// client, unless its `clientName` ends with `#` and the client's id. It is unknown for all clients
+/// if the server does not list the names of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
@@ -178,7 +178,7 @@ impl Status {
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
-    /// Why a wait for so many of this kind has lasted for so long.
+    /// The reason why a wait of this kind, for this number of permits, has lasted for so long.
     fn why(
         core: &Arc<Core>,
         name: &Name,
@@ -234,7 +234,7 @@ impl Status {
         format!("{waited}, {held}; {before} before this one")
     }
 
-    /// Of each name in use that matches.
+    /// The status of each name in use that matches.
     pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
         core.check(&Name::from(""))?;
         let sharded = core.is_cluster() && core.config.connection.sharded_channels;
@@ -309,7 +309,7 @@ impl Status {
         }
     }
 
-    /// All but the processes.
+    /// The status without the processes.
     fn look(route: &Route, name: &Name) -> Result<Self, Error> {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| Holder {

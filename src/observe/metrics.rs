@@ -52,7 +52,8 @@ const FAILURES: &str = "redlatch.lock.renewal.failures";
 const FORGOTTEN: &str = "redlatch.lock.forgotten_changes";
 
 impl MetricsObserver {
-    /// Describes the metrics to the recorder, which must be installed by now to hear that.
+    /// Describes the metrics to the recorder, which must be installed by now to get the
+    /// descriptions.
     #[must_use]
     pub fn new() -> Self {
         describe_histogram!(WAIT_TIME, Unit::Seconds, "How long the waits for a lock lasted.");
