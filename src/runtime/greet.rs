@@ -50,7 +50,7 @@ pub(crate) fn greet(
     for (verb, script) in [(b"EVAL".as_slice(), text), (b"EVALSHA", hash), (b"EVALSHA", hash)] {
         let mut outcome = call(verb, script, keys);
         // Some services choose a server by a script's key, and refuse a script without a key. (The
-        // first attempt has no key, since the user may have no right to this one.)
+        // first attempt has no key, since the user may have no right to this key.)
         if matches!(&outcome, Err(Failure::Refused(cause)) if is_odd(&cause.error)) {
             keys = &[b"1", b"redlatch"];
             outcome = call(verb, script, keys);

@@ -37,9 +37,9 @@ impl Core {
         is_due
     }
 
-    /// Makes the renewer look at lanes with unwritten commands. Calls with a limit leave those
-    /// behind when the server takes no bytes. Perhaps no post follows them, and the next call may
-    /// come much later.
+    /// Makes the renewer look at lanes with unwritten commands. Calls with a limit leave such
+    /// commands behind when the server takes no bytes. Perhaps no post follows them, and the next
+    /// call may come much later.
     fn look_after_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {

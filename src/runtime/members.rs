@@ -18,8 +18,8 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Ends with the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// The renewals of all holds, which are not due yet, or the questions whether the server still
-    /// knows them.
+    /// A renewal for each hold, although it is not due yet, or a question whether the server still
+    /// knows the hold.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }

@@ -86,7 +86,7 @@ pub(crate) struct Core {
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
-    /// Whether the threads have ended that read replies for which no caller waits.
+    /// Whether the threads that read replies for which no caller waits have ended.
     closed: AtomicBool,
 }
 
@@ -196,8 +196,8 @@ impl Core {
     }
 
     /// Notes that there is a handle whose lease the watchdog renews. From here on no renewal waits
-    /// longer than that lease allows. This never ends, since a lock may be taken on a handle at any
-    /// time.
+    /// longer than that lease allows. This bound never ends, since a lock may be taken on a handle
+    /// at any time.
     pub(crate) fn watches_for(&self, lease: Duration) {
         // The lock refuses a lease that is out of range when it is taken.
         if config::check_watchdog("", lease).is_ok() {

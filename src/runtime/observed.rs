@@ -117,9 +117,9 @@ pub(crate) struct SlowWait {
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
-/// The most events that wait behind a slow callback, and the most if the next one is a loss or the
-/// end of an outage. Those are few, and without a loss an observer's count of holds would stay
-/// wrong.
+/// The most events that wait behind a slow callback, and the most if the next event is a loss or
+/// the end of an outage. Such events are few, and if a loss were left out, an observer's count of
+/// holds would stay wrong.
 const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
@@ -279,8 +279,8 @@ impl Core {
         Some(later)
     }
 
-    /// Makes the log say at once which other locks a thread holds that has waited for long. It does
-    /// so whether or not another line explains the wait: no other client knows what the thread
+    /// Makes the log say at once which other locks this thread holds, which has waited for long. It
+    /// does so whether or not another line explains the wait: no other client knows what the thread
     /// holds, and perhaps no other line names it.
     pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);

@@ -3,11 +3,11 @@
 //!
 //! A server that becomes the master knows the first changes of the old master, up to some change.
 //! In a sequence the client opens a request when the one before it is closed. So a server that
-//! remembers request k of a sequence has all its changes up to k and none after it. A server that
-//! remembers none has seen no change for minutes. The client makes unknown changes again
-//! (`lua/semaphore/mend.lua`), in the order of their numbers. Then the server remembers the last of
-//! them, so a copy changes nothing. No later request of the sequence is applied before that, since
-//! each names the change before it (`lua/once.lua`).
+//! remembers request k of a sequence has all changes of the sequence up to k and no later one. A
+//! server that remembers no request has seen no change for minutes. The client makes unknown
+//! changes again (`lua/semaphore/mend.lua`), in the order of their numbers. Then the server
+//! remembers the last of them, so a copy changes nothing. No later request of the sequence is
+//! applied before that, since each names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use redis::Value;
 use redlatch_client::sync::clock;
 
-/// The time for which a change is kept, up to another answer of the same run of the server: no
-/// replica that becomes the master is further behind. Time alone does not count, since an outage
-/// may last.
+/// A change is kept until the same run of the server gives an answer this much later: no replica
+/// that becomes the master is further behind. Time alone does not count, since an outage may last
+/// for long.
 pub(super) const KEPT: u64 = 10_000_000_000;
 /// The most changes of a name that are kept. It bounds their memory, and the time of a script that
 /// repeats them.
@@ -38,8 +38,8 @@ pub(crate) struct Change {
     /// Negative: permits were taken. Zero: the permits of its request were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
-    /// The mark that the change saw. `None`: it has undone another change, which saw the mark that
-    /// the server says.
+    /// The mark that the change saw. `None`: this change has undone an earlier one, and the server
+    /// says which mark the earlier one saw.
     pub(super) mark: Option<Mark>,
 }
 
@@ -93,7 +93,7 @@ impl Log {
     /// Adds a change, and forgets the oldest ones. Returns the number of forgotten changes, and how
     /// many of these were old.
     pub(super) fn add(&mut self, mut change: Change) -> (usize, usize) {
-        // Most names have few.
+        // Most names have few changes.
         if self.changes.capacity() == 0 {
             self.changes.reserve_exact(2);
             self.last.reserve_exact(change.sequence + 1);
@@ -117,8 +117,8 @@ impl Log {
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
-    /// made before `asked`. From now on the run has these changes as if it had made them, and they
-    /// become old with its own.
+    /// made before `asked`. From now on these changes count as made by this run, and become old
+    /// with its own changes.
     pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {

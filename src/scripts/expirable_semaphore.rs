@@ -102,7 +102,7 @@ impl ExpirableScripts<'_> {
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
-    /// Gives permits back. `all`: all of them or none; otherwise those that exist.
+    /// Gives permits back. `all`: all of them or none; otherwise those that are still taken.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
         release_command(self.keys(), self.channel, ids, all)
     }
@@ -122,7 +122,8 @@ impl ExpirableScripts<'_> {
         Ok(Replied::counts(reply, in_doubt))
     }
 
-    /// Returns the time left. `None`: no such permit; one without an end lasts `Duration::MAX`.
+    /// Returns the time left. `None`: no such permit. A permit without an end lasts
+    /// `Duration::MAX`.
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);

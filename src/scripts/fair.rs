@@ -40,7 +40,7 @@ pub(crate) enum FairAcquired {
         /// The owner had the lock before: the message of its grant is on its way, or was lost.
         already: bool,
         followers: Followers,
-        /// The server's time when it answered, in ms, if others came with this one.
+        /// The server's time when it answered, in ms, if other owners came with this one.
         now: u64,
     },
     Queued {
@@ -81,7 +81,7 @@ pub(crate) enum Others<'a> {
 /// order.
 pub(crate) type Followers = VecDeque<u64>;
 
-/// Parses the scripts' text of them.
+/// Parses the scripts' text of these numbers.
 pub(crate) fn followers(word: &str) -> Option<Followers> {
     let numbers = word.split(',').filter(|number| *number != "-");
     numbers.map(|number| number.parse().ok()).collect()

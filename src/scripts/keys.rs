@@ -17,7 +17,7 @@ fn prefixed(prefix: &str, name: &str) -> String {
 }
 
 /// As [`pieces`], for a key of redlatch alone, but `prefix_tagged:name`: `x` and `{x}` must not
-/// share one. (A release of one would grant the lock to the other's waiter.)
+/// share a key. (A release of one lock would grant it to the other's waiter.)
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])
@@ -41,7 +41,8 @@ fn around(make: KeyOf) -> (String, String) {
     (before.to_owned(), after.to_owned())
 }
 
-/// The name from which `make` makes this key or channel: the one without braces, if there are two.
+/// The name from which `make` makes this key or channel. If there are two such names, the one
+/// without braces.
 pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     let (before, after) = around(make);
     let name = key.strip_prefix(&*before)?.strip_suffix(&*after)?;
@@ -104,7 +105,8 @@ impl<'a> LockKeys<'a> {
     }
 
     /// The channel to which redlatch's clients with an entry in the queue listen besides the
-    /// [`public`](Self::public) one. Redisson's clients know only that one, so they can be counted.
+    /// [`public`](Self::public) one. Redisson's clients know only the public channel, so they can
+    /// be counted.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
@@ -202,7 +204,7 @@ impl ConditionKeys {
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// The keys, made from the first one, which a message has.
+    /// Makes the keys from the first key, which a message names.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);

@@ -72,7 +72,7 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
-/// The arguments of every question of an entry but its first. In ms, by the server's clock.
+/// The arguments of every request for an entry except the first. In ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// The time since when the owner has waited.
@@ -107,8 +107,8 @@ pub(crate) enum Acquired {
 }
 
 /// The fencing tokens of one hold. They are a range, since the hold may be passed from thread to
-/// thread, and each thread gets the next one. No other hold has any of them, and a later one has
-/// higher ones.
+/// thread, and each thread gets the next one. No other hold has any of these tokens, and a later
+/// hold has higher ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
     last: NonZero<u64>,
@@ -118,7 +118,7 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// The tokens of a hold, up to this last one. `None`: no hold can have these.
+    /// The tokens of a hold, up to this last one. `None`: no hold can have such tokens.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
@@ -170,7 +170,7 @@ impl LockScripts<'_> {
         self.send(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 
-    /// Takes the lock if it is free. It passes the queue, and makes no entry in it.
+    /// Takes the lock if it is free. It ignores the queue, and makes no entry in it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
@@ -220,8 +220,8 @@ impl LockScripts<'_> {
         behind: Behind,
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, behind);
-        // Goes over the name's lane, and once more after a reset: the owner finds its own hold or
-        // entry. The second value says whether it was sent twice.
+        // Sends the request over the name's lane, and once more after a reset: the copy finds the
+        // owner's own hold or entry. The second value says whether the request was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply becomes a `Trouble`, and any other reply goes to `acquired`.
         granted(outcome, in_doubt, self.rights(), acquired)
@@ -383,8 +383,8 @@ pub(crate) enum Released {
 }
 
 /// Sends a release of a lock of any kind, waits for the reply, and sends it once more after a
-/// reset. "Not held" then most likely means that the first copy released it, unless the server was
-/// started anew and has lost the hold.
+/// reset. "Not held" then most likely means that the first copy released the lock, unless the
+/// server was started anew and has lost the hold.
 pub(crate) fn release(
     route: &Route,
     command: &Command,

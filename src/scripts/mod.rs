@@ -151,8 +151,8 @@ fn query<T>(
     call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
 }
 
-/// As [`call`], but the second command may be another form of the first. Also returns whether it
-/// was sent: if so, the first one may still run, whatever the answer to the second.
+/// As [`call`], but the second command may be another form of the first. Also returns whether the
+/// second command was sent: if so, the first may still run, whatever the answer to the second.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -229,7 +229,7 @@ fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
     T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
 }
 
-/// A time. One below zero is not known, or has no end.
+/// A time. A time below zero is not known, or has no end.
 pub(crate) fn time(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }

@@ -64,8 +64,8 @@ impl Once<'_> {
         self.send(route, false, |command| needing(command, self.rights))
     }
 
-    /// As [`call`](Self::call), for a request that gives permits back. It does not need all rights:
-    /// it carries out each command that it may.
+    /// As [`call`](Self::call), for a request that gives permits back. It does not ask for all
+    /// rights: its script runs as far as the user's rights allow.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }

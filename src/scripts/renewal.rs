@@ -38,7 +38,7 @@ pub(crate) enum Longer {
     /// The lease stays.
     Stays,
     /// The lease stays, and the reply says whether it is longer than this. No process has asked for
-    /// a lease this long, so the server's clock was set back.
+    /// a longer lease, so a longer one means that the server's clock was set back.
     IsTold(Duration),
     /// The lease is cut to this.
     IsCut(Duration),

@@ -20,9 +20,9 @@ pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua")
 
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
-/// The time after its opening for which a request may be applied. It is shorter than the memory, by
-/// more than two clocks drift apart meanwhile. So a server that has forgotten an earlier copy
-/// refuses the request.
+/// The time after its opening for which a request may be applied. The memory is longer than this
+/// time, by more than two clocks drift apart meanwhile. So a server that has forgotten an earlier
+/// copy refuses the request.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
 /// The age at which a change is forgotten in any case. No client waits for an outage this long.
 const IDLE: u64 = 120_000_000_000;
@@ -86,9 +86,9 @@ pub(super) struct Sequences {
 struct OpenRequest {
     number: u64,
     /// The time up to which the request may be applied, by the server's clock. It is the same for
-    /// each copy, or one could be applied after the server has forgotten the first. (It would not
-    /// help to look at a clock before each copy: the system may stop the process between the look
-    /// and the write.)
+    /// each copy. Otherwise a copy could be applied after the server has forgotten the first one.
+    /// (It would not help to look at a clock before each copy: the system may stop the process
+    /// between the look and the write.)
     latest: u64,
     /// The run of the server that was last met before the request.
     run: u64,
@@ -303,9 +303,9 @@ impl Requests {
         }
     }
 
-    /// The time up to which a request may be applied, and its sequence's last change before it. The
-    /// time is zero, which the server refuses, if the request is closed. The change is zero if
-    /// there was none.
+    /// The time up to which a request may be applied, and its sequence's last change before it. If
+    /// the request is closed, the time is zero, which the server refuses. If there was no change
+    /// before, the change is zero.
     pub(super) fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
         let sequences = self.sequences.lock();
         let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
@@ -414,16 +414,16 @@ impl ChangedNames {
         self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
     }
 
-    /// Looks at `names` names, those longest in their places. It forgets old changes, and the
-    /// oldest ones if there are too many. Each thread that adds a change looks at two names, so the
-    /// renewer need not look at all.
+    /// Looks at `names` names: those that have been in their places longest. It forgets old
+    /// changes, and the oldest ones if there are too many. Each thread that adds a change looks at
+    /// two names, so the renewer need not look at all.
     pub(crate) fn sweep(&self, names: usize) {
         for _ in 0..names {
             let first = match self.names.lock().queue.front() {
                 Some((since, first)) if self.is_due(*since) => Arc::clone(first),
                 _ => return,
             };
-            // This must not be under the mutex, since in a cluster it takes others.
+            // This must not be under the mutex, since in a cluster it takes other mutexes.
             let (answered, run) = first.last_answered();
             let left = first.with_log(|log| {
                 let mut names = self.names.lock();
@@ -453,7 +453,7 @@ impl ChangedNames {
             || self.count.load(Ordering::Relaxed) > MOST
     }
 
-    /// Forgets the changes of a log that need not, or cannot, be kept.
+    /// Forgets those changes of a log that need not, or cannot, be kept.
     fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
         let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
         let old = log.changes.iter().take_while(is_old).count();

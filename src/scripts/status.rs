@@ -68,9 +68,10 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     })
 }
 
-/// Whether this client is to ask why a name's waiters wait. One client a second is. Otherwise each
-/// of a thousand would have the server look at the whole queue and list its connections. If the
-/// server refuses the question, for want of memory or of the right to the key, each client asks.
+/// Whether this client is to ask why a name's waiters wait. One client a second asks. If each of a
+/// thousand clients asked, the server would look at the whole queue and list its connections for
+/// each. If the server refuses the question, for want of memory or of the right to the key, each
+/// client asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);

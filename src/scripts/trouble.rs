@@ -217,8 +217,8 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
 }
 
 /// The error for a reply to a user that needs these rights. If this library can name the cause, its
-/// words do, and the server's are the source. Otherwise the server's words are the message, and not
-/// the source as well.
+/// words are the message, and the server's words are the source. Otherwise the server's words are
+/// the message, and not the source as well.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (kind, hint) = meaning(error);
@@ -250,8 +250,8 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     }
 }
 
-/// What a server's refusal is a case of, and what it means, if this library can say it better than
-/// the server.
+/// The kind of a server's refusal, and what the refusal means, if this library can say it better
+/// than the server.
 fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     let detail = error.detail().unwrap_or_default();
     let (kind, hint) = match reply_code(error) {
@@ -300,7 +300,7 @@ fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     (kind, Some(hint))
 }
 
-/// Whether a server that refuses a command so may carry it out before long.
+/// Whether a server that refuses a command in this way may carry the command out before long.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Stays
 }

@@ -37,7 +37,7 @@ struct Mended {
 
 impl Renewer {
     /// Finds out whether this is another run of the server, or another server. If so, repeats the
-    /// changes made at the one before.
+    /// changes that were made at the previous one.
     pub(super) fn meet_the_server(&mut self) {
         let mut members = self.core.members.all();
         members.retain(|member| member.is_a_count() && self.is_home(member.name()));

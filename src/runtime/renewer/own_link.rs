@@ -156,7 +156,7 @@ impl OwnLink {
             // An unanswered command may still run.
             let outcomes: Vec<_> =
                 taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
-            // If none of them was sent, this lane's connection was broken, too.
+            // If no command was sent, this lane's connection was broken, too.
             if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
                 return outcomes;
             }

@@ -24,8 +24,8 @@ pub(super) struct Refusing {
 
 impl Renewer {
     /// Renews the due holds, and asks for the others. Each `Renewal` gets an outcome, or its hold
-    /// would never be renewed again. After a panic all of them get one, since it is not known which
-    /// had theirs.
+    /// would never be renewed again. After a panic every renewal gets one, since it is not known
+    /// which had an outcome already.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
