@@ -59,7 +59,7 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 #[derive(Default)]
 struct ClusterState {
-    /// The servers by number. None is ever removed.
+    /// The servers by number. No server is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
@@ -181,8 +181,8 @@ impl Cluster {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// Whether a server has slots, as far as this client knows. One without slots may be gone for
-    /// good.
+    /// Whether a server has slots, as far as this client knows. A server without slots may be gone
+    /// for good.
     pub fn is_master(&self, node: &Node) -> bool {
         self.state.lock().has_slots(node)
     }

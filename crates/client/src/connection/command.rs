@@ -368,8 +368,8 @@ impl Command {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// A number for the script that the command calls, if it calls one. Each script has another
-    /// one.
+    /// A number for the script that the command calls, if it calls one. No two scripts have the
+    /// same number.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }

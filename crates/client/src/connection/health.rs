@@ -210,8 +210,8 @@ impl Health {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
-            // The text is part of it: one client may have a wrong password while another finds the
-            // server full.
+            // The text is a part of the outage's name: one client may have a wrong password while
+            // another finds the server full.
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);

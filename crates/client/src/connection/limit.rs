@@ -26,7 +26,7 @@ pub struct Limit {
 }
 
 thread_local! {
-    /// Whether the other two may be set. Most calls look only here.
+    /// Whether `CURRENT` and `CUT` may be set. Most calls look only here.
     static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };

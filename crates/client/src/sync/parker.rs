@@ -52,7 +52,7 @@ impl Parker {
                 return;
             }
             if timed_out {
-                // This is a swap and not a store, which takes a token that arrives just now.
+                // This is a swap and not a store, so that it takes a token that arrives just now.
                 // Nothing is lost, since the caller then looks at everything that it waits for.
                 self.state.swap(EMPTY, Ordering::Acquire);
                 return;

@@ -21,8 +21,8 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// The time for which a name is kept after its last use, and the most names that are kept so. The
-/// chains and turns that need a name take milliseconds.
+/// The time for which a name is kept after its last use, and the most names that are kept for that
+/// time. The chains and turns that need a name take milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 

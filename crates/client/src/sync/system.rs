@@ -14,9 +14,9 @@ pub(crate) const IS_MODEL: bool = false;
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
-// A panic under it would leave the value half changed, and the next thread would not be told. None
-// is there to happen: the code of these packages does not panic, and calls no code of a user's
-// under a mutex.
+// A panic under it would leave the value half changed, and the next thread would not be told. But
+// no panic can happen there: the code of these packages does not panic, and calls no code of a
+// user's under a mutex.
 impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 

@@ -82,11 +82,11 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // The limit's own end, and not that of the call's patience with the cluster.
+        // The limit's own end, and not the end of the call's patience with the cluster.
         let is_its_end = until < latest;
         let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
-            // The client's end is not the limit's.
+            // The end of the client is not the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
                 // Servers that send a call to each other until its end are no answer.
                 limit::cuts(false);
@@ -215,9 +215,9 @@ fn halfway(outcome: Outcome) -> Outcome {
 
 impl Cluster {
     /// Follows, until `until`, a server's answer to a command of this slot that a background thread
-    /// sent. Returns the reply of the server that has the slot. If another server has it from now
-    /// on, that one's renewer sends the command, and waits for it alone: it was not run. (At the
-    /// client's end there is none that could.)
+    /// sent. Returns the reply of the server that has the slot. If another server has the slot from
+    /// now on, this only learns that: the command was not run, and the renewer of that server sends
+    /// it, so that no other thread waits for that server. (At the client's end no renewer could.)
     pub fn resend(
         self: &Arc<Self>,
         command: &Command,
