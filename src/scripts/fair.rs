@@ -72,8 +72,8 @@ pub(crate) enum Others<'a> {
     },
     /// The owner was queued before, and asks for itself alone.
     Nobody,
-    /// The owner was queued before and has lost its entry. These, which were queued too, come back
-    /// with it if they have lost theirs.
+    /// The owner was queued before and has lost its entry. The named owners were queued, too, and
+    /// come back with it if they have lost their entries.
     Returning(&'a [Owner]),
 }
 

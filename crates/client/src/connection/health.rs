@@ -245,7 +245,7 @@ impl Health {
         self.is_out() || self.refuses.lock().is_some()
     }
 
-    /// Notes that a connection was opened, from `begun` on.
+    /// Notes that a connection was opened, by an attempt that began at `begun`.
     pub(crate) fn opened(&self, begun: Instant) {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();

@@ -15,7 +15,7 @@ const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// The deepest nesting of a reply's parts.
 const DEEPEST: usize = 32;
-/// The initial size of the buffer. Almost all bytes that ever wait at once fit in.
+/// The initial size of the buffer. It has room for almost all bytes that ever wait at once.
 const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
@@ -191,7 +191,7 @@ fn length(line: &[u8]) -> RedisResult<Option<usize>> {
     }
 }
 
-/// The number in a line behind its kind.
+/// The number in a line, which stands behind the character for the kind.
 fn number(line: &[u8]) -> RedisResult<i64> {
     let text = line.get(1..).and_then(|text| str::from_utf8(text).ok()).ok_or_else(nonsense)?;
     text.parse().map_err(|_| nonsense())
@@ -247,7 +247,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     Ok((value, rest))
 }
 
-/// Makes the values of `number` parts. Also returns the bytes behind them.
+/// Makes the values of the next parts, this many. Also returns the bytes behind them.
 fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {

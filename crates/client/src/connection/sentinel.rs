@@ -8,8 +8,8 @@
 //! ```
 //!
 //! One master: every connection of a client leads to the last master that the client learned of. If
-//! a thread is just opening a connection to another server, that one is closed, too. A Sentinel
-//! that knows less than the client does not count.
+//! a thread is just opening a connection to another server, that connection is closed, too. A
+//! Sentinel that knows less than the client does not count.
 
 mod ask;
 mod follow;
@@ -77,7 +77,7 @@ struct SentinelsState {
 }
 
 /// The master's address, and the number of the Sentinels' decision for it. Each decision has a
-/// higher number than the last.
+/// higher number than the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
@@ -331,8 +331,8 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel names a better one. Open connections use this master anyway, and `ROLE`
-            // shows whether it still is one.
+            // No Sentinel names a better master. Open connections use this one anyway, and `ROLE`
+            // shows whether it still is a master.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }

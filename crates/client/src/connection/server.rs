@@ -24,7 +24,7 @@ pub struct ServerInfo {
     pub is_sentinel: bool,
     /// The program, if it is neither Redis nor Valkey and says so, and its version.
     pub look_alike: Option<(&'static str, String)>,
-    /// The version of Redis that the server has, or says that it is compatible with.
+    /// The version of Redis that the server has, or with which it says that it is compatible.
     pub version: Option<String>,
     /// `None`: the server was not asked, or refused to answer.
     pub(super) is_master: Option<bool>,
@@ -110,10 +110,10 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// Notes a new connection to this server. `asked`: the code behind the callback opened it. If
-    /// the server does not say which run it is, a callback for this connection would make that code
-    /// open the next one, and so on for ever. Returns the run's number, if the server says which
-    /// run it is.
+    /// Notes a new connection to this server. `asked`: the code behind the callback opened the
+    /// connection. If the server does not say which run it is, a callback for this connection would
+    /// make that code open the next one, and so on for ever. Returns the run's number, if the
+    /// server says which run it is.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();

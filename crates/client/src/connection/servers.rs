@@ -71,8 +71,8 @@ impl Servers {
         }
     }
 
-    /// The number of the database, which a cluster has only one of. (It takes no mutex, since a
-    /// forked child asks.)
+    /// The number of the database. A cluster has only one. (This takes no mutex, since a forked
+    /// child asks.)
     pub fn database(&self) -> i64 {
         match self {
             Self::One(node) => node.endpoint.database(),

@@ -81,7 +81,7 @@ impl Socket {
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
-            // A silent address must leave time for those behind it.
+            // A silent address must leave time for the addresses behind it.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let share = time_left(deadline)? / others;
             match TcpStream::connect_timeout(address, share.max(Duration::from_nanos(1))) {
@@ -218,7 +218,7 @@ impl Socket {
     }
 
     /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`: the
-    /// last one ended too early.
+    /// last read or write ended too early.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // After the deadline, a process that was stopped in its read can still read a reply
@@ -385,7 +385,7 @@ mod tests {
         }
     }
 
-    /// The one of `addresses` that accepts a connection within a second.
+    /// The address among `addresses` that accepts a connection within a second.
     fn connect(addresses: &[SocketAddr]) -> io::Result<SocketAddr> {
         let socket = Socket::to_one_of(addresses, Instant::now() + Duration::from_secs(1))?;
         Ok(socket.open.stream.peer().unwrap())
@@ -397,7 +397,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let answers = listener.local_addr().unwrap();
         for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
-            // A machine that stands still could leave no time for any of them, so there are several
+            // A machine that stands still could leave no time for any address, so there are several
             // attempts.
             let connected = (0..5).find_map(|_| connect(addresses).ok());
             assert_eq!(connected, Some(answers), "of {addresses:?}");

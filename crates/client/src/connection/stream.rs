@@ -335,7 +335,8 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted go first. (If `bytes` is empty, only those go.)
+                // Bytes that are already encrypted go first. (If `bytes` is empty, only the
+                // encrypted ones go.)
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They go out before the next

@@ -1,9 +1,9 @@
 //! How the client learns of a new master, with or without a message: a thread of its own,
 //! `redlatch-follow`.
 //!
-//! The thread listens to one Sentinel. That one may be cut off from the others, so the thread also
-//! asks another one now and then. No other thread can do this: it may be in a read from the old
-//! master for as long as a reply may take, and the message must end that read.
+//! The thread listens to one Sentinel. That Sentinel may be cut off from the others, so the thread
+//! also asks another one now and then. No other thread can do this: it may be in a read from the
+//! old master for as long as a reply may take, and the message must end that read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
 /// The channels for changes of the master. Sentinels publish on the first when a failover is over.
-/// The leading Sentinel publishes on the second up to a second earlier, as soon as the new master
-/// is one.
+/// The leading Sentinel publishes on the second channel up to 1 s earlier, as soon as the new
+/// server is a master.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// The silence after which the thread asks the Sentinel whether it lives, and the time for the
 /// answer.
@@ -133,7 +133,7 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Learns the master from the Sentinel at this address, if that answers.
+    /// Learns the master from the Sentinel at this address, if the Sentinel answers.
     fn check(&self, host_port: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(host_port, within) {
             self.learn(host_port, &answer, false);

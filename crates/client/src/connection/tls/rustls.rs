@@ -159,8 +159,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// The meaning of an error after the handshake. Only then does the server say that it wants a
-/// certificate, or refuses the shown one.
+/// The meaning of an error after the handshake. The server says only after it that it wants a
+/// certificate, or refuses the client's.
 pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
         Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
