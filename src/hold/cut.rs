@@ -5,8 +5,8 @@
 //! A cut and a request for a longer lease go over two connections, and the server may run the cut
 //! last. So if the two meet, one gives way. The thread that asks raises the wanted lease and then
 //! reads `to`. The renewer sets `to` and then reads the wanted lease (all `SeqCst`). While a cut is
-//! on its way, or after one was lost, only the part of a longer lease counts that the cut would
-//! leave, and the client renews it only to that.
+//! on its way, or after a cut was lost, a longer lease counts only as far as the cut would leave
+//! it, and the client renews it only to that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -57,7 +57,8 @@ pub(crate) struct Hold {
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
     /// Whether a message granted the hold with another lease than that of its terms, and no renewal
-    /// has raised or cut it since. (The lease is short, since its process might have been stopped.)
+    /// has raised or cut that lease since. (The lease is short, since its process might have been
+    /// stopped.)
     pub(super) provisional: AtomicBool,
     /// The details of the grant.
     pub(crate) details: GrantDetails,
@@ -226,7 +227,7 @@ impl Hold {
         self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
     }
 
-    /// Until when its tenants want the hold, or a thread that keeps it.
+    /// The time until which its tenants, or a thread that keeps it, want the hold.
     fn wanted_until(&self) -> u64 {
         self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
@@ -326,9 +327,9 @@ impl Hold {
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// Why the server no longer has the hold. If the client has already found a reason, that is the
-    /// one. Otherwise the deadline decides: the lease ends at the server after it, and the client
-    /// may learn of that end before the watchdog's thread has run.
+    /// Why the server no longer has the hold. If the client has already found a reason, this is
+    /// that reason. Otherwise the deadline decides: the lease ends at the server after it, and the
+    /// client may learn of that end before the watchdog's thread has run.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };

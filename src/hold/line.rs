@@ -3,7 +3,7 @@
 //!
 //! A fair lock has no turns, since Redis has its order. A grant names the threads that stand
 //! directly behind its owner, and each of them may have the hold next without a round trip. They
-//! stay in Redis's queue until the hold is released, which removes them all.
+//! stay in Redis's queue until the release of the hold removes them all.
 
 use std::fmt;
 use std::iter;

@@ -13,8 +13,8 @@
 //!
 //! There is one entry for each process and name, however many threads wait. The leader has it, and
 //! hands it to the next leader with the lead. The owner is registered before the first request is
-//! sent, since the grant message may overtake the reply. (For `try_lock` it is not, since no
-//! message names it.)
+//! sent, since the grant message may overtake the reply. (For `try_lock` the owner is not
+//! registered, since no message names it.)
 //!
 //! A hand-off between processes costs a message and a wake-up, while a pass inside one process
 //! costs no command. So a thread has no entry of its own.

@@ -32,9 +32,9 @@ impl Terms {
         Self { lease: clock::nanos(lease), is_watched: false, stays: false }
     }
 
-    /// The same terms, for a hold that its thread will leave to its end as soon as it has it. The
-    /// server's reply must say that the hold has this lease. The 2 s of a grant by message or the
-    /// rest of another thread's lease would not do, and a request for a longer lease might fail
+    /// The same terms, for a thread that will leave the hold to its end as soon as it has the hold.
+    /// The server's reply must say that the hold has this lease. The 2 s of a grant by message or
+    /// the rest of another thread's lease would not do, and a request for a longer lease might fail
     /// when the hold is left already.
     pub(crate) const fn staying(self) -> Self {
         Self { stays: true, ..self }

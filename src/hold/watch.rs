@@ -180,8 +180,9 @@ impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         // An alarm that another thread has replaced may still go off. So only an alarm that is due
-        // is removed here. If this forgot the present alarm, it would go off in addition to the
-        // next one, and each of the two would set another, as long as the leaseholder lives.
+        // is removed here. If this forgot the present alarm, that alarm would go off in addition to
+        // the next one, and each of the two would set another, for as long as the leaseholder
+        // lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {

@@ -235,8 +235,8 @@ impl Gate {
         self.state.lock().is_busy()
     }
 
-    /// Whether a fair thread that is about to ask should first wait for other threads of a busy
-    /// process, which may join its request. If so, [`call`](Self::call) wakes it.
+    /// Whether a fair thread that is about to ask should first wait for other threads, which may
+    /// join its request if the process is busy. If so, [`call`](Self::call) wakes it.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();

@@ -6,7 +6,7 @@
 //! of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold when the time
 //! has come. Usually the lease has ended by itself, and that release does nothing. The lease has
 //! not ended if the shortening got no answer, if another hold keeps a read-write lock, or if a late
-//! copy of its request took the lock anew.
+//! copy of the hold's request took the lock anew.
 //!
 //! The renewer sends the cleanup, so it comes after a renewal that is on its way.
 
@@ -49,7 +49,7 @@ impl Site {
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
         // The closure has the hold, so that the owner stays live. Otherwise the client would take
-        // the hold for a leftover at a failover, and release it.
+        // the hold for a leftover at a failover, and release the hold.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
         let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));

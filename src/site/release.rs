@@ -244,8 +244,8 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // This comes after the answer to the release, since an earlier cleanup could leave it
-        // nothing to release.
+        // The cleanup comes after the answer to the release: an earlier cleanup could leave the
+        // release nothing to release.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
@@ -358,8 +358,8 @@ impl Site {
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
-    /// does not answer that, or a request of the owner may come later, leaves a cleanup of this
-    /// kind.
+    /// does not answer this request, or a request of the owner may come later, leaves a cleanup of
+    /// this kind.
     pub(crate) fn give_up(
         self: &Arc<Self>,
         left: Leftover,

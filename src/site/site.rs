@@ -129,7 +129,7 @@ impl Site {
                     return Ok(true);
                 }
                 // Each thread of a fair lock asks for itself. So there may be two holds, one of
-                // which a forced unlock has ended. Only the server knows which: threads do not
+                // which a forced unlock has ended. Only the server knows which one: threads do not
                 // always read grants in the order in which the server made them.
                 Admission::Occupied(other) => {
                     if !self.has_granted(&tenancy.hold())? {
