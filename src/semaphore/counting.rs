@@ -70,9 +70,9 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// A request that is sent again is applied once. If the outcome of an acquire stays unknown, the
 /// caller gets an error, and the client gives back in the background any permits that it may have
-/// taken. It repeats this, or a release whose outcome is unknown, for four minutes. Then it logs
-/// that the outcome is not known. It keeps a release that it could not send for as long as it
-/// lives.
+/// taken. The client repeats this, or a release whose outcome is unknown, for four minutes. Then it
+/// logs that the outcome is not known. It keeps a release that it could not send, for as long as
+/// the client lives.
 ///
 /// # After a failover
 ///
@@ -207,10 +207,10 @@ impl Semaphore {
 
     /// Sets how many permits are free, and makes the semaphore if there is none.
     ///
-    /// Permits that are taken do not count, since the server does not know them: they return on top
-    /// of this number. So call this only while no live process has a permit, for example to replace
-    /// those of a dead process. To change the size of a semaphore in use, call
-    /// [`add_permits`](Self::add_permits) once, from one process.
+    /// Permits that are taken now do not count, since the server does not know them: when they
+    /// return, they come on top of this number. So call this only while no live process has a
+    /// permit, for example to replace those of a dead process. To change the size of a semaphore in
+    /// use, call [`add_permits`](Self::add_permits) once, from one process.
     ///
     /// # Blocking
     ///

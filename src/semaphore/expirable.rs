@@ -89,11 +89,12 @@ pub(crate) use self::site::ExpirableSite;
 /// [`PermitId`]. Redisson 3.16 also shares the permits, but it has other ids: neither library can
 /// give back the other's permits or extend their leases.
 ///
-/// **Redisson's clients decide by their own clocks** which leases have ended. If a clock is ahead
-/// of the server's, it takes permits away that much too early: from a guard of redlatch if it is
-/// ahead by more than the rest of the lease (at least two thirds of `watchdog_timeout`). The guard
-/// learns of that at its next renewal. If a clock is behind, its client may lose its own permits
-/// early. Keep the clocks of such machines within much less than a lease of each other.
+/// **Redisson's clients decide by their own clocks** which leases have ended. If such a clock is
+/// ahead of the server's, its client takes permits away too early, by that difference: from a guard
+/// of redlatch if the clock is ahead by more than the rest of the lease (at least two thirds of
+/// `watchdog_timeout`). The guard learns of that at its next renewal. If a clock is behind, its
+/// client may lose its own permits early. Keep the clocks of such machines within much less than a
+/// lease of each other.
 ///
 /// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, as in
 /// Redisson, and each would take the other's permits for its own when their leases end. If a client

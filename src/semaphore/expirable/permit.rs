@@ -17,8 +17,8 @@ use crate::semaphore::permits::Source;
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
 ///
 /// A permit belongs to no thread and can be sent to another one. The watchdog renews its lease
-/// while it lives (unless the lease is [fixed](ExpirableSemaphore::with_lease)). It reports when it
-/// is lost. A leaked permit ([`std::mem::forget`]) is kept until
+/// while it lives (unless the lease is [fixed](ExpirableSemaphore::with_lease)). The guard reports
+/// when the permit is lost. A leaked permit ([`std::mem::forget`]) is kept until
 /// [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
