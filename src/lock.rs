@@ -229,9 +229,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     fn unlock(&self) -> Result<(), Error>;
 
     /// Takes the lock away from its holder, on any machine, and gives it to the next in line.
-    /// Returns `false` if nobody held it. A holder in this client learns of it at once, and another
-    /// one when the server notifies its client ([`LockGuard::on_lost`]), or else at its next
-    /// renewal. If it has a fixed lease, which is not renewed, it learns of it when it unlocks.
+    /// Returns `false` if nobody held it. A holder in this client learns of the loss at once.
+    /// Another holder learns of it when the server notifies its client ([`LockGuard::on_lost`]), or
+    /// else at its next renewal. A fixed lease is not renewed, so the holder then learns of the
+    /// loss when it unlocks.
     ///
     /// # Errors
     ///
@@ -377,8 +378,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Errors
     ///
     /// Those of [`lock`](Self::lock): after an error nobody holds the lock, and the client releases
-    /// in the background anything that the server granted, for this time if need be. Only if the
-    /// client ends before that does the lock stay taken.
+    /// in the background anything that the server granted, for this time if need be. The lock stays
+    /// taken only if the client ends before that.
     ///
     /// # Blocking
     ///

@@ -68,13 +68,13 @@ mod tests;
 ///
 /// # Waiters that die
 ///
-/// A release skips the waiters of a killed process, which costs the others nothing. If a process is
-/// stopped, or dies just when it is granted the lock or just after it began to wait, it keeps the lock
-/// for two seconds. Many processes that stop together, as on a host without power, cost the others no
-/// more than these two seconds. When a stopped process goes on, its waiters return to the head of the
-/// queue. Each process gives a sign of life for its waiters every second, or every third of
-/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a live waiter
-/// keeps its place, however long it waits.
+/// A release skips the waiters of a killed process, which costs the others nothing. A process keeps
+/// the lock for two seconds if it is stopped, or if it dies just when it is granted the lock or
+/// just after it began to wait. Many processes that stop together, as on a host without power, cost
+/// the others no more than these two seconds. When a stopped process goes on, its waiters return to
+/// the head of the queue. Each process gives a sign of life for its waiters every second, or every
+/// third of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a
+/// live waiter keeps its place, however long it waits.
 ///
 /// # Redisson's clients in the queue
 ///
@@ -83,12 +83,12 @@ mod tests;
 /// - its waiters must not wait for longer at a time than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout)
 ///   (5 minutes), and the clocks of its machines must agree with the server's to about 7 s;
-/// - a dead waiter of Redisson's blocks the others for up to the lease and that time;
+/// - a dead waiter of Redisson's blocks the others for up to the lease and those 5 minutes;
 /// - if a timed wait of Redisson's ends at the moment of a release, the lock is idle until the next
 ///   sign of life of a redlatch process, for at most a second;
 /// - if Redisson releases the lock and a dead redlatch waiter is first, the lock is idle for at
 ///   most a second. If no live redlatch waiter is in the queue, it may be idle for the rest of a
-///   lease (30 s), and that time for each earlier timed wait of Redisson's that ended early;
+///   lease (30 s), and 5 minutes more for each earlier timed wait of Redisson's that ended early;
 /// - if a redlatch process is stopped when it gets the lock, and only Redisson's waiters are left,
 ///   these wait for a lease or the fair wait.
 ///

@@ -138,7 +138,7 @@ pub enum HeldLocks {
 }
 
 impl HeldLocks {
-    /// The held lock, if this is a lock of one name.
+    /// The held lock, if the guard holds a lock of one name.
     pub(super) fn one(self) -> Option<HeldLock> {
         match self {
             Self::One(held) => Some(held),
@@ -182,7 +182,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the rest of that lease, even
     /// if other readers of this process share the hold and have a longer one: they may leave at any
-    /// moment. Until they do, the lock [is held](Self::is_held), also after the end of its own
+    /// moment. Until they leave, the lock [is held](Self::is_held), also after the end of its own
     /// lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
@@ -199,7 +199,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// # Blocking
     ///
     /// None, or one round trip if another process has just handed the lock on. Such a lock has a
-    /// lease of 2 s at first, and a longer `slack` extends it at once.
+    /// lease of 2 s at first, and a longer `slack` extends the lease at once.
     ///
     /// # Errors
     ///
@@ -257,9 +257,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// does not release it, but [`force_unlock`](Lock::force_unlock) does. Of a quorum, at least a
     /// majority is left taken, and the other parts are released.
     ///
-    /// If the thread has several levels, this ends one. The others hold the lock as before, but the
-    /// end of the last one does not release it before the end of the present lease. The same is
-    /// true of readers that share a hold in this process.
+    /// If the thread has several levels, this ends one. The other levels hold the lock as before,
+    /// but the end of the last level does not release the lock before the end of the present lease.
+    /// The same is true of readers that share a hold in this process.
     ///
     /// # Errors
     ///
@@ -268,9 +268,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock on
     /// and the server does not extend its lease: the lock is not left taken, and the client
     /// releases it in the background. (If the server has extended the lease and its reply was lost,
-    /// the client repeats the release for as long as that lease. Only if the client ends before
-    /// that does the lock stay taken.) After an error no lock of a [`MultiLock`](crate::MultiLock)
-    /// is left taken.
+    /// the client repeats the release for as long as that lease lasts. The lock stays taken only if
+    /// the client ends before that.) After an error no lock of a [`MultiLock`](crate::MultiLock) is
+    /// left taken.
     ///
     /// # Blocking
     ///
@@ -310,7 +310,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// The lock that it holds, if that is one of one name.
+    /// The lock that it holds, if that is a lock of one name.
     pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),

@@ -15,8 +15,8 @@
 //! subscriber was cut off.
 //!
 //! An unused notification is passed on: a notified waiter has a record until its thread has left
-//! the lock again. Every path that does not get there ends in `done` with "pass it on", or without
-//! further keep-alives.
+//! the lock again. Every path on which the thread does not leave the lock again ends in `done` with
+//! "pass it on", or without further keep-alives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -41,7 +41,8 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 /// delays it by no more than this.
 const POLL: Duration = Duration::from_secs(1);
 /// How often the client sends a keep-alive for notified waiters that have not left the lock again.
-/// Three fit into the time for which a record counts without one (`PATIENCE` in `waiters.lua`).
+/// Three keep-alives fit into the time for which a record counts without one (`PATIENCE` in
+/// `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
 /// How a sleep ended.

@@ -175,7 +175,7 @@ impl FairEntry {
 
     /// Brings back the entry of a thread that has lost it, perhaps together with all waiters of
     /// this process. One of them asks for all, and a waiter that this request places behind it need
-    /// not ask. If the request fails, the next keep-alive finds the missing ones.
+    /// not ask. If the request fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(returning) = queue.returns(&self.entry.owner) else {
@@ -225,7 +225,7 @@ impl FairEntry {
                 if by_redisson {
                     // Redisson's release sends its message on a channel of this waiter alone. If
                     // neither the holder nor a waiter ahead is Redisson's, that stays so until this
-                    // waiter asks again, since later ones stand behind it.
+                    // waiter asks again, since later waiters stand behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }

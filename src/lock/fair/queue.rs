@@ -116,7 +116,7 @@ impl FairQueue {
     }
 
     /// The newcomers for which the leader asks. They stay newcomers until they are
-    /// [answered](Self::answer). If they never are, one of them gets the leadership next.
+    /// [answered](Self::answer). If they are never answered, one of them gets the leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
@@ -139,8 +139,8 @@ impl FairQueue {
     }
 
     /// Takes the answers to the leader's request. The next newcomer gets the leadership. Each
-    /// companion leads for itself from here on, or fails. If one has left in the meantime, its
-    /// entry is given up.
+    /// companion leads for itself from here on, or fails. If a companion has left in the meantime,
+    /// its entry is given up.
     pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
         // These are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
