@@ -7,12 +7,12 @@
 --      token if the locks have tokens
 -- ARGV 1 lease in ms, 2 and on each lock's owner
 -- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil =
---        none is, since an owner of another client has one; 0 = none is, for any other reason: the
---        client asks for one after the other
+--        none is taken, since an owner of another client has one of them; 0 = none is taken for
+--        another reason, and the client asks for one lock after the other
 --
 -- All or none: it looks at all locks before it changes one, and grants nothing past a queue or a
--- window. If the server refuses a command behind the first change, it undoes what it has taken.
--- Nobody has seen that, and no owner stands in a queue for it.
+-- window. If the server refuses a command after the first change, the script gives back the locks
+-- that it has taken. No other client has seen them taken, and no owner queues for them.
 --
 -- The request may be sent again. A lock that its owner has already counts as free: the first copy
 -- has taken it, and the lease counts from before that copy.

@@ -5,8 +5,8 @@
 --
 -- KEYS as of acquire.lua
 -- ARGV for each lock, one behind the other: all five of ../lock/release.lua
--- reply: the list of the locks' replies: nil and the numbers of ../lock/release.lua; -1 = an error:
---        a request of its own says which
+-- reply: the list of the locks' replies: nil and the numbers of ../lock/release.lua; -1 = an error,
+--        which a release of that lock alone would show
 local size, replies = #KEYS / (#ARGV / 5), {}
 for i = 1, #ARGV / 5 do
     local keys = {unpack(KEYS, (i - 1) * size + 1, i * size)}
