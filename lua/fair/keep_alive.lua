@@ -14,8 +14,8 @@
 -- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
---   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
---                        not pass while it waits for us. Behind none of ours it is not touched.
+--   one of Redisson's    moves as the nearest of ours ahead of it does: its own time does not pass
+--                        while it waits for us. If none of ours is ahead, it is not touched.
 -- The script sets scores and adds to none. Redisson's sums of waits drift, shift all waiters at
 -- each grant, and let live waiters lapse.
 --

@@ -10,8 +10,8 @@
 --
 -- RPUSH comes first, since its reply says whether anybody waits. The later commands must not be
 -- refused. So before RPUSH, the script asks whether it may run them. The new entry is removed if
--- the owner had one, or if the lock has no end. Any command of a poll may be refused, as in
--- `stand`: a poll adds no entry, and writes only its own time.
+-- the owner had an entry before, or if the lock has no end. Any command of a poll may be refused,
+-- as in `stand`: a poll adds no entry, and writes only its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]

@@ -14,7 +14,7 @@ if foreign then
 elseif not who then
     local places, trouble = length(), hold(owner, lease)
     if trouble then
-        -- There is no memory. A waiter needs none: see `hold`.
+        -- The server may have no memory. A waiter needs none: see `hold`.
         look()
         return trouble
     end

@@ -31,7 +31,7 @@ end
 -- (If the queue may not be read, nothing is taken.)
 local _, trouble = length(), hold({owner}, lease)
 if trouble then
-    -- There is no memory. A waiter needs none: see `hold`.
+    -- The server may have no memory. A waiter needs none: see `hold`.
     look()
     return trouble
 elseif not writes(owner) then
