@@ -495,7 +495,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     #[doc(hidden)]
     fn parts(&self) -> Parts;
 
-    /// The same lock, but for this.
+    /// The same lock with this variant.
     #[doc(hidden)]
     fn varied(&self, variant: Variant) -> Self
     where

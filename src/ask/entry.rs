@@ -66,7 +66,7 @@ const PER_PLACE: u64 = 300_000;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
-    /// The place that it had when it last asked. `None`: it had none.
+    /// The place that it had when it last asked. `None`: it had no place.
     place: Option<u32>,
     /// Whether a request is on its way.
     is_asking: bool,

@@ -4,9 +4,9 @@
 //! or if it reaches none. One thread looks for all.
 //!
 //! A server that is cut off from the others goes on naming the old owners of slots. But it knows
-//! that it sees no majority of the masters (`cluster_state`), and when the others choose a new
-//! master their epoch is later. So its answer, its *view*, counts only if no server has a better
-//! one, or as one of a majority: a majority cannot be cut off.
+//! that it sees no majority of the masters (`cluster_state`). And when the others choose a new
+//! master, their epoch is later than its own. So its answer, its *view*, counts only if no server
+//! has a better one, or as one of a majority: a majority cannot be cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
