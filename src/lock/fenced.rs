@@ -98,6 +98,6 @@ impl<O> LockGuard<FencedLock, O> {
     #[must_use]
     pub fn token(&self) -> FencingToken {
         // A fenced lock is never granted without a token. (If it were, no fence would accept zero.)
-        self.one().and_then(HeldLock::token).unwrap_or(FencingToken::from_number(0))
+        self.one().and_then(HeldLock::token).unwrap_or_else(|| FencingToken::from_number(0))
     }
 }
