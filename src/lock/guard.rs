@@ -285,6 +285,20 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.name())
     }
 
+    /// Returns the owner under which the server knows the hold: the client's
+    /// [`id`](crate::Client::id), a colon and a number. Log it beside what the lock guards. It is
+    /// what [`Client::status`](crate::Client::status), the command `redlatch who` and Redisson
+    /// show, and what [`release_for`](crate::Client::release_for) ends. No I/O.
+    ///
+    /// The levels of one thread have the same owner, and so have the threads of a process that pass
+    /// the lock to each other, or read together. After a wait on a
+    /// [`Condition`](crate::Condition), a guard has another owner. `None` for several locks that
+    /// are held together, which have one each: [`owners`](LockGuard::owners).
+    #[must_use]
+    pub fn owner(&self) -> Option<String> {
+        self.one().map(HeldLock::owner)
+    }
+
     /// Runs `work`, and releases the lock: [`Lock::with`].
     pub(super) fn release_after<R, E: From<Error>>(
         self,

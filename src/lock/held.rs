@@ -198,6 +198,10 @@ impl HeldLock {
         self.handle.site.name.given()
     }
 
+    pub(super) fn owner(&self) -> String {
+        self.tenancy.hold().owner.shown()
+    }
+
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.handle.site.core
     }

@@ -120,6 +120,14 @@ impl Owner {
         }
     }
 
+    /// The owner's text as people see it: without the suffix of a writer.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Lock { client, number, .. } => format!("{client}:{number}"),
+            Self::Permit(id) => id.to_string(),
+        }
+    }
+
     /// The owner's number, zero for a permit.
     pub(crate) fn number(&self) -> u64 {
         match self {

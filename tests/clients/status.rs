@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Commands as _, Connection};
 use redlatch::status::StatusKind;
-use redlatch::{Client, Lock};
+use redlatch::{Client, Lock, MultiLock};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 use crate::common::*;
@@ -55,6 +55,37 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
     threads.into_iter().for_each(Running::join);
     // A dropped guard's release is sent after the drop has returned.
     wait_until("the name is free", SOON, || seen(&watcher, "orders") == (StatusKind::Free, [0; 3]));
+}
+
+#[test]
+fn a_guard_has_the_owner_that_the_status_shows() {
+    let server = server();
+    let client = client(&server);
+    let shown = |name: &str| {
+        let status = client.status(name).unwrap();
+        let [holder] = &status.holders[..] else { panic!("{status:?}") };
+        holder.owner.clone()
+    };
+    let both = client.read_write_lock("read");
+    let written = client.read_write_lock("written");
+    for guard in [
+        client.reentrant_lock("lock").lock_owned().unwrap(),
+        client.fair_lock("fair").lock_owned().unwrap(),
+        client.fenced_lock("fenced").lock_owned().unwrap().into(),
+        both.read_lock().lock_owned().unwrap(),
+        written.write_lock().lock_owned().unwrap(),
+    ] {
+        let owner = guard.owner().unwrap();
+        assert!(owner.starts_with(client.id()), "{owner}");
+        assert_eq!(owner, shown(guard.name()), "{guard:?}");
+        assert!(client.release_for(guard.name(), &owner).unwrap(), "{guard:?}");
+    }
+
+    let [one, two] = ["one", "two"].map(|name| client.reentrant_lock(name));
+    let guard = MultiLock::new(&[&one, &two]).unwrap().lock().unwrap();
+    let owners: Vec<_> = guard.owners().map(|(name, owner)| (name, owner == shown(name))).collect();
+    assert_eq!(owners, [("one", true), ("two", true)]);
+    assert_eq!(guard.owner(), None);
 }
 
 #[test]

@@ -49,6 +49,12 @@ impl<O> LockGuard<MultiLock, O> {
         self.several().into_iter().flat_map(|levels| &levels.held).map(HeldLock::name)
     }
 
+    /// Returns the names and [owners](LockGuard::owner) of the held locks, in the order of taking.
+    pub fn owners(&self) -> impl Iterator<Item = (&str, String)> {
+        let held = self.several().into_iter().flat_map(|levels| &levels.held);
+        held.map(|held| (held.name(), held.owner()))
+    }
+
     /// Returns the names and fencing tokens of those parts that have a token, in the order of
     /// taking.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
