@@ -51,7 +51,7 @@ pub(crate) struct Config {
     pub(crate) allow_garnet: bool,
     pub(crate) credentials_with: Option<Provider<Credentials>>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
-    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) observers: Vec<Arc<dyn Observer>>,
     /// The clients of the same server in memory.
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
@@ -97,7 +97,7 @@ impl ClientBuilder {
             allow_garnet: false,
             credentials_with: None,
             replica_acks: None,
-            observer: None,
+            observers: Vec::new(),
             #[cfg(feature = "in-memory")]
             ages_with: None,
         };
@@ -288,10 +288,12 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the observer, which hears of the client's waits, holds, losses and renewals. If there
-    /// are several calls, the last one counts.
+    /// Adds an observer, which hears of the client's waits, holds, losses and renewals. With several
+    /// calls all observers hear each event, in the order of the calls.
+    ///
+    /// Defaults to none.
     pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.config.observer = Some(Arc::new(observer));
+        self.config.observers.push(Arc::new(observer));
         self
     }
 

@@ -91,6 +91,18 @@ pub trait Observer: Send + Sync + 'static {
 }
 
 /// What an [`Observer`] hears.
+///
+/// A test of an observer makes an event with [`new`](Self::new), and sets the other fields:
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use redlatch::observe::{Event, Kind, Way};
+///
+/// let mut event = Event::new("orders", Kind::FairLock, Way::HandedOn);
+/// event.time = Duration::from_millis(30);
+/// assert_eq!(event.permits, 1);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Event<'a, T = ()> {
@@ -108,6 +120,11 @@ pub struct Event<'a, T = ()> {
 }
 
 impl<'a, T> Event<'a, T> {
+    /// Makes an event about one permit or lock, whose time is zero.
+    pub fn new(name: &'a str, kind: Kind, how: T) -> Self {
+        Self::named(name, (kind, 1), Duration::ZERO, how)
+    }
+
     pub(crate) fn of(name: &'a Name, what: (Kind, u32), time: Duration, how: T) -> Self {
         Self::named(name.given(), what, time, how)
     }

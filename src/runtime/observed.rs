@@ -132,28 +132,30 @@ pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 impl Core {
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
-        self.config.observer.is_some()
+        !self.config.observers.is_empty()
     }
 
-    /// Calls the observer, if there is one, on this thread, which is a caller's and holds no mutex.
+    /// Calls each observer on this thread, which holds no mutex. After the panic of one, the others
+    /// are called all the same.
     #[inline]
-    pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
-        let Some(observer) = &self.config.observer else { return };
-        if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
-            self.watchdog.log(Level::Error, || "an observer panicked".to_owned());
+    pub(crate) fn tell(&self, tell: impl Fn(&dyn Observer)) {
+        for observer in &self.config.observers {
+            if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
+                self.watchdog.log(Level::Error, || "an observer panicked".to_owned());
+            }
         }
     }
 
     /// As [`tell`](Self::tell), and counts the event once for each permit.
     #[inline]
-    pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl FnOnce(&dyn Observer)) {
+    pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl Fn(&dyn Observer)) {
         self.counts.add(what, permits.into());
         self.tell(tell);
     }
 
     /// Counts the event, and reports it on the callbacks' thread after all earlier ones. The report
     /// is left out if too many wait there.
-    pub(crate) fn observe_soon<T: FnOnce(&dyn Observer) + Send + 'static>(
+    pub(crate) fn observe_soon<T: Fn(&dyn Observer) + Send + 'static>(
         &self,
         what: Count,
         event: impl FnOnce() -> T,
@@ -170,7 +172,7 @@ impl Core {
             self.counts.add(Count::LeftOut, 1);
             if !leaves_out.swap(true, Ordering::Relaxed) {
                 self.watchdog.log(Level::Warn, || {
-                    "events for the observer are left out: it, an on_lost callback or the logger is \
+                    "events for the observers are left out: one, an on_lost callback or the logger is \
                      too slow"
                         .to_owned()
                 });

@@ -392,7 +392,7 @@ fn renewals_are_reported_with_the_time_left_and_so_are_an_outage_and_its_end() {
 }
 
 #[test]
-fn a_panic_of_an_observer_harms_no_caller() {
+fn a_panic_of_an_observer_harms_no_caller_and_no_other_observer() {
     struct Panics;
 
     impl Observer for Panics {
@@ -406,7 +406,8 @@ fn a_panic_of_an_observer_harms_no_caller() {
     }
 
     let server = server();
-    let client = builder(&server).observer(Panics).connect().unwrap();
+    let heard = Heard::default();
+    let client = builder(&server).observer(Panics).observer(heard.clone()).connect().unwrap();
     let lock = client.reentrant_lock("orders");
     for _ in 0..3 {
         let guard = lock.lock().unwrap();
@@ -414,6 +415,8 @@ fn a_panic_of_an_observer_harms_no_caller() {
         guard.on_lost(move |reason| sender.send(reason).unwrap());
         assert!(lock.force_unlock().unwrap());
         assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
+        heard.wait_for("lost");
+        assert_eq!(heard.taken(), ["waits", "has Free", "lost ForceUnlocked"]);
     }
     lock.lock().unwrap().unlock().unwrap();
 }
