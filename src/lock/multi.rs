@@ -123,7 +123,12 @@ pub struct MultiLock {
     rule: Rule,
 }
 
-own_verbs!(MultiLock, MultiLockGuard, OwnedMultiLockGuard);
+own_verbs!(
+    MultiLock,
+    MultiLockGuard,
+    OwnedMultiLockGuard,
+    "One round trip for all parts, or [one for each](MultiLock#what-it-costs)"
+);
 
 /// How often the first parts may be lost during the wait for the others.
 const MOST_LOST: u32 = 3;

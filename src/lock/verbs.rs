@@ -4,13 +4,21 @@
 /// no import of the trait.
 macro_rules! own_verbs {
     ($lock:ident, $guard:ty, $owned:ty) => {
+        $crate::lock::own_verbs!($lock, $guard, $owned, "One round trip");
+    };
+    // `$trips`: what it costs to take the lock if it is free.
+    ($lock:ident, $guard:ty, $owned:ty, $trips:literal) => {
         const _: () = {
             use std::time::{Duration, Instant};
 
             use redlatch_client::CancelToken;
 
             use crate::attempt::Attempt;
+            #[cfg(doc)]
+            use crate::attempt::Attempt::NotTaken;
             use crate::error::Error;
+            #[cfg(doc)]
+            use crate::error::ErrorKind;
             use crate::lock::{AsLock, Lock, LockGuard};
             use crate::waiting::Wait;
 
@@ -20,55 +28,211 @@ macro_rules! own_verbs {
                 }
             }
 
-            /// The verbs of [`Lock`](crate::Lock), which documents the result, the errors and the
-            /// round trips of each.
+            /// The verbs of [`Lock`](crate::Lock), which says more of each.
             impl $lock {
-                /// See [`Lock::lock`](crate::Lock::lock).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, and blocks until the calling thread has it."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// After an error the call has taken nothing.
+                ///
+                /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or
+                ///   does not answer in time, or if the key holds other data.
+                ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+                /// - [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the
+                ///   thread has taken a million levels.
+                /// - [`ShutDown`](ErrorKind::ShutDown) after
+                ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
+                ///   [`Forked`](ErrorKind::Forked) in a forked child.
+                ///
+                /// All verbs that take the lock fail in these ways.
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// A level more, for a thread that holds it already, needs no command. Otherwise
+                /// the thread waits in the queue of its process, and the process in the queue at
+                /// the server: [`Lock::lock`](crate::Lock::lock) says how. Each request ends after
+                /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
                 pub fn lock(&self) -> Result<$guard, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
 
-                /// See [`Lock::try_lock`](crate::Lock::try_lock).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` if that is possible now, and otherwise returns [`NotTaken`]."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock). A failed request is an error, never [`NotTaken`].
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, ".")]
+                /// None if a thread of this process is in the way, or if the calling thread holds
+                /// it already. See also [`Lock::try_lock`](crate::Lock::try_lock).
                 pub fn try_lock(&self) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
 
-                /// See [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, or returns [`NotTaken`] after `wait`."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// The call takes at most `wait`, also in an outage: see
+                /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
                 pub fn try_lock_for(&self, wait: Duration) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
-                /// See [`Lock::try_lock_until`](crate::Lock::try_lock_until).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, or returns [`NotTaken`] at `deadline`."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// With a deadline that has passed, the call tries once.
                 pub fn try_lock_until(&self, deadline: Instant) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, deadline.into())
                 }
 
-                /// See [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, or fails when `token` is cancelled."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. Also those of
+                /// [`lock`](Self::lock). If the lock was granted before the cancel, the call takes
+                /// it.
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// The cancel ends a sleep and a request at once.
                 pub fn lock_cancellable(&self, token: &CancelToken) -> Result<$guard, Error> {
                     LockGuard::take(self, token.into())
                 }
 
-                /// See [`Lock::lock_within`](crate::Lock::lock_within).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, or returns [`NotTaken`] at the end of `wait`."
+                )]
+                ///
+                /// All other ways to take the lock are short forms of this one: a limit, a deadline
+                /// and a cancel token each become a wait by `into`.
+                ///
+                /// # Errors
+                ///
+                /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the
+                /// call has taken nothing. Also those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// With a deadline that has passed, the call tries once.
                 pub fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait)
                 }
 
-                /// See [`Lock::lock_owned`](crate::Lock::lock_owned).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread and can be sent to another one."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// The call is not re-entrant: it also waits for a guard of its own thread. In
+                /// async code call it where blocking is allowed: see
+                /// [`Lock::lock_owned`](crate::Lock::lock_owned).
                 pub fn lock_owned(&self) -> Result<$owned, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
 
-                /// See [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread, if that is possible now."
+                )]
+                ///
+                /// Returns [`NotTaken`] otherwise, also if the calling thread holds the lock.
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock). A failed request is an error, never [`NotTaken`].
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, ".")]
+                /// None if a thread of this process is in the way.
                 pub fn try_lock_owned(&self) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
 
-                /// See [`Lock::try_lock_owned_for`](crate::Lock::try_lock_owned_for).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread, or returns [`NotTaken`] after `wait`."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// The call takes at most `wait`, as [`try_lock_for`](Self::try_lock_for).
                 pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
 
-                /// See [`Lock::try_lock_owned_until`](crate::Lock::try_lock_owned_until).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread, or returns [`NotTaken`] at ",
+                    "`deadline`."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// With a deadline that has passed, the call tries once.
                 pub fn try_lock_owned_until(
                     &self,
                     deadline: Instant,
@@ -76,17 +240,59 @@ macro_rules! own_verbs {
                     LockGuard::try_take(self, deadline.into())
                 }
 
-                /// See [`Lock::lock_owned_cancellable`](crate::Lock::lock_owned_cancellable).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread, or fails when `token` is cancelled."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock_cancellable`](Self::lock_cancellable).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// The cancel ends a sleep and a request at once.
                 pub fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<$owned, Error> {
                     LockGuard::take(self, token.into())
                 }
 
-                /// See [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` for a guard that belongs to no thread, or returns [`NotTaken`] at ",
+                    "the end of `wait`."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock_within`](Self::lock_within).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, " if it is free.")]
+                /// With a deadline that has passed, the call tries once.
                 pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait)
                 }
 
-                /// See [`Lock::with`](crate::Lock::with).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "`, runs `work` with the guard, and releases the lock."
+                )]
+                ///
+                /// # Errors
+                ///
+                /// Those of [`lock`](Self::lock) before `work` runs, then that of `work`.
+                /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before the end of
+                /// `work`: see [`Lock::with`](crate::Lock::with). If the release fails because of
+                /// the server, the client logs that and repeats it.
+                ///
+                /// # Blocking
+                ///
+                /// As long as [`lock`](Self::lock), `work` and [`unlock`](Self::unlock) take.
                 pub fn with<R, E: From<Error>>(
                     &self,
                     work: impl FnOnce(&$guard) -> Result<R, E>,
@@ -94,7 +300,23 @@ macro_rules! own_verbs {
                     self.lock()?.release_after(work)
                 }
 
-                /// See [`Lock::try_with`](crate::Lock::try_with).
+                #[doc = concat!(
+                    "If the `",
+                    stringify!($lock),
+                    "` is free now, runs `work` with the guard, and releases the lock."
+                )]
+                ///
+                /// Otherwise returns `None`, and `work` does not run.
+                ///
+                /// # Errors
+                ///
+                /// Those of [`try_lock`](Self::try_lock) before `work` runs, then those of
+                /// [`with`](Self::with).
+                ///
+                /// # Blocking
+                ///
+                /// As long as [`try_lock`](Self::try_lock), `work` and [`unlock`](Self::unlock)
+                /// take.
                 #[must_use = "`None`: the lock was not free, and the work was not done"]
                 pub fn try_with<R, E: From<Error>>(
                     &self,
@@ -104,69 +326,196 @@ macro_rules! own_verbs {
                     taken.map(|guard| guard.release_after(work)).transpose()
                 }
 
-                /// See [`Lock::unlock`](crate::Lock::unlock).
+                #[doc = concat!(
+                    "Releases the level of the `",
+                    stringify!($lock),
+                    "` that the calling thread took last."
+                )]
+                ///
+                /// It is for code that has no guard, after
+                /// [`LockGuard::forget`](crate::LockGuard::forget).
+                ///
+                /// # Errors
+                ///
+                /// [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock:
+                /// nothing changes. Also those of [`LockGuard::unlock`](crate::LockGuard::unlock).
+                ///
+                /// # Blocking
+                ///
+                /// One round trip. None for an inner level, or if a waiting thread of this process
+                /// gets the lock.
                 pub fn unlock(&self) -> Result<(), Error> {
                     Lock::unlock(self)
                 }
 
-                /// See [`Lock::force_unlock`](crate::Lock::force_unlock).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` away from its holder, on any machine, and gives it to the next in line."
+                )]
+                ///
+                /// Returns `false` if nobody held it. The holder learns of its loss
+                /// ([`on_lost`](crate::LockGuard::on_lost)).
+                ///
+                /// # Errors
+                ///
+                /// Those of [`is_locked`](Self::is_locked). If the reply was lost, the message says
+                /// that the outcome is not known: see
+                /// [`Lock::force_unlock`](crate::Lock::force_unlock).
+                ///
+                /// # Blocking
+                ///
+                /// Two round trips, or three if a thread of this client holds the lock.
                 #[must_use = "`false`: nobody held it"]
                 pub fn force_unlock(&self) -> Result<bool, Error> {
                     Lock::force_unlock(self)
                 }
 
-                /// See [`Lock::is_locked`](crate::Lock::is_locked).
+                #[doc = concat!(
+                    "Returns whether any thread holds the `",
+                    stringify!($lock),
+                    "`, on any machine."
+                )]
+                ///
+                /// The result may be out of date when the call returns.
+                ///
+                /// # Errors
+                ///
+                /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or
+                /// does not answer in time, or if the key holds other data.
+                /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+                /// [`Config`](ErrorKind::Config) if the name is empty.
+                /// [`ShutDown`](ErrorKind::ShutDown) after
+                /// [`Client::shutdown`](crate::Client::shutdown). [`Forked`](ErrorKind::Forked) in
+                /// a forked child.
+                ///
+                /// # Blocking
+                ///
+                /// One round trip.
                 pub fn is_locked(&self) -> Result<bool, Error> {
                     Lock::is_locked(self)
                 }
 
-                /// See [`Lock::is_held_by_current_thread`](crate::Lock::is_held_by_current_thread).
+                #[doc = concat!(
+                    "Returns whether the calling thread holds the `",
+                    stringify!($lock),
+                    "`, as its guard would. No I/O."
+                )]
                 #[must_use]
                 pub fn is_held_by_current_thread(&self) -> bool {
                     Lock::is_held_by_current_thread(self)
                 }
 
-                /// See [`Lock::hold_count`](crate::Lock::hold_count).
+                #[doc = concat!(
+                    "Returns how many levels of the `",
+                    stringify!($lock),
+                    "` the calling thread has taken and not released. No I/O."
+                )]
                 #[must_use]
                 pub fn hold_count(&self) -> usize {
                     Lock::hold_count(self)
                 }
 
-                /// See [`Lock::remaining_lease`](crate::Lock::remaining_lease).
+                #[doc = concat!(
+                    "Returns how long the `",
+                    stringify!($lock),
+                    "` lasts unless its holder renews it."
+                )]
+                ///
+                /// Returns `None` if nobody holds it, or if the key holds other data.
+                ///
+                /// # Errors
+                ///
+                /// Those of [`is_locked`](Self::is_locked), except for a key that holds other data.
+                ///
+                /// # Blocking
+                ///
+                /// One round trip.
                 pub fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
                     Lock::remaining_lease(self)
                 }
 
-                /// See [`Lock::name`](crate::Lock::name).
+                #[doc = concat!(
+                    "Returns the name of the `",
+                    stringify!($lock),
+                    "`, as it was given. No I/O."
+                )]
                 #[must_use]
                 pub fn name(&self) -> &str {
                     Lock::name(self)
                 }
 
-                /// See [`Lock::with_lease`](crate::Lock::with_lease).
+                #[doc = concat!(
+                    "Returns the same `",
+                    stringify!($lock),
+                    "` with a fixed lease, which is never renewed."
+                )]
+                ///
+                /// It begins anew each time the lock is taken. From 1 ms to 10¹³ ms; with another
+                /// lease, each call that takes the lock fails: see
+                /// [`Lock::with_lease`](crate::Lock::with_lease). No I/O.
                 #[must_use]
                 pub fn with_lease(&self, lease: Duration) -> Self {
                     Lock::with_lease(self, lease)
                 }
 
-                /// See [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+                #[doc = concat!(
+                    "Returns the same `",
+                    stringify!($lock),
+                    "` with a renewed lease of this length."
+                )]
+                ///
+                /// From 10 ms to a year; with another lease, each call that takes the lock fails:
+                /// see [`Lock::with_watchdog`](crate::Lock::with_watchdog). No I/O.
                 #[must_use]
                 pub fn with_watchdog(&self, timeout: Duration) -> Self {
                     Lock::with_watchdog(self, timeout)
                 }
 
-                /// See [`Lock::try_once_per`](crate::Lock::try_once_per).
+                #[doc = concat!(
+                    "Takes the `",
+                    stringify!($lock),
+                    "` unless another `try_once_per` has taken it within the last `interval`."
+                )]
+                ///
+                /// Returns [`NotTaken`] otherwise. To run a job once an hour on one of all
+                /// machines, call this on each machine: see
+                /// [`Lock::try_once_per`](crate::Lock::try_once_per).
+                ///
+                /// # Errors
+                ///
+                /// Those of [`try_lock`](Self::try_lock).
+                ///
+                /// # Blocking
+                ///
+                #[doc = concat!($trips, ".")]
                 pub fn try_once_per(&self, interval: Duration) -> Result<Attempt<$guard>, Error> {
                     self.with_hold_at_least(interval).try_lock()
                 }
 
-                /// See [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least).
+                #[doc = concat!(
+                    "Returns the same `",
+                    stringify!($lock),
+                    "`, which stays taken for at least this long each time it is taken."
+                )]
+                ///
+                /// It does so even if its guard is dropped or its process ends. Taking it costs one
+                /// more round trip if another process handed it on: see
+                /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). No I/O.
                 #[must_use]
                 pub fn with_hold_at_least(&self, least: Duration) -> Self {
                     Lock::with_hold_at_least(self, least)
                 }
 
-                /// See [`Lock::non_reentrant`](crate::Lock::non_reentrant).
+                #[doc = concat!(
+                    "Returns the same `",
+                    stringify!($lock),
+                    "`, through a handle that is not re-entrant."
+                )]
+                ///
+                /// In a thread that already holds the lock, every verb that takes it fails with
+                /// [`WouldDeadlock`](ErrorKind::WouldDeadlock): see
+                /// [`Lock::non_reentrant`](crate::Lock::non_reentrant). No I/O.
                 #[must_use]
                 pub fn non_reentrant(&self) -> Self {
                     Lock::non_reentrant(self)
