@@ -13,6 +13,7 @@ mod common;
 mod explore;
 mod fair;
 mod lock;
+mod multi;
 mod read_write;
 mod simulated;
 
