@@ -145,7 +145,7 @@ macro_rules! own_verbs {
                 )]
                 ///
                 /// All other ways to take the lock are short forms of this one: a limit, a deadline
-                /// and a cancel token each become a wait by `into`.
+                /// and a cancel token become a wait by `into`.
                 ///
                 /// # Errors
                 ///
