@@ -87,7 +87,7 @@ pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
 /// hold that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
-    waiting: Mutex<BTreeMap<u64, Weak<Registered>>>,
+    registered: Mutex<BTreeMap<u64, Weak<Registered>>>,
 }
 
 impl Recipients {
@@ -99,19 +99,19 @@ impl Recipients {
     ) -> Arc<Registered<R>> {
         let registered = Arc::new(Registered { all: Arc::clone(self), owner, recipient });
         let named: Weak<Registered> = Arc::<Registered<R>>::downgrade(&registered);
-        self.waiting.lock().insert(owner, named);
+        self.registered.lock().insert(owner, named);
         registered
     }
 
     /// The registered owner with that number.
     pub(super) fn named(&self, owner: u64) -> Option<Arc<Registered>> {
-        self.waiting.lock().get(&owner).and_then(Weak::upgrade)
+        self.registered.lock().get(&owner).and_then(Weak::upgrade)
     }
 }
 
 impl fmt::Debug for Recipients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recipients").field("waiting", &self.waiting.lock().len()).finish()
+        f.debug_struct("Recipients").field("registered", &self.registered.lock().len()).finish()
     }
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
 impl<R: ?Sized> Drop for Registered<R> {
     fn drop(&mut self) {
         if !is_forked() {
-            self.all.waiting.lock().remove(&self.owner);
+            self.all.registered.lock().remove(&self.owner);
         }
     }
 }

@@ -24,7 +24,7 @@ fn session(server: &Server) -> Session {
 }
 
 /// A thread's tenancy of a hold that the server has just granted with this lease.
-fn seated(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
+fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
     let hold = Hold::new(owner, terms, Asked::now(site), false);
     let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
@@ -38,11 +38,11 @@ fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "taken");
-    let first = seated(&site, LEASE);
+    let first = admitted(&site, LEASE);
     let (tell, told) = mpsc::channel();
     assert!(first.on_lost(Box::new(move |reason| tell.send(reason).unwrap())).is_none());
     first.hold().lose(LostReason::ForceUnlocked);
-    let _second = seated(&site, LEASE);
+    let _second = admitted(&site, LEASE);
     assert_eq!(first.state(), HoldState::Lost(LostReason::ForceUnlocked));
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
 }
@@ -67,7 +67,7 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "kept");
-    let _tenancy = seated(&site, LEASE);
+    let _tenancy = admitted(&site, LEASE);
     let alarms = || format!("{:?}", session.core().watchdog);
     let before = alarms();
     for _ in 0..10 {
@@ -134,12 +134,12 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     let session = session(&server);
     let site = Site::of(session.core(), "told");
     let losses = || session.core().snapshot().counts.lost;
-    let early = seated(&site, LEASE);
+    let early = admitted(&site, LEASE);
     site.lose_hold(&early.hold(), LostReason::ShutDown);
     assert_eq!(losses(), 0, "it has not been acquired");
     site.observed(&early);
     assert_eq!(losses(), 1, "now it has");
-    let late = seated(&site, LEASE);
+    let late = admitted(&site, LEASE);
     site.observed(&late);
     assert_eq!(losses(), 1);
     site.lose_hold(&late.hold(), LostReason::Revoked);
@@ -154,7 +154,7 @@ fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let session = session(&server);
     let site = Site::of(session.core(), "left");
     let releases = || session.core().snapshot().counts.released;
-    let tenancy = seated(&site, LEASE);
+    let tenancy = admitted(&site, LEASE);
     tenancy.tell_released(session.core(), &"left".into());
     assert_eq!(releases(), 0);
     site.observed(&tenancy);
