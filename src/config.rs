@@ -4,6 +4,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "tls")]
+use redlatch_client::Identity;
 use redlatch_client::{AddressMap, Credentials, Provider, ReplicaAcks, Settings};
 
 #[cfg(feature = "in-memory")]
@@ -50,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) client_tracking: bool,
     pub(crate) allow_garnet: bool,
     pub(crate) credentials_with: Option<Provider<Credentials>>,
+    #[cfg(feature = "tls")]
+    pub(crate) tls_client_certificate_with: Option<Provider<Identity>>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observers: Vec<Arc<dyn Observer>>,
     /// The clients of the same server in memory.
@@ -96,6 +100,8 @@ impl ClientBuilder {
             client_tracking: true,
             allow_garnet: false,
             credentials_with: None,
+            #[cfg(feature = "tls")]
+            tls_client_certificate_with: None,
             replica_acks: None,
             observers: Vec::new(),
             #[cfg(feature = "in-memory")]
@@ -495,7 +501,50 @@ impl ClientBuilder {
         certificates: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        self.config.connection.tls.identity = Some((certificates.into(), key.into()));
+        let (certificates, key) = (certificates.into(), key.into());
+        self.config.connection.tls.identity = Some(Identity { certificates, key });
+        self
+    }
+
+    /// Sets a function that returns the certificates and the key for servers that ask for one, in
+    /// place of those of [`tls_client_certificate`](Self::tls_client_certificate) and in the same
+    /// form. It is for certificates that are renewed while the client lives. The client calls it
+    /// for each connection that it opens, also to Sentinels. Open connections stay, since a server
+    /// looks at a certificate only when a connection begins.
+    ///
+    /// `provide` may block: it runs on a thread of its own (`redlatch-certs`), one call at a time.
+    /// A thread that opens a connection waits for it within
+    /// [`connect_timeout`](Self::connect_timeout). An error or a panic of it counts as an outage,
+    /// as do certificates that are invalid or do not match the key, such as those of files that are
+    /// just being replaced: the error says why, waits go on, the client renews locks over its open
+    /// connections, and the next connection calls it again. It must not use this client, whose
+    /// calls may wait for it.
+    ///
+    /// ```no_run
+    /// use std::fs;
+    ///
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// let client = redlatch::Client::builder("rediss://redis.example")
+    ///     .tls_client_certificate_with(|| {
+    ///         Ok((fs::read("/run/certs/client.crt")?, fs::read("/run/certs/client.key")?))
+    ///     })
+    ///     .connect()?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_client_certificate_with(
+        mut self,
+        provide: impl Fn() -> Result<(Vec<u8>, Vec<u8>), Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        let provide = move || {
+            let (certificates, key) = provide()?;
+            Ok(Identity { certificates, key })
+        };
+        self.config.tls_client_certificate_with = Some(Provider::new(provide));
         self
     }
 

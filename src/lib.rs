@@ -79,6 +79,7 @@
 //! | `redlatch-follow` | with Sentinels, or if the URL of one server has a host's name |
 //! | `redlatch-jobs` | in a cluster |
 //! | `redlatch-creds` | with [`credentials_with`](ClientBuilder::credentials_with) |
+//! | `redlatch-certs` | with `ClientBuilder::tls_client_certificate_with` |
 //!
 //! For each server that it uses, a client has 4 to 16 connections for commands, depending on the
 //! distance of the server ([`connections`](ClientBuilder::connections) sets the number), one for

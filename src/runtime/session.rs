@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
+#[cfg(feature = "tls")]
+use redlatch_client::TlsSettings;
 use redlatch_client::sync::{Mutex, is_forked, may_connect, on_own_thread};
 use redlatch_client::{
-    Cluster, Command, Credentials, Endpoint, Failure, Lane, Node, Outcome, Posted, ServerEvent,
-    Servers, Settings, Source, connection_name, reply_code,
+    Cluster, Command, Credentials, Endpoint, Failure, Lane, Node, Outcome, Posted, Provided,
+    Provider, ServerEvent, Servers, Settings, Source, connection_name, reply_code,
 };
 
 use super::dispatcher::Dispatcher;
@@ -46,13 +48,16 @@ impl Session {
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         let name = connection_name(config.name.as_deref(), id.as_str());
-        let credential_source = config.credentials_with.as_ref().map(Source::start).transpose();
-        let credential_source = credential_source.map_err(|source| {
-            let message = "the thread that asks for user and password cannot be started".to_owned();
-            Error::new(ErrorKind::Config, message).caused_by(source)
-        })?;
-        let credential_source = credential_source.map(Arc::new);
-        let connection = Settings { name, credential_source, ..config.connection };
+        let connection = Settings {
+            name,
+            credential_source: source(config.credentials_with.as_ref())?,
+            #[cfg(feature = "tls")]
+            tls: TlsSettings {
+                identity_source: source(config.tls_client_certificate_with.as_ref())?,
+                ..config.connection.tls
+            },
+            ..config.connection
+        };
         let config = Config { connection, ..config };
         let (servers, greeting) = Self::find(url, &config)?;
         let round_trip = greeting.round_trip;
@@ -226,6 +231,15 @@ impl Core {
     }
 }
 
+/// Starts the thread that calls the user's code, if there is any.
+fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Source<T>>>, Error> {
+    let started = provider.map(Source::start).transpose().map_err(|source| {
+        let message = format!("the thread that calls {} cannot be started", T::SETTING);
+        Error::new(ErrorKind::Config, message).caused_by(source)
+    })?;
+    Ok(started.map(Arc::new))
+}
+
 /// The number of connections for this round trip. Nearby there are four, so that the server has
 /// work while threads write and read. (With more, each packet costs more than it saves.) Over a
 /// network there are enough to keep threads from waiting for the replies of others.
@@ -300,6 +314,8 @@ impl Threads {
             node.endpoint.health().end();
         }
         core.config.connection.credential_source.as_ref().inspect(|source| source.end());
+        #[cfg(feature = "tls")]
+        core.config.connection.tls.identity_source.as_ref().inspect(|source| source.end());
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);

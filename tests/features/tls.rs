@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
-use redlatch::{Client, Error, ErrorKind};
+use redlatch::{Client, ClientBuilder, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
 /// Commands, waiting and renewal all go over TLS, since the server has no other port.
@@ -111,13 +111,9 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     }
     let server = server(&["--tls-auth-clients", "yes"]);
     let other = self::server(&[]);
-    let builder = || {
-        let authority = fs::read(server.tls_authority()).unwrap();
-        Client::builder(&strict(&server)).tls_ca_certificates(authority)
-    };
-    let identity = |server: &Server| server.tls_client().map(|file| fs::read(file).unwrap());
+    let builder = || trusting(&server);
 
-    let [certificate, key] = identity(&server);
+    let (certificate, key) = identity(&server);
     let client = builder().tls_client_certificate(certificate.clone(), key).connect().unwrap();
     client.reentrant_lock("mutual").lock().unwrap().unlock().unwrap();
 
@@ -130,12 +126,11 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
         is_said
     });
 
-    let [others, its_key] = identity(&other);
+    let (others, its_key) = identity(&other);
     let stranger = builder().tls_client_certificate(others, its_key.clone()).connect();
     assert!(stranger.map(drop).unwrap_err().kind().is_server_trouble());
     wait_until("the server's refusal is read", Duration::from_secs(20), || {
-        let identity = identity(&other);
-        let [others, its_key] = identity;
+        let (others, its_key) = identity(&other);
         let stranger = builder().tls_client_certificate(others, its_key).connect();
         let error = stranger.map(drop).unwrap_err();
         error.to_string().contains("refuses the client certificate") && !error.is_transient()
@@ -143,6 +138,102 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     let mixed = builder().tls_client_certificate(certificate, its_key).connect();
     let error = mixed.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
+}
+
+/// The server trusts another authority from now on, as after a change of all certificates.
+#[test]
+fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    bound();
+    let (server, other) = (server(&["--tls-auth-clients", "yes"]), server(&[]));
+    let present = Arc::new(Mutex::new(identity(&server)));
+    let (shown, asked) = (Arc::clone(&present), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&asked);
+    let client = trusting(&server)
+        // It does not count.
+        .tls_client_certificate("none", "none")
+        .tls_client_certificate_with(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(shown.lock().unwrap().clone())
+        })
+        .connect()
+        .unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let before = asked.load(Ordering::SeqCst);
+    redis::cmd("CONFIG")
+        .arg(&["SET", "tls-ca-cert-file"])
+        .arg(other.tls_authority().to_str())
+        .exec(&mut server.connection())
+        .unwrap();
+    let stale = || client.reentrant_lock("more").try_lock().map(drop).unwrap_err();
+    hang_up(&server);
+    wait_until("the server refuses the old one", Duration::from_secs(20), || {
+        stale().to_string().contains("refuses the client certificate")
+    });
+    *present.lock().unwrap() = identity(&other);
+    client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
+    assert!(asked.load(Ordering::SeqCst) > before + 1);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+}
+
+/// Foreign code may fail, panic or not return. Neither holds nor threads depend on it.
+#[test]
+fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    bound();
+    let server = server(&["--tls-auth-clients", "yes"]);
+    let (good, strange) = (identity(&server), identity(&self::server(&[])).1);
+    let (mode, hangs) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
+    let (told, hung) = (Arc::clone(&mode), Arc::clone(&hangs));
+    let client = trusting(&server)
+        .watchdog_timeout(LONG)
+        .connect_timeout(UNIT * 10)
+        .tls_client_certificate_with(move || {
+            match told.load(Ordering::SeqCst) {
+                1 => return Err("the vault is sealed".into()),
+                2 => panic!("as the test wants it"),
+                3 => return Ok((b"secret".to_vec(), b"secret".to_vec())),
+                4 => return Ok((good.0.clone(), strange.clone())),
+                5 => drop(hung.wait()),
+                _ => {}
+            }
+            Ok(good.clone())
+        })
+        .connect()
+        .unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    for (now, said) in [
+        (1, "no client certificate: the vault is sealed"),
+        (2, "tls_client_certificate_with panicked"),
+        (3, "tls_client_certificate_with: there is no certificate"),
+        (4, "tls_client_certificate_with: keys may not be consistent"),
+        (5, "tls_client_certificate_with did not return in time"),
+    ] {
+        mode.store(now, Ordering::SeqCst);
+        hang_up(&server);
+        wait_until(said, SOON, || {
+            let Err(error) = client.reentrant_lock("next").try_lock().map(drop) else {
+                return false;
+            };
+            assert!(error.is_transient() && error.kind() == ErrorKind::Unavailable, "{error:#}");
+            assert!(!format!("{error:#} {error:?}").contains("secret"), "{error:#}");
+            format!("{error:#}").contains(said)
+        });
+        mode.store(0, Ordering::SeqCst);
+        if now == 5 {
+            hangs.wait();
+        }
+        wait_until("it goes on", SOON, || client.reentrant_lock("next").is_locked().is_ok());
+    }
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
 }
 
 /// One authority has signed the certificates of the Sentinels, the servers and the master's
@@ -380,7 +471,7 @@ impl Drop for Relay {
 #[test]
 fn settings_that_cannot_be_used_are_an_error_of_connect() {
     let secure = "rediss://localhost:1";
-    let fails = |builder: redlatch::ClientBuilder, word: &str| {
+    let fails = |builder: ClientBuilder, word: &str| {
         let error = builder.connect().map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
         assert!(error.to_string().contains(word), "{error:#}");
@@ -389,6 +480,8 @@ fn settings_that_cannot_be_used_are_an_error_of_connect() {
     fails(Client::builder(secure).tls_ca_certificates("secret"), "tls_ca_certificates");
     let mutual = Client::builder(secure).tls_client_certificate("secret", "secret");
     fails(mutual, "tls_client_certificate");
+    let plain = Client::builder("redis://localhost:1");
+    fails(plain.tls_client_certificate_with(|| Err("unasked".into())), "without TLS");
     fails(Client::builder("redis://localhost:1").tls_ca_certificates("secret"), "without TLS");
     let both = Client::builder("rediss://localhost:1/#insecure").tls_ca_certificates("secret");
     fails(both, "#insecure");
@@ -403,4 +496,21 @@ fn server(args: &[&str]) -> Server {
 /// The server's URL without `#insecure`.
 fn strict(server: &Server) -> String {
     server.tls_url().split('#').next().unwrap().to_owned()
+}
+
+/// A client of the server that trusts its authority.
+fn trusting(server: &Server) -> ClientBuilder {
+    let authority = fs::read(server.tls_authority()).unwrap();
+    Client::builder(&strict(server)).tls_ca_certificates(authority)
+}
+
+/// The certificate and the key of the server's clients.
+fn identity(server: &Server) -> (Vec<u8>, Vec<u8>) {
+    let [certificate, key] = server.tls_client().map(|file| fs::read(file).unwrap());
+    (certificate, key)
+}
+
+/// Ends all connections over TLS and others.
+fn hang_up(server: &Server) {
+    redis::cmd("CLIENT").arg(&["KILL", "SKIPME", "yes"]).exec(&mut server.connection()).unwrap();
 }

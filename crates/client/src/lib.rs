@@ -23,13 +23,13 @@ pub mod testing;
 pub use cancel::{CancelToken, Registration};
 #[cfg(models)]
 pub use connection::LaneRest;
-#[cfg(feature = "tls")]
-pub use connection::TlsSettings;
 pub use connection::{
     AddressMap, Cause, Cluster, Command, ConnectError, Credentials, Dialer, Endpoint, Failure,
     IoDirection, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node,
-    Outcome, Pieces, Posted, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver,
-    RightsQuestion, Route, Script, ServerEvent, ServerInfo, Servers, Settings, Source, Transport,
-    connection_name, decimal, error_reply, host_name, is_redirect, reply_code, slot_of, unfollowed,
-    was_cut, was_cut_while_answering, write_decimal,
+    Outcome, Pieces, Posted, Provided, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies,
+    ReplyReceiver, RightsQuestion, Route, Script, ServerEvent, ServerInfo, Servers, Settings,
+    Source, Transport, connection_name, decimal, error_reply, host_name, is_redirect, reply_code,
+    slot_of, unfollowed, was_cut, was_cut_while_answering, write_decimal,
 };
+#[cfg(feature = "tls")]
+pub use connection::{Identity, TlsSettings};

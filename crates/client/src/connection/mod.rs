@@ -56,11 +56,11 @@ pub use reply::{
 pub use server::ServerInfo;
 pub use servers::{Route, Servers};
 #[cfg(feature = "tls")]
-pub use settings::TlsSettings;
+pub use settings::{Identity, TlsSettings};
 pub use settings::{ReplicaAcks, Settings};
 pub(crate) use slot::SLOTS;
 pub use slot::slot_of;
-pub use source::{Provider, Source};
+pub use source::{Provided, Provider, Source};
 pub use transport::{Dialer, IoDirection, Transport};
 
 pub(crate) use {socket::Closer, stream::Connection};

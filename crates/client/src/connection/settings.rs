@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use super::address_map::AddressMap;
 use super::credentials::Credentials;
+#[cfg(feature = "tls")]
+use super::source::Provided;
 use super::source::Source;
 use super::transport::Dialer;
 
@@ -64,20 +66,59 @@ pub struct ReplicaAcks {
     pub within: Duration,
 }
 
-/// The trusted authorities, and the client's identity; all in PEM.
+/// The trusted authorities, in PEM, and the client's identity.
 #[cfg(feature = "tls")]
 #[derive(Clone, Default)]
 pub struct TlsSettings {
     /// `None`: the system's authorities.
     pub authorities: Option<Vec<u8>>,
-    /// The client's certificate, with the intermediate ones, and its key.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// The client's identity.
+    pub identity: Option<Identity>,
+    /// The source of the identity, in place of the one above, once the client connects.
+    pub identity_source: Option<Arc<Source<Identity>>>,
+}
+
+/// The client's certificate, with the intermediate ones, and its key; both in PEM.
+#[cfg(feature = "tls")]
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificates.
+    pub certificates: Vec<u8>,
+    /// The key.
+    pub key: Vec<u8>,
+}
+
+/// Shows no key and no certificate.
+#[cfg(feature = "tls")]
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity")
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Provided for Identity {
+    const SETTING: &'static str = "tls_client_certificate_with";
+    const THREAD: &'static str = "redlatch-certs";
+
+    fn valid_for(&self) -> Option<Duration> {
+        // The server looks at the certificate once, when a connection is opened.
+        None
+    }
+
+    fn is_same_as(&self, other: &Self) -> bool {
+        self == other
+    }
 }
 
 #[cfg(feature = "tls")]
 impl TlsSettings {
+    fn has_identity(&self) -> bool {
+        self.identity.is_some() || self.identity_source.is_some()
+    }
+
     pub(crate) fn is_set(&self) -> bool {
-        self.authorities.is_some() || self.identity.is_some()
+        self.authorities.is_some() || self.has_identity()
     }
 }
 
@@ -87,7 +128,7 @@ impl std::fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TlsSettings")
             .field("authorities", &self.authorities.is_some())
-            .field("identity", &self.identity.is_some())
+            .field("identity", &self.has_identity())
             .finish()
     }
 }

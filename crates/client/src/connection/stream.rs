@@ -322,7 +322,7 @@ impl Network {
         match address {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
-                Ok(Stream::Tls(Box::new(self.tls.connect(host, socket)?)))
+                Ok(Stream::Tls(Box::new(self.tls.connect(host, socket, deadline)?)))
             }
             _ => Ok(Stream::Plain(socket)),
         }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "tls")]
 use std::sync::Arc;
+#[cfg(feature = "tls")]
+use std::time::Instant;
 
 use redis::ConnectionAddr;
 #[cfg(feature = "tls")]
@@ -61,10 +63,15 @@ impl Tls {
         Ok(Self { connector: Some(Arc::new(connector)) })
     }
 
-    pub(super) fn connect(&self, host: &str, socket: Socket) -> RedisResult<TlsStream> {
+    pub(super) fn connect(
+        &self,
+        host: &str,
+        socket: Socket,
+        deadline: Instant,
+    ) -> RedisResult<TlsStream> {
         let Some(connector) = &self.connector else {
             return Err((Cause::InvalidClientConfig, "there is no TLS for this URL").into());
         };
-        connector.connect(host, socket)
+        connector.connect(host, socket, deadline)
     }
 }

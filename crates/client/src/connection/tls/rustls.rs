@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use redis::{ErrorKind as Cause, RedisError, RedisResult};
 use rustls::client::WebPkiServerVerifier;
@@ -10,6 +11,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     StreamOwned,
@@ -17,11 +19,15 @@ use rustls::{
 
 use rustls_platform_verifier::Verifier;
 
-use crate::connection::TlsSettings;
 use crate::connection::reply::{NO_CERTIFICATE, REFUSED_CERTIFICATE};
 use crate::connection::socket::Socket;
+use crate::connection::{Identity, Provided, Source, TlsSettings};
 
-pub(super) struct Connector(Arc<ClientConfig>);
+pub(super) struct Connector {
+    /// Without an identity if there is a source of it.
+    config: Arc<ClientConfig>,
+    source: Option<Arc<Source<Identity>>>,
+}
 
 impl Connector {
     pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
@@ -33,31 +39,57 @@ impl Connector {
         let verifier: Arc<dyn ServerCertVerifier> =
             if insecure { Arc::new(Anybody(provider)) } else { verifier(settings, provider)? };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
-        let mut config = match &settings.identity {
-            None => builder.with_no_client_auth(),
-            Some((certificates, key)) => {
-                let wrong = |why: &dyn std::fmt::Display| format!("tls_client_certificate: {why}");
-                let chain = certificates_in(certificates).map_err(|why| wrong(&why))?;
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| wrong(&why))?;
-                builder.with_client_auth_cert(chain, key).map_err(|why| wrong(&why))?
-            }
-        };
+        let mut config = builder.with_no_client_auth();
         config.enable_sni = !insecure;
-        Ok(Self(Arc::new(config)))
+        let source = settings.identity_source.clone();
+        if let (None, Some(identity)) = (&source, &settings.identity) {
+            config = with_identity(config, identity)
+                .map_err(|why| format!("tls_client_certificate: {why}"))?;
+        }
+        Ok(Self { config: Arc::new(config), source })
     }
 
-    pub(super) fn connect(&self, host: &str, mut socket: Socket) -> RedisResult<TlsStream> {
+    /// The settings for a connection that is opened now.
+    fn config(&self, deadline: Instant) -> RedisResult<Arc<ClientConfig>> {
+        let Some(source) = &self.source else { return Ok(Arc::clone(&self.config)) };
+        let config = source.ask(deadline).and_then(|identity| {
+            with_identity((*self.config).clone(), &identity)
+                .map_err(|why| format!("{}: {why}", Identity::SETTING))
+        });
+        match config {
+            Ok(config) => Ok(Arc::new(config)),
+            Err(why) => Err(io::Error::other(format!("no client certificate: {why}")).into()),
+        }
+    }
+
+    pub(super) fn connect(
+        &self,
+        host: &str,
+        mut socket: Socket,
+        deadline: Instant,
+    ) -> RedisResult<TlsStream> {
         let name =
             ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {
                 (Cause::InvalidClientConfig, "the host's name is none that a certificate can have")
             })?;
-        let connection = ClientConnection::new(Arc::clone(&self.0), name);
+        let connection = ClientConnection::new(self.config(deadline)?, name);
         let mut connection = connection.map_err(|error| failed(&error))?;
         while connection.is_handshaking() {
             connection.complete_io(&mut socket).map_err(|error| failed(&error))?;
         }
         Ok(StreamOwned::new(connection, socket))
     }
+}
+
+/// The same settings, with this identity for servers that ask for one. (rustls resumes no session
+/// of another identity, so the server sees this one.)
+fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<ClientConfig, String> {
+    let chain = certificates_in(&identity.certificates)?;
+    let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|why| why.to_string())?;
+    let key = CertifiedKey::from_der(chain, key, config.crypto_provider())
+        .map_err(|why| why.to_string())?;
+    config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(key));
+    Ok(config)
 }
 
 /// A verifier that trusts the authorities of the settings, or without any, those of the platform.
