@@ -130,6 +130,8 @@
 //!   default.
 //! - `metrics`: `observe::MetricsObserver`, which feeds the crate `metrics`. Off by default.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
 // `WouldBlock`.
 #[cfg(not(unix))]
