@@ -208,7 +208,8 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
             let [_old, mut user] = [&old, &new].map(|it| User::new(it, &format!("poor{at}")));
             user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
             let url = proxy.url().replace("://", &format!("://poor{at}:word@"));
-            let poor = impatient(&url).watchdog_timeout(RENEWED).connections(1).connect().unwrap();
+            let poor = impatient(&url).watchdog_timeout(RENEWED).response_timeout(SOON);
+            let poor = poor.connections(1).connect().unwrap();
             (rules, Arc::new(Mutex::new(user)), poor)
         })
         .collect();
