@@ -158,8 +158,8 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. After `wait`, breaks the barrier and
-    /// returns [`TimedOut`](Waited::TimedOut). If the action of the generation before runs for all
-    /// that time, the next generation is broken as soon as it begins.
+    /// returns [`TimedOut`](Waited::TimedOut). If the action of the previous generation still runs
+    /// when `wait` is over, the next generation is broken as soon as it begins.
     ///
     /// # Errors
     ///

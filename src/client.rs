@@ -324,8 +324,9 @@ impl ClientBuilder {
     ///   the server is too old or lacks the URL's database, or if the system gives no threads or no
     ///   random numbers. Trying again does not help.
     /// - [Server trouble](ErrorKind#server-trouble) if the client cannot reach the server or its
-    ///   Sentinels, if they do not answer in time, or if they refuse the client because of its
-    ///   password, their protected mode, their number of connections, or the right to run scripts.
+    ///   Sentinels, if they do not answer in time, or if they refuse the client: its user, password
+    ///   or certificate is wrong or missing, they are in protected mode, they have no connection
+    ///   left, or the user may not run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
     /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
     ///

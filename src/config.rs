@@ -349,10 +349,10 @@ impl ClientBuilder {
     ///
     /// `provider` may block: it runs on a thread of its own (`redlatch-creds`), one call at a time.
     /// A thread that opens a connection waits for it within
-    /// [`connect_timeout`](Self::connect_timeout). An error or a panic of it counts as an outage:
-    /// waits go on, the client renews locks over its open connections, and the next connection
-    /// calls it again. If the server refuses the credentials, the client calls it once more at
-    /// once. It must not use this client, whose calls may wait for it.
+    /// [`connect_timeout`](Self::connect_timeout). If it fails or panics, that counts as an outage:
+    /// waits go on, the client renews locks over its open connections, and it calls `provider`
+    /// again for the next connection. If the server refuses the credentials, the client calls it
+    /// once more at once. It must not use this client, whose calls may wait for it.
     ///
     /// ```no_run
     /// use std::time::Duration;

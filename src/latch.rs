@@ -293,7 +293,8 @@ impl CountDownLatch {
         site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// Returns the latch's name, which is its key in Redis.
+    /// Returns the latch's name, as it was given: its key in Redis without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
         self.site.name.given()

@@ -288,7 +288,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// One round trip.
     fn remaining_lease(&self) -> Result<Option<Duration>, Error>;
 
-    /// Returns the lock's name, which is its key in Redis.
+    /// Returns the lock's name, as it was given: its key in Redis without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
     /// Returns the same lock with a fixed lease, which begins anew each time the lock is taken and

@@ -180,7 +180,7 @@ impl Condition {
     ///   [`Client::shutdown`].
     ///
     /// After the release, **the thread holds nothing**, at no level, and the message says so:
-    /// `Redis` and `Protocol` as above, `ShutDown` when the client ends, and
+    /// server trouble and `Protocol` as above, `ShutDown` when the client ends, and
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost at the moment in which the thread
     /// took it again. If the thread was notified, the next waiter gets the notification.
     ///

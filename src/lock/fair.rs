@@ -57,9 +57,9 @@ mod tests;
 /// deadline, a cancel, an error or a panic) leaves the queue at once. Neighbours in the queue that
 /// belong to one process pass the lock to each other without a round trip.
 ///
-/// Threads of one process that come together share a request, in their order of arrival. If the
-/// process already has the lock or waits for it, it may hold a request back for up to 1 ms, so that
-/// other threads can join it.
+/// Threads of one process that come at the same time share one request, which keeps their order of
+/// arrival. If the process already has the lock or waits for it, it may hold a request back for up
+/// to 1 ms, so that other threads can join it.
 ///
 /// # Several locks
 ///

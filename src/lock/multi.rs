@@ -190,7 +190,8 @@ impl MultiLock {
     /// - all programs list the same servers. If each program listed the servers that it could
     ///   connect to, each list would have a majority of its own: of five servers, one program that
     ///   lists {1, 2, 3} has the lock at 1 and 2, and another one that lists {3, 4, 5} has it at 4
-    ///   and 5. For such a list there is [`quorum_of`](Self::quorum_of).
+    ///   and 5. A program that lists only the servers that it could reach gives
+    ///   [`quorum_of`](Self::quorum_of) the number of all servers.
     /// - no server forgets a grant. A server that restarts without persistence (or with persistence
     ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
     ///   longest lease has passed.

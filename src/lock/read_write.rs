@@ -175,7 +175,8 @@ impl ReadWriteLock {
         &self.write
     }
 
-    /// Returns the lock's name, which is its key in Redis.
+    /// Returns the lock's name, as it was given: its key in Redis without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
         self.read.name()

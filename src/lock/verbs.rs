@@ -285,7 +285,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock) before `work` runs, then that of `work`.
+                /// Those of [`lock`](Self::lock): `work` did not run. `work`'s own error.
                 /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before the end of
                 /// `work`: see [`Lock::with`](crate::Lock::with). If the release fails because of
                 /// the server, the client logs that and repeats it.

@@ -78,8 +78,8 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// A replica that becomes the master may not know the latest requests. Each client repeats those of
 /// its acquires and releases of the last 10 s (up to 10,000 of a semaphore, and 200,000 in all)
-/// that the new master does not know, so the semaphore keeps its size. (It repeats none if the
-/// server has lost the semaphore, and a program has made it anew.) For a moment, more permits may
+/// that the new master does not know, so the semaphore keeps its size. (If the server has lost the
+/// semaphore and a program has made it anew, no client repeats any.) For a moment, more permits may
 /// be taken than there are. The changes of clients that have ended since, of Redisson's clients, of
 /// [`set_permits`](Self::set_permits) and of [`drain_permits`](Self::drain_permits) may be lost,
 /// and all of them if the clocks of the two servers differ by a minute or more. So at each failover
@@ -364,7 +364,8 @@ impl Semaphore {
         }
     }
 
-    /// Returns the semaphore's name, which is its key in Redis.
+    /// Returns the semaphore's name, as it was given: its key in Redis without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
         self.site.name.given()

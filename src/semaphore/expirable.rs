@@ -120,9 +120,9 @@ permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
     /// Returns the same semaphore, which the first request for permits makes with `permits` if it
-    /// does not exist. All that [`Semaphore::with_permits`](crate::Semaphore::with_permits) says is
-    /// true here, but this server knows the size of the semaphore: the log says so if it is
-    /// another one.
+    /// does not exist. It does what [`Semaphore::with_permits`](crate::Semaphore::with_permits)
+    /// says. But of this kind of semaphore the server knows the size, with the permits that are
+    /// taken, so the log says once if that is not `permits`.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -408,7 +408,8 @@ impl ExpirableSemaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Returns the semaphore's name, which is its key in Redis.
+    /// Returns the semaphore's name, as it was given: its key in Redis without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
         self.site.name.given()

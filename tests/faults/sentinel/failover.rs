@@ -532,7 +532,9 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
         let out = told.acquire().unwrap();
         // A thread that waits makes the client listen, over another connection.
-        hold_as_redisson(&mut old.connection(), "held", LONG);
+        for server in [&old, &new] {
+            hold_as_redisson(&mut server.connection(), "held", LONG);
+        }
         let (lock, token) = (client.reentrant_lock("held"), CancelToken::new());
         let cancelled = token.clone();
         let waiter = spawn(move || lock.lock_cancellable(&cancelled).map(drop).unwrap_err());
