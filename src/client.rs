@@ -106,10 +106,21 @@ impl Client {
         Self::builder(url).connect()
     }
 
+    /// As [`connect`](Self::connect), but the first call that needs the server connects: see
+    /// [`ClientBuilder::connect_lazy`]. No I/O.
+    pub fn connect_lazy(url: &str) -> Result<Self, Error> {
+        Self::builder(url).connect_lazy()
+    }
+
     /// Returns the settings for a new client of the server at `url`: see
     /// [`connect`](Self::connect). No I/O.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
+    }
+
+    fn of(session: Session) -> Self {
+        let _first = session.core().slow_line.set(Status::slow_line);
+        Self(session)
     }
 
     /// Returns the lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
@@ -338,9 +349,48 @@ impl ClientBuilder {
     /// server: at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
-        let session = Session::open(&self.url, self.config, unclaimed)?;
-        let _first = session.core().slow_line.set(Status::slow_line);
-        Ok(Client(session))
+        Ok(Client::of(Session::open(&self.url, self.config, unclaimed)?))
+    }
+
+    /// Starts the client's background threads, and lets the first call that needs the server
+    /// connect. It is for a process that must start although its server is away.
+    ///
+    /// A call for which there is no connection yet is like one in an outage: a call that waits asks
+    /// for [`failover_timeout`](Self::failover_timeout), and any other fails at once. If
+    /// [`connect`](Self::connect) would refuse the server (it is too old, or its password is
+    /// another one, say), each call fails with that error, until a server is found that may be
+    /// used. A replica counts as a server that is away.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use redlatch::{Client, Error, ErrorKind};
+    /// # fn main() -> Result<(), Error> {
+    /// // No server is there.
+    /// let client = Client::connect_lazy("redis://127.0.0.1:1")?;
+    /// let error = client.reentrant_lock("orders").try_lock().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unavailable);
+    /// assert!(error.is_transient());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// What depends on the server is not known before: a [`MultiLock`](crate::MultiLock) tells
+    /// servers apart by their addresses only (a quorum finds two names of one server once it has
+    /// met both), and a client for which [`connections`](Self::connections) is not set has eight.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the URL is a
+    /// cluster's (whose servers a client knows once one of them has answered), or if the system
+    /// gives no threads or no random numbers. [`Forked`](ErrorKind::Forked) as with
+    /// [`connect`](Self::connect).
+    ///
+    /// # Blocking
+    ///
+    /// No I/O. The first connection takes what [`connect`](Self::connect) would have taken, within
+    /// [`connect_timeout`](Self::connect_timeout).
+    pub fn connect_lazy(self) -> Result<Client, Error> {
+        self.check()?;
+        Ok(Client::of(Session::open_lazily(&self.url, self.config, unclaimed)?))
     }
 }
 

@@ -219,7 +219,7 @@ impl ClientBuilder {
     /// renewals and messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip measured at connect: four on the same
-    /// machine, up to sixteen over a network.
+    /// machine, up to sixteen over a network. With [`connect_lazy`](Self::connect_lazy) it is eight.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
         self

@@ -10,7 +10,7 @@ use super::own_verbs;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::lock::together::Together;
-use crate::lock::{AsLock, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
+use crate::lock::{AsLock, Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::name::Name;
 use crate::waiting::Wait;
 
@@ -258,19 +258,7 @@ impl MultiLock {
         locks: impl IntoIterator<Item: AsLock>,
     ) -> Result<Self, Error> {
         let parts = parts(locks, true)?;
-        for (at, part) in parts.iter().enumerate() {
-            let core = &part.handle().site.core;
-            let mut others = parts.iter().take(at).map(|other| &other.handle().site.core);
-            if others.any(|other| other.is_at_same_server_as(core)) {
-                let message = format!(
-                    "two of the locks of a quorum are on the server at {}, whose vote would count \
-                     twice; give each a server of its own",
-                    core.address()
-                );
-                let name = &part.handle().site.name;
-                return Err(Error::new(ErrorKind::Config, message).of(name));
-            }
-        }
+        vote_apart(parts.iter().map(|part| part.handle()))?;
         let (needed, listed) = (majority(servers), parts.len());
         if listed < needed || listed > servers {
             let message = format!(
@@ -483,6 +471,22 @@ impl Lock for MultiLock {
         let parts = self.parts.iter().map(|part| part.varied_part(variant)).collect();
         Self { parts, name: self.name.clone(), rule: self.rule }
     }
+}
+
+/// Checks that each lock of a quorum is on a server of its own, as far as its client knows.
+fn vote_apart<'a>(handles: impl Iterator<Item = &'a Handle>) -> Result<(), Error> {
+    let sites: Vec<_> = handles.map(|handle| &handle.site).collect();
+    for (at, site) in sites.iter().enumerate() {
+        if sites.iter().take(at).any(|other| other.core.is_at_same_server_as(&site.core)) {
+            let message = format!(
+                "two of the locks of a quorum are on the server at {}, whose vote would count \
+                 twice; give each a server of its own",
+                site.core.address()
+            );
+            return Err(Error::new(ErrorKind::Config, message).of(&site.name));
+        }
+    }
+    Ok(())
 }
 
 fn majority(of: usize) -> usize {

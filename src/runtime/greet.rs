@@ -1,10 +1,9 @@
 //! The first exchange with a server: can this library work with it, and how far away is it?
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
-use redlatch_client::{Cause, Command, Endpoint, Failure, Lane, ReplicaAcks, ServerInfo};
+use redlatch_client::{Ask, Cause, Command, Endpoint, Failure, ReplicaAcks, ServerInfo};
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -24,24 +23,23 @@ pub(crate) struct Greeting {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Connects, and finds out whether this library can work with the server. `is_cluster`: the server
-/// is one of a cluster, and the client knows that.
+/// Finds out whether this library can work with a server, over a connection that is open.
+/// `is_cluster`: the server is one of a cluster, and the client knows that.
 pub(crate) fn greet(
-    lane: &Arc<Lane>,
     endpoint: &Endpoint,
+    server: &ServerInfo,
+    ask: Ask<'_>,
     config: &Config,
     is_cluster: bool,
 ) -> Result<Greeting, Error> {
-    lane.connect().map_err(|failure| unreachable(failure.cause()))?;
     let located = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
-    let server = endpoint.server().unwrap_or_default();
-    look_at(&server, config.allow_garnet).map_err(located)?;
+    look_at(server, config.allow_garnet).map_err(located)?;
     let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
     let mut round_trip = Duration::MAX;
     let mut call = |verb: &[u8], script: &[u8], keys: &[&[u8]]| {
         let command = Command::plain(&[&[verb, script], keys, &[WORD]].concat());
         let begun = Instant::now();
-        let outcome = lane.call_once(&command);
+        let outcome = ask(&command);
         round_trip = round_trip.min(begun.elapsed());
         outcome
     };
@@ -57,10 +55,10 @@ pub(crate) fn greet(
         }
         match outcome {
             Err(Failure::Refused(cause)) => would_run(&cause).map_err(located)?,
-            outcome => understand(&outcome.map_err(unanswered)?, &server).map_err(located)?,
+            outcome => understand(&outcome.map_err(unanswered)?, server).map_err(located)?,
         }
     }
-    let info = Info::of(lane);
+    let info = Info::of(ask);
     if info.says("role", "slave") && info.says("slave_read_only", "1") {
         let master = info.field("master_host").zip(info.field("master_port"));
         let master = master.map_or_else(String::new, |(host, port)| format!(", at {host}:{port}"));
@@ -70,6 +68,9 @@ pub(crate) fn greet(
         );
         return Err(Error::new(ErrorKind::Unavailable, message));
     }
+    if config.replica_acks.is_some() {
+        may_wait(ask)?;
+    }
     Ok(Greeting { round_trip, warnings: info.warnings(endpoint, config, is_cluster) })
 }
 
@@ -77,8 +78,8 @@ pub(crate) fn greet(
 struct Info(String);
 
 impl Info {
-    fn of(lane: &Arc<Lane>) -> Self {
-        match lane.call_once(&Command::plain(&[b"INFO"])) {
+    fn of(ask: Ask<'_>) -> Self {
+        match ask(&Command::plain(&[b"INFO"])) {
             Ok(Value::BulkString(text)) => Self(String::from_utf8_lossy(&text).into_owned()),
             Ok(Value::VerbatimString { text, .. }) => Self(text),
             _ => Self(String::new()),
@@ -127,9 +128,9 @@ impl Info {
 
 /// Checks that the server lets the client wait for replicas. This does not ask for their number,
 /// since they come and go.
-pub(crate) fn may_wait(lane: &Arc<Lane>) -> Result<(), Error> {
+fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
-    match lane.call_once(&Command::wait(none)) {
+    match ask(&Command::wait(none)) {
         Err(Failure::Refused(cause)) => Err(refused(&cause, Rights::ReplicaAcks)),
         outcome => outcome.map(drop).map_err(unanswered),
     }

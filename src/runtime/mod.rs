@@ -35,6 +35,7 @@ mod returned;
 mod session;
 mod todo;
 
+use greet::Greeting;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient, Registered};
@@ -51,14 +52,16 @@ use crate::lease::{Cleanup, Job, Watchdog, schedule};
 use crate::name::Name;
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
+/// What counts as the time of a round trip to a server that was not met.
+const UNMEASURED: Duration = Duration::from_micros(500);
 /// How long redirected commands are followed to other servers.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
 pub(crate) struct Core {
     pub(crate) config: Config,
-    /// The time of a round trip to the server, as measured at connect.
-    pub(crate) round_trip: Duration,
+    /// See [`round_trip`](Self::round_trip).
+    measured: OnceLock<Duration>,
     pub(crate) id: ClientId,
     pub(crate) pubsub: Arc<PubSub>,
     pub(crate) watchdog: Watchdog,
@@ -100,7 +103,6 @@ impl Core {
         id: ClientId,
         servers: Servers,
         config: Config,
-        round_trip: Duration,
         alive: Sender<()>,
         unclaimed: Unclaimed,
     ) -> (Arc<Self>, Receiver<Job>) {
@@ -127,7 +129,7 @@ impl Core {
             )),
             id,
             config,
-            round_trip,
+            measured: OnceLock::new(),
             servers,
             alive: Mutex::new(Some(alive)),
             hasher: RandomState::new(),
@@ -149,6 +151,26 @@ impl Core {
             closed: AtomicBool::new(false),
         });
         (core, jobs)
+    }
+
+    /// The time of a round trip to the server, as measured by the first exchange with it.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.measured.get().copied().unwrap_or(UNMEASURED)
+    }
+
+    /// Whether there was an exchange with the server.
+    fn is_met(&self) -> bool {
+        self.measured.get().is_some()
+    }
+
+    /// Takes the result of the first exchange with the server.
+    fn met(&self, greeting: Greeting) {
+        // Two threads may open a first connection at the same time.
+        if self.measured.set(greeting.round_trip).is_ok() {
+            for warning in greeting.warnings {
+                self.watchdog.log(Level::Warn, || warning);
+            }
+        }
     }
 
     /// The key of the name that a user gave: the client's prefix comes before it.

@@ -39,7 +39,9 @@ impl Core {
         let alive = crossbeam_channel::bounded(0).0;
         let id = crate::scripts::ClientId::random().unwrap();
         let unclaimed = crate::client::unclaimed;
-        Self::new(id, servers, config, Duration::ZERO, alive, unclaimed)
+        let (core, jobs) = Self::new(id, servers, config, alive, unclaimed);
+        core.measured.set(Duration::ZERO).unwrap();
+        (core, jobs)
     }
 
     /// Connects, and starts the subscriber.

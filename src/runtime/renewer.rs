@@ -56,6 +56,8 @@ pub(crate) struct Renewer {
     mending: VecDeque<Mending>,
     /// Whether the server forbade some of them, which the log says once.
     is_forbidden: bool,
+    /// Whether the client has opened no connection to the server so far.
+    is_unmet: bool,
     /// `Some` while the server refuses renewals.
     refusing: Option<Refusing>,
 }
@@ -66,6 +68,7 @@ impl Renewer {
         let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
         let own = OwnLink::new(&core, node);
         let last_run = own.endpoint.incarnation();
+        let is_unmet = !core.is_met();
         Self {
             core,
             server,
@@ -76,6 +79,7 @@ impl Renewer {
             last_run,
             mending: VecDeque::new(),
             is_forbidden: false,
+            is_unmet,
             refusing: None,
         }
     }
@@ -183,7 +187,13 @@ impl Renewer {
             Job::Mend(name, requests, request_id) => {
                 self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
-            Job::Connected => self.cleanups.iter_mut().for_each(Cleanup::hurry),
+            Job::Connected => {
+                self.cleanups.iter_mut().for_each(Cleanup::hurry);
+                if std::mem::take(&mut self.is_unmet) {
+                    // See `connect`.
+                    self.own.opens();
+                }
+            }
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::LookAt(node) => {
@@ -265,7 +275,7 @@ impl Renewer {
     }
 
     fn look(&self, lane: &Arc<Lane>) {
-        let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
+        let patience = PATIENCE + self.core.round_trip().saturating_mul(4);
         // Renewals wait in the meantime. So in an outage no connection is opened here: a posted
         // command fails, and is then sent as a cleanup.
         let to_open = if self.own.endpoint.health().is_out() {

@@ -17,14 +17,14 @@ use redlatch_client::{
 };
 
 use super::dispatcher::Dispatcher;
-use super::greet::{Greeting, greet, may_wait};
+use super::greet::{Greeting, greet};
 use super::renewer::Renewer;
-use super::{Core, Count, Unclaimed};
+use super::{Core, Count, UNMEASURED, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
 use crate::observe::{Event, Kind};
-use crate::scripts::{ClientId, not_connected};
+use crate::scripts::{ClientId, not_connected, unfit, unreachable};
 
 /// A client's life. Each handle and guard keeps a clone, and the last drop ends the client, as
 /// [`shut_down`](Self::shut_down) does.
@@ -35,6 +35,26 @@ impl Session {
     /// Connects. `unclaimed` gets the messages to owners of this client that do not wait. It runs
     /// on the subscriber's thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
+        Self::start(url, config, unclaimed, |url, config| {
+            Self::find(url, config).map(|(servers, greeting)| (servers, Some(greeting)))
+        })
+    }
+
+    /// As [`open`](Self::open), but the first thread that needs the server connects.
+    pub(crate) fn open_lazily(
+        url: &str,
+        config: Config,
+        unclaimed: Unclaimed,
+    ) -> Result<Self, Error> {
+        Self::start(url, config, unclaimed, |url, config| Ok((Self::unmet(url, config)?, None)))
+    }
+
+    fn start(
+        url: &str,
+        config: Config,
+        unclaimed: Unclaimed,
+        find: impl FnOnce(&str, &Config) -> Result<(Servers, Option<Greeting>), Error>,
+    ) -> Result<Self, Error> {
         // This comes before any mutex, which a thread of the parent may have left locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
@@ -59,12 +79,12 @@ impl Session {
             ..config.connection
         };
         let config = Config { connection, ..config };
-        let (servers, greeting) = Self::find(url, &config)?;
-        let round_trip = greeting.round_trip;
+        let (servers, greeting) = find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), unclaimed);
-        for warning in greeting.warnings {
-            core.watchdog.log(Level::Warn, || warning);
+        let (core, jobs) = Core::new(id, servers, config, alive.clone(), unclaimed);
+        match greeting {
+            Some(greeting) => core.met(greeting),
+            None => core.greet_at_first_contact(),
         }
         core.watch_servers();
         #[cfg(feature = "in-memory")]
@@ -106,11 +126,21 @@ impl Session {
     }
 
     fn greet(lane: &Arc<Lane>, config: &Config, is_cluster: bool) -> Result<Greeting, Error> {
-        let greeting = greet(lane, lane.endpoint(), config, is_cluster)?;
-        if config.replica_acks.is_some() {
-            may_wait(lane)?;
+        lane.connect().map_err(|failure| unreachable(failure.cause()))?;
+        let (endpoint, mut ask) = (lane.endpoint(), |command: &Command| lane.call_once(command));
+        greet(endpoint, &endpoint.server().unwrap_or_default(), &mut ask, config, is_cluster)
+    }
+
+    /// The server, or the master of Sentinels, to which no connection was opened.
+    fn unmet(url: &str, config: &Config) -> Result<Servers, Error> {
+        if Cluster::is_named_by(url).map_err(not_connected)? {
+            let message = "connect_lazy is for one server or Sentinels: the servers of a cluster \
+                           are known once one of them has answered, so use connect";
+            return Err(Error::new(ErrorKind::Config, message.to_owned()));
         }
-        Ok(greeting)
+        let endpoint = Arc::new(Endpoint::of(url, &config.connection).map_err(not_connected)?);
+        let lanes = config.connections.unwrap_or_else(|| lanes_for(UNMEASURED));
+        Ok(Servers::One(Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes))))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -144,6 +174,18 @@ impl fmt::Debug for Session {
 }
 
 impl Core {
+    /// Makes the thread that opens the first connection find out whether this library can work with
+    /// the server. If not, no connection opens, and each call gets the reason.
+    fn greet_at_first_contact(self: &Arc<Self>) {
+        let core = Arc::downgrade(self);
+        self.servers.first().endpoint.on_first_contact(move |endpoint, server, ask| {
+            // The client's end is no reason to refuse the server.
+            let Some(core) = core.upgrade() else { return Ok(()) };
+            core.met(greet(endpoint, server, ask, &core.config, false).map_err(unfit)?);
+            Ok(())
+        });
+    }
+
     /// Registers the core for changes of its servers and credentials.
     fn watch_servers(self: &Arc<Self>) {
         if let Some(source) = &self.config.connection.credential_source {
@@ -267,7 +309,10 @@ impl Threads {
         let core = Arc::clone(&self.core);
         match &self.core.servers {
             Servers::One(node) => {
-                let renewer = Renewer::new(core, node).connect();
+                let mut renewer = Renewer::new(core, node);
+                if self.core.is_met() {
+                    renewer = renewer.connect();
+                }
                 self.core.spawn("redlatch-renew", move || renewer.run(&jobs))?;
                 let pubsub = Arc::clone(&self.core.pubsub);
                 let subscriber = pubsub.subscriber(node);

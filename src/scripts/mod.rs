@@ -111,7 +111,7 @@ use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 use crate::error::Error;
 
 pub(crate) use rights::Rights;
-pub(crate) use trouble::{Trouble, is_transient, not_connected, refused, unreachable};
+pub(crate) use trouble::{Trouble, is_transient, not_connected, refused, unfit, unreachable};
 use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};

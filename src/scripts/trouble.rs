@@ -1,5 +1,8 @@
 //! The reasons why a script has no answer, and the error that a user gets for each.
 
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use redis::{RedisError, Value};
@@ -123,10 +126,35 @@ pub(crate) fn unexpected(value: &Value) -> Trouble {
     Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
 }
 
+/// The reason why this library cannot work with a server, as an error of the connection.
+pub(crate) fn unfit(error: Error) -> RedisError {
+    io::Error::other(Unfit(error)).into()
+}
+
+/// See [`unfit`]. The error itself is the source, which the errors around this one pass on.
+#[derive(Debug)]
+struct Unfit(Error);
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for Unfit {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}
+
 /// The error for a server to which no connection opens.
 pub(crate) fn unreachable(cause: &Cause) -> Error {
     use redis::ErrorKind as Kind;
     let Cause { error: source, address, met, .. } = cause;
+    let mut below = std::iter::successors(source.source(), |error| (*error).source());
+    if let Some(unfit) = below.find_map(|error| error.downcast_ref::<Error>()) {
+        return unfit.clone();
+    }
     let server = format!("the server at {address}");
     let detail = source.detail().unwrap_or_default();
     let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {

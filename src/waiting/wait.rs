@@ -108,7 +108,7 @@ impl<'a> Wait<'a> {
     fn sets_limit(&self, core: &Core) -> Limited {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => {
-                let least = LEAST.max(core.round_trip.saturating_mul(3));
+                let least = LEAST.max(core.round_trip().saturating_mul(3));
                 Instant::now().checked_add(least).map(|least| deadline.max(least))
             }
             Patience::Once(None) | Patience::Forever => None,

@@ -714,3 +714,17 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
         threads.into_iter().for_each(Running::join);
     }
 }
+
+#[test]
+fn a_child_forked_before_the_first_call_leaves_the_server_to_its_parent() {
+    if !has_own_process() {
+        return;
+    }
+    let server = server();
+    let client = Client::connect_lazy(&server.url()).unwrap();
+    let lock = client.reentrant_lock("forked");
+    Child::of(|| use_lock(&lock)).join();
+    lock.lock().unwrap().unlock().unwrap();
+    Child::of(|| use_lock(&lock)).join();
+    drop((lock, client));
+}

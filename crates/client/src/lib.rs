@@ -24,7 +24,7 @@ pub use cancel::{CancelToken, Registration};
 #[cfg(models)]
 pub use connection::LaneRest;
 pub use connection::{
-    AddressMap, Cause, Cluster, Command, ConnectError, Credentials, Dialer, Endpoint, Failure,
+    AddressMap, Ask, Cause, Cluster, Command, ConnectError, Credentials, Dialer, Endpoint, Failure,
     IoDirection, Lane, Limit, Limited, Link, NO_CERTIFICATE, NO_MASTER, NO_SERVICE, News, Node,
     Outcome, Pieces, Posted, Provided, Provider, REFUSED_CERTIFICATE, ReplicaAcks, Replies,
     ReplyReceiver, RightsQuestion, Route, Script, ServerEvent, ServerInfo, Servers, Settings,

@@ -18,7 +18,7 @@ use redlatch_client::sync::{Thread, clock, jitter};
 
 use super::levels::{GuardLevels, Rule};
 use super::votes::{at_once, until};
-use super::{MOST_LOST, MultiLock};
+use super::{MOST_LOST, MultiLock, vote_apart};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
@@ -51,6 +51,8 @@ pub(super) fn acquire(
         }
         if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
+                // A client may have met its server just now.
+                vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
             late += 1;

@@ -71,8 +71,9 @@ pub(super) fn at_once<T: Send, R: Send>(
 pub(super) fn until(handle: &Handle) -> Instant {
     let core = &handle.site.core;
     let lease = handle.terms().lease();
-    let patience =
-        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
+    let patience = (lease / PATIENCE)
+        .max(SHORTEST_PATIENCE)
+        .max(core.round_trip().saturating_mul(ROUND_TRIPS));
     let now = Instant::now();
     let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
     now.checked_add(patience).unwrap_or(now)

@@ -117,7 +117,7 @@ impl OwnLink {
             Err(failure) => {
                 // The time spent on the connection counts, so that one attempt waits only once for
                 // a server that does not answer.
-                let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
+                let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
         }
@@ -169,7 +169,7 @@ impl OwnLink {
     /// that slow, the short lease is over, and the long ones must not be lost with it.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
-        let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
+        let patience = self.core.shortest_patience().max(self.core.round_trip().saturating_mul(4));
         let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
         patience.saturating_mul(doubled).min(longest)
     }

@@ -70,7 +70,7 @@ impl SemaphoreSite {
             requests: core.requests_of(&key),
             debt: Mutex::default(),
             size: Size::default(),
-            gate: PermitGate::new(core.round_trip),
+            gate: PermitGate::new(core.round_trip()),
             core: Arc::clone(core),
             name: core.name(key),
         })
@@ -510,7 +510,7 @@ mod tests {
             requests: Arc::new(requests),
             debt: Mutex::default(),
             size: Size::default(),
-            gate: PermitGate::new(core.round_trip),
+            gate: PermitGate::new(core.round_trip()),
             core: Arc::clone(core),
             name: "pool".into(),
         }

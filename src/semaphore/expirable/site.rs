@@ -62,7 +62,7 @@ impl ExpirableSite {
             channel: SemaphoreKeys::channel(&key).into(),
             requests: core.requests_of(&key),
             size: Size::default(),
-            gate: PermitGate::new(core.round_trip),
+            gate: PermitGate::new(core.round_trip()),
             held: Mutex::default(),
             core: Arc::clone(core),
             name: core.name(key),

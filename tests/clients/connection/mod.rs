@@ -2,6 +2,7 @@
 //! server's place.
 
 mod idle;
+mod lazy;
 mod logins;
 mod names;
 mod pushes;

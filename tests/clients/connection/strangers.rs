@@ -29,15 +29,15 @@ fn a_unix_socket_that_is_full_is_waited_for() {
 }
 
 /// A stranger on its own port, which answers each connection in the same way until it is dropped.
-struct Stranger {
-    address: SocketAddr,
+pub(super) struct Stranger {
+    pub(super) address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Stranger {
     /// `answer` is called again and again. It reads the client's commands and answers them.
-    fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
+    pub(super) fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -120,7 +120,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
 
 /// The answers of a server of this version to a client's first questions; the connection gets no
 /// name.
-fn greeting(version: &str) -> String {
+pub(super) fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
     let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);
     format!("${}\r\n{info}\r\n{refusals}", info.len())

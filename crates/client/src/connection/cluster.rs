@@ -76,6 +76,12 @@ struct ClusterState {
 }
 
 impl Cluster {
+    /// Whether the URL is a cluster's.
+    pub fn is_named_by(url: &str) -> Result<bool, ConnectError> {
+        let url = Url::parse(url).map_err(ConnectError::unusable)?;
+        Ok(matches!(url.kind, Topology::Cluster))
+    }
+
     /// Finds the servers. `None`: the URL is of another kind.
     pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;

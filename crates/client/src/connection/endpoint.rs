@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::time::Instant;
 
-use redis::{ConnectionAddr, RedisConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, RedisConnectionInfo, RedisResult, Value};
 
 use super::ConnectError;
 use super::host_port::HostPort;
@@ -17,8 +18,9 @@ use super::sentinel::Sentinels;
 use super::server::{Run, Runs, ServerInfo};
 use super::stream::Network;
 use super::url::{Topology, Url};
-use super::{Channels, Connection, Health};
-use super::{Credentials, Settings};
+use super::{
+    Cause, Channels, Command, Connection, Credentials, Failure, Health, Outcome, Settings,
+};
 
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
@@ -36,7 +38,22 @@ pub struct Endpoint {
     health: Arc<Health>,
     /// The callback for each connection on which the server answers.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+    first: Arc<FirstContact>,
 }
+
+/// The questions to a server before it gets any command, if they are asked by the thread that opens
+/// the first connection.
+#[derive(Default)]
+struct FirstContact {
+    greet: OnceLock<Box<Greet>>,
+    /// Whether a server has passed.
+    passed: AtomicBool,
+}
+
+type Greet = dyn Fn(&Endpoint, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync;
+
+/// Sends a command to a server and waits for its reply.
+pub type Ask<'a> = &'a mut dyn FnMut(&Command) -> Outcome;
 
 /// How a server is found.
 #[derive(Clone)]
@@ -114,7 +131,8 @@ impl Endpoint {
     /// Another server of the same cluster.
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
         let (runs, health) = (Arc::default(), Arc::new(Health::new(&host_port.to_string())));
-        let mut same = Self { number, runs, health, opened: Arc::default(), ..self.clone() };
+        let (opened, first) = (Arc::default(), Arc::default());
+        let mut same = Self { number, runs, health, opened, first, ..self.clone() };
         // A cluster has no Sentinels.
         if let Locator::At { address, .. } = &mut same.target {
             *address = host_port.instead_of(address);
@@ -134,6 +152,7 @@ impl Endpoint {
             asks: false,
             health,
             opened: Arc::default(),
+            first: Arc::default(),
         }
     }
 
@@ -198,6 +217,10 @@ impl Endpoint {
             }
             Locator::Named(sentinels) => sentinels.open(timeout, deadline),
         };
+        let opened = opened.and_then(|(mut connection, server)| {
+            self.greet(&mut connection, &server, deadline)?;
+            Ok((connection, server))
+        });
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
                 self.health.refused(error);
@@ -211,6 +234,44 @@ impl Endpoint {
         let run = Run::met(&self.runs, server, self.asks);
         self.health.opened(now);
         Ok((connection, run))
+    }
+
+    /// Makes `greet` look at the server before the first connection is used. After an error of it
+    /// there is no connection, and the next one is looked at. It may be called by several threads
+    /// at the same time.
+    pub fn on_first_contact(
+        &self,
+        greet: impl Fn(&Self, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync + 'static,
+    ) {
+        let _only_once = self.first.greet.set(Box::new(greet));
+    }
+
+    fn greet(
+        &self,
+        connection: &mut Connection,
+        server: &ServerInfo,
+        deadline: Instant,
+    ) -> RedisResult<()> {
+        let Some(greet) = self.first.greet.get() else { return Ok(()) };
+        if self.first.passed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut ask = |command: &Command| {
+            let sent = connection.send_until(command.bytes(), deadline);
+            match sent.and_then(|()| connection.receive_until(deadline)) {
+                Ok(Value::ServerError(error)) => {
+                    Err(Failure::Refused(Cause::new(error, &self.health)))
+                }
+                Ok(reply) => Ok(reply),
+                Err(error) if error.is_timeout() => {
+                    Err(Failure::TimedOut(Cause::new(error, &self.health)))
+                }
+                Err(error) => Err(Failure::Reset(Cause::new(error, &self.health))),
+            }
+        };
+        greet(self, server, &mut ask)?;
+        self.first.passed.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// The longest that opening a connection may take.

@@ -38,7 +38,7 @@ pub use command::{Command, Pieces, Replies, RightsQuestion, Script};
 pub use connect_error::ConnectError;
 pub use credentials::Credentials;
 pub use decimal::{decimal, write_decimal};
-pub use endpoint::Endpoint;
+pub use endpoint::{Ask, Endpoint};
 pub(crate) use health::Health;
 pub use health::{News, ServerEvent};
 #[cfg(models)]

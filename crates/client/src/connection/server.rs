@@ -100,13 +100,20 @@ impl ServerInfo {
 /// answer "not held" is then no sign that a release has run. A server that does not say which run
 /// it is counts as a new run with every connection. The client then reports such a release as a
 /// loss, and asks for its holds again.
-#[derive(Default)]
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
-    /// The number of the last run.
+    /// The number of the last run. Before a run is met, it is that of the first one, so that a
+    /// request that opens the first connection does not seem to have met two runs.
     incarnation: AtomicU64,
     /// The callback for each run but the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        let (last, incarnation) = (Mutex::default(), AtomicU64::new(1));
+        Self { last, incarnation, told: OnceLock::new() }
+    }
 }
 
 impl Runs {
@@ -121,7 +128,7 @@ impl Runs {
         let is_first = last.is_none();
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
-        if !is_same {
+        if !is_same && !is_first {
             // This comes before any command goes over the connection. So a thread that reads the
             // number after an answer of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
