@@ -28,7 +28,7 @@ fn the_first_use_makes_the_semaphore_once_and_later_uses_ask_nothing_more() {
     let sized = maker.semaphore("sized").with_permits(3);
     assert_eq!(sized.available_permits().unwrap(), 0, "a look makes nothing");
     assert_eq!(asked(), 1);
-    let first = sized.clone().acquire().unwrap();
+    let first = sized.acquire().unwrap();
     assert_eq!(asked(), 3, "a look, the set and the acquire");
     let second = sized.acquire_many(2).unwrap();
     assert_eq!(asked(), 1);
