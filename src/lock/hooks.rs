@@ -309,8 +309,11 @@ impl Synchronizer for Hooks<'_, '_> {
         {
             return Ok(Try::Shared(tenancy));
         }
-        if let Some(tenancy) = self.together.and_then(Together::granted) {
-            return Ok(Try::Granted(tenancy));
+        if let Some(together) = self.together {
+            if let Some(tenancy) = together.granted() {
+                return Ok(Try::Granted(tenancy));
+            }
+            together.gives_back();
         }
         let is_new = request_state.is_none();
         let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));

@@ -96,6 +96,14 @@ impl<'a> Together<'a> {
         self.granted.take()
     }
 
+    /// Gives back the locks that the request for all has taken and that come after the one that is
+    /// being acquired. That one was lost before it was admitted, so the thread is about to wait for
+    /// it. It must have no lock and lead at no gate behind that in the order: another thread may
+    /// have it, and wait for one of these.
+    pub(super) fn gives_back(&self) {
+        drop(self.taken.take());
+    }
+
     /// Asks for the lock that is being acquired, at which the thread leads, and for all that come
     /// after it. `None`: the thread asks for this one alone.
     pub(super) fn ask(

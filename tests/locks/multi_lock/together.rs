@@ -299,3 +299,60 @@ fn a_user_without_the_rights_of_one_part_takes_none() {
     guard.unlock().unwrap();
     assert_eq!((asked, Commands::so_far(&server).of("eval") - before), (1, 0));
 }
+
+/// Takes "b" away from its client at the moment at which that client has taken "a" of several
+/// locks, and gives it to the other one.
+#[derive(Default)]
+struct Robs {
+    clients: std::sync::OnceLock<(Client, Client)>,
+    robbed: std::sync::Mutex<Vec<redlatch::OwnedLockGuard>>,
+}
+
+struct Observes(Arc<Robs>);
+
+impl redlatch::observe::Observer for Observes {
+    fn acquired(&self, event: &redlatch::observe::Event<'_, redlatch::observe::Way>) {
+        let Some((client, other)) = self.0.clients.get() else { return };
+        if event.name == "a" {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert!(client.reentrant_lock("b").force_unlock().unwrap());
+                    let b = other.reentrant_lock("b").lock_owned().unwrap();
+                    self.0.robbed.lock().unwrap().push(b);
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_lock_keeps_none_behind_it() {
+    let server = server();
+    let robs = Arc::new(Robs::default());
+    let client = Client::builder(&server.url())
+        .watchdog_timeout(LONG)
+        .observer(Observes(Arc::clone(&robs)))
+        .connect()
+        .unwrap();
+    let other = super::client(&server);
+    let all = all_of(&client, &NAMES);
+    all.lock().unwrap().unlock().unwrap();
+    robs.clients.set((client.clone(), other.clone())).ok().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| all.lock().unwrap().unlock().unwrap());
+        while robs.robbed.lock().unwrap().is_empty() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(200));
+        let limit = Duration::from_secs(2);
+        let here = client.reentrant_lock("c").try_lock_for(limit).unwrap().into_option();
+        let got_here = here.is_some();
+        drop(here);
+        let there = other.reentrant_lock("c").try_lock_for(limit).unwrap().into_option();
+        let got_there = there.is_some();
+        drop(there);
+        eprintln!("c here: {got_here}, there: {got_there}, a held: {}", is_held(&server, "a"));
+        robs.robbed.lock().unwrap().clear();
+        assert!(got_here && got_there, "nobody else can have c while the thread waits for b");
+    });
+}
