@@ -175,12 +175,10 @@ impl<T: Provided> Shared<T> {
     fn serve(&self, provide: &Provide<T>) {
         while let Some(renews) = self.wait() {
             let now = Instant::now();
-            let provided = catch_unwind(AssertUnwindSafe(provide));
-            let answer = match provided {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err(format!("{} panicked", T::SETTING)),
-            };
+            // The text and the drop of its error are the user's code, too.
+            let provided = || provide().map_err(|error| error.to_string());
+            let answer = catch_unwind(AssertUnwindSafe(provided))
+                .unwrap_or_else(|_| Err(format!("{} panicked", T::SETTING)));
             let told = self.answered(answer, renews, now);
             let Some(told) = told else { continue };
             if let Some(renewed) = self.renewed.get() {
