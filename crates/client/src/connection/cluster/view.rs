@@ -94,9 +94,11 @@ fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
-    let mut host_ports = servers.iter().filter_map(|server| host_port(server, from, map));
-    let master = host_ports.next()?;
-    Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: host_ports.collect() })
+    let mut host_ports = servers.iter().map(|server| host_port(server, from, map));
+    // The first one is the master. If its address does not count, no replica takes its place.
+    let master = host_ports.next()??;
+    let replicas = host_ports.flatten().collect();
+    Some(Range { slots: slot(first)?..=slot(last)?, master, replicas })
 }
 
 fn host_port(server: &Value, from: &HostPort, map: &AddressMap) -> Option<HostPort> {
@@ -142,6 +144,24 @@ mod tests {
         assert_eq!((first.slots.clone(), &first.master), (0..=5_460, &at("one", 1)));
         assert_eq!(first.replicas, [at("two", 2)]);
         assert_eq!((second.slots.clone(), &second.master), (5_461..=16_383, &at("here", 3)));
+    }
+
+    #[test]
+    fn no_replica_takes_the_place_of_a_master_whose_address_does_not_count() {
+        let server =
+            |host: &str, port| Value::Array(vec![text(host), Value::Int(port), text("id")]);
+        let of = |servers: [Value; 2]| {
+            let [one, other] = servers;
+            Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(9), one, other])])
+        };
+        let map =
+            AddressMap::new(
+                |host, _| if host == "one" { panic!("as the test wants it") } else { None },
+            );
+        let read = |reply: &Value| ranges(reply, &at("here", 9), &map).unwrap().len();
+        assert_eq!(read(&of([server("one", 1), server("two", 2)])), 0);
+        assert_eq!(read(&of([server("?", 1), server("two", 2)])), 0);
+        assert_eq!(read(&of([server("two", 2), server("one", 1)])), 1);
     }
 
     #[test]
