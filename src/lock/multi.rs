@@ -335,7 +335,8 @@ impl MultiLock {
             "{absent} servers of a quorum have no lock in its list, and the answers of the others \
              do not decide; connect to all of them"
         );
-        Error::new(ErrorKind::Unavailable, message).of(&self.parts[0].handle().site.name)
+        let error = Error::new(ErrorKind::Unavailable, message).transient(false);
+        error.of(&self.parts[0].handle().site.name)
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {

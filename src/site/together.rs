@@ -136,6 +136,8 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error
         Ok((each, in_doubt)) => {
             (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
         }
+        // Nothing was done. Requests for each alone free those that may be freed.
+        Err(Trouble::Refused(_)) => return Vec::new(),
         Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),
     };
     let mut ended = Vec::with_capacity(holds.len());
