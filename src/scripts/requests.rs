@@ -495,7 +495,7 @@ mod tests {
 
         fn open(&mut self, requests: &Requests) -> RequestId {
             self.number += 1;
-            requests.open(|| self.number)
+            requests.open_after(self.route.incarnation(), || self.number)
         }
 
         /// A change of a name that is used once.
