@@ -18,7 +18,9 @@
 /// lock, and so does the block of `if lock.try_lock()?.is_some()`, whose guard is dropped with the
 /// condition. With this type the compiler warns of the first one and refuses the second one. **Bind
 /// the guard to a name**: `let Taken(_) = … else`, `matches!(…, Taken(_))` and `let _ =` drop it at
-/// once, and nothing warns.
+/// once, and nothing warns. Nor does anything warn of `let _guard = lock.try_lock()?`,
+/// `if let Ok(_guard) = lock.try_lock()` or `lock.try_lock().is_ok()`, which all accept
+/// [`NotTaken`](Self::NotTaken). **Match `Taken`.**
 #[derive(Debug)]
 #[must_use = "if it is `Taken`, the guard in it is dropped at once, and releases what it holds"]
 pub enum Attempt<G> {
