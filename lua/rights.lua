@@ -1,8 +1,8 @@
--- Stands behind the script of a connection's first request of a kind, and asks for all rights of
--- that kind before the script acts. If the right to publish were missing, for example, the script
--- could grant a lock that cannot be released. src/scripts/rights.rs fills in the table: the
--- commands, and the text before and after the name in a key or channel, first for a name without a
--- brace, then for a name with one.
+-- Is sent behind the script of a request that is the first of its kind over a connection. Asks for
+-- all rights of that kind, and only then runs the script. If the right to publish were missing, for
+-- example, the script could grant a lock that cannot be released. src/scripts/rights.rs fills in
+-- the table: the commands, and the text before and after the name in a key or channel, first for a
+-- name without a brace, then for a name with one.
 --
 -- `random`: a name that nobody has; `script`: the request
 -- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or {1

@@ -254,7 +254,7 @@ impl CyclicBarrier {
     }
 
     /// Returns the same barrier, with leases of this length for its parties. If a waiting party is
-    /// killed, the barrier breaks when its lease ends. From 10 ms to a year.
+    /// killed, the barrier breaks when its lease ends. A lease is from 10 ms to a year long.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);

@@ -11,9 +11,9 @@
 --        = the party that leaves had arrived in a generation that has ended, and the server does
 --        not know how
 --
--- A party that leaves sends the number of its arrival, if it has sent one. So no copy of the
--- arrival counts later, and the script finds an arrival that was made. If its generation has
--- tripped, the reply is that of the arrival.
+-- If a party that leaves has sent an arrival before, it sends the same number again. So no later
+-- copy of the arrival counts, and if the arrival was made, the script finds it in the record. If
+-- its generation has tripped, the reply is that of the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then

@@ -52,8 +52,8 @@ impl LeaseCut {
         let before = self.to.load(Ordering::SeqCst);
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
-        // This read comes after the store: a thread that asks first raises the wanted lease, and
-        // then looks for a cut.
+        // This read comes after the store. A thread that asks for a lease raises the wanted lease
+        // before it looks for a cut. So one of the two sees the other.
         if wanted() == most {
             return Longer::IsCut(longest);
         }

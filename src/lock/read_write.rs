@@ -70,8 +70,8 @@ pub(super) use self::pair::Pair;
 /// their hold. It holds the lock at least for its own lease, and [`check`](crate::LockGuard::check)
 /// promises it no more than that. When a reader leaves, the hold lasts until the latest end of the
 /// others' leases. So a fixed lease limits a thread that hangs, even if other readers come and go.
-/// If the process is killed, the server keeps the hold for the rest of their longest lease. If the
-/// hold is lost, all its readers learn of it.
+/// If the process is killed, the server keeps the hold for the rest of its readers' longest lease.
+/// If the hold is lost, all its readers learn of it.
 ///
 /// **Beside readers of Redisson, take no lease that is longer than their `lockWatchdogTimeout`**
 /// (30 s by default), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout).

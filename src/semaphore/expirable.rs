@@ -137,7 +137,7 @@ impl ExpirableSemaphore {
 
     /// Returns the same semaphore, with renewed leases of this length in place of the client's
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). If a process dies, others wait
-    /// this long for its permits. From 10 ms to a year. With another lease, acquires fail with
+    /// this long for its permits. If the lease is not from 10 ms to a year, acquires fail with
     /// [`Config`](ErrorKind::Config).
     ///
     /// A short lease affects the whole client: see

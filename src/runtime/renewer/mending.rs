@@ -1,4 +1,4 @@
-//! Mending: making the changes of semaphores again that another run of the server does not know.
+//! Mending: making changes of semaphores again, at a run of the server that does not know them.
 
 use std::collections::HashSet;
 use std::sync::Arc;

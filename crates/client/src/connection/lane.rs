@@ -355,8 +355,8 @@ mod tests {
         Arc::new(lane)
     }
 
-    /// The thread that asked for the wait is gone. The background thread does not read as long as
-    /// that thread could.
+    /// A posted command waits for replicas, and the thread that posted it does not read the reply.
+    /// The background thread reads it, but only when that wait is about to end.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
