@@ -135,7 +135,7 @@ impl Once<'_> {
             _ => None,
         };
         let Some((seconds, micros)) = now else { return Err(unexpected(&reply)) };
-        self.requests.server.is(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
+        self.requests.server.set(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
         self.requests.postpone(self.request_id);
         Ok(())
     }

@@ -46,7 +46,7 @@ impl ServerClock {
         ours().saturating_add(self.0.load(Ordering::Relaxed))
     }
 
-    pub(super) fn is(&self, now: i64) {
+    pub(super) fn set(&self, now: i64) {
         self.0.store(now.saturating_sub(ours()), Ordering::Relaxed);
     }
 }
@@ -317,7 +317,7 @@ impl Requests {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
                 [Value::Int(now)] => {
-                    self.server.is(*now);
+                    self.server.set(*now);
                     true
                 }
                 _ => false,

@@ -16,7 +16,7 @@ use crate::runtime::Session;
 use crate::scripts::expirable_semaphore::PermitCounts;
 use crate::scripts::renewal::{self, RenewalKind};
 use crate::scripts::{PermitId, Trouble};
-use crate::semaphore::permits::{self, PermitNeed, Source};
+use crate::semaphore::permits::{self, PermitNeed, PermitSource};
 use crate::waiting::Wait;
 
 mod permit;

@@ -34,7 +34,7 @@ impl Size {
     }
 
     /// Notes that a request for permits has met the semaphore.
-    pub(super) fn is_met(&self) {
+    pub(super) fn met(&self) {
         self.is_met.store(true, Ordering::Relaxed);
     }
 

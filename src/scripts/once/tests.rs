@@ -103,7 +103,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     // A client with a wrong server time learns the right one, and its request is applied
     // nevertheless.
     for wrong in [0, i64::MAX / 2] {
-        pool.requests.server.is(wrong);
+        pool.requests.server.set(wrong);
         let request_id = pool.open();
         assert_eq!(pool.scripts().release(request_id, 1, false).unwrap().reply.0, Some(0));
         pool.requests.close(request_id);

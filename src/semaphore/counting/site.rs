@@ -15,7 +15,7 @@ use crate::observe::Kind;
 use crate::runtime::{Core, Member};
 use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
-use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
+use crate::semaphore::permits::{PermitGate, PermitReply, PermitSource, Permits, RequestFailed};
 use crate::semaphore::size::Size;
 use crate::waiting::Queued;
 
@@ -169,7 +169,7 @@ impl SemaphoreSite {
         unacknowledged.unacknowledged(false)
     }
 
-    /// As [`Source::give_back`], where the caller may wait.
+    /// As [`PermitSource::give_back`], where the caller may wait.
     pub(super) fn give_back_as(
         self: &Arc<Self>,
         permits: u32,
@@ -237,7 +237,7 @@ impl SemaphoreSite {
     }
 }
 
-impl Source for SemaphoreSite {
+impl PermitSource for SemaphoreSite {
     type Lease = Infallible;
     const KIND: Kind = Kind::Semaphore;
     const LAPSE: bool = false;
@@ -272,7 +272,7 @@ impl Source for SemaphoreSite {
             // The answer to a copy does not tell a missing semaphore from one without free permits.
             && (*taken > 0 || !in_doubt)
         {
-            self.size.is_met();
+            self.size.met();
         }
         match outcome {
             Ok(Replied {

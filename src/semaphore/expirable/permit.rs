@@ -12,7 +12,7 @@ use super::site::leased;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
-use crate::semaphore::permits::Source;
+use crate::semaphore::permits::PermitSource;
 
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
 ///

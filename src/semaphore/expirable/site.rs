@@ -25,7 +25,7 @@ use crate::scripts::semaphore::REFUSED;
 use crate::scripts::{
     ExpirableKeys, PermitId, Replied, RequestId, Requests, SemaphoreKeys, Trouble,
 };
-use crate::semaphore::permits::{PermitGate, PermitReply, Permits, RequestFailed, Source};
+use crate::semaphore::permits::{PermitGate, PermitReply, PermitSource, Permits, RequestFailed};
 use crate::semaphore::size::Size;
 use crate::snapshot::Held;
 use crate::waiting::Queued;
@@ -265,7 +265,7 @@ impl ExpirableSite {
     }
 }
 
-impl Source for ExpirableSite {
+impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
@@ -308,7 +308,7 @@ impl Source for ExpirableSite {
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
             })?;
         if reply != TakenPermit::Missing {
-            self.size.is_met();
+            self.size.met();
         }
         let taken = match reply {
             TakenPermit::Taken(taken) => taken.min(ids.len()),

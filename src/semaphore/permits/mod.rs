@@ -26,7 +26,7 @@ use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
 
 /// The source of permits: one semaphore in one client, as its waiting threads see it.
-pub(crate) trait Source: Sized {
+pub(crate) trait PermitSource: Sized {
     /// A permit's lease.
     type Lease;
     const KIND: Kind;
@@ -99,7 +99,7 @@ impl RequestFailed {
 }
 
 /// Waits for permits. `None`: the wait ended first.
-pub(crate) fn acquire<S: Source>(
+pub(crate) fn acquire<S: PermitSource>(
     site: &Arc<S>,
     need: PermitNeed,
     wait: Wait<'_>,
@@ -108,7 +108,7 @@ pub(crate) fn acquire<S: Source>(
     waiting::acquire(site, (site.core(), site.name()), &claim)
 }
 
-impl<S: Source> Synchronizer for Arc<S> {
+impl<S: PermitSource> Synchronizer for Arc<S> {
     type Site = Self;
     const ASKS_AT_ENTRY: bool = true;
 
@@ -228,7 +228,7 @@ impl<S: Source> Synchronizer for Arc<S> {
     }
 }
 
-impl<S: Source> Queued for Arc<S> {
+impl<S: PermitSource> Queued for Arc<S> {
     type Need = PermitNeed;
     type Grant = Permits<S::Lease>;
     type RequestState = PermitRequestState;
@@ -258,7 +258,7 @@ struct Answered<L> {
 
 /// Asks the server once, for the thread's own need, which is the first of `needs`, and for the
 /// needs behind it.
-fn request_for<S: Source>(
+fn request_for<S: PermitSource>(
     site: &Arc<S>,
     own: PermitNeed,
     needs: &[u32],
@@ -285,7 +285,7 @@ fn request_for<S: Source>(
 }
 
 /// Sleeps while other processes ask first.
-fn sleep_for<S: Source>(
+fn sleep_for<S: PermitSource>(
     site: &S,
     Claim { thread, wait, .. }: &Claim<'_, PermitNeed>,
     rest: Duration,
@@ -295,24 +295,24 @@ fn sleep_for<S: Source>(
 }
 
 /// How long the leader stays away after a wake-up, so that others can ask first.
-fn stay_away<S: Source>(site: &S) -> Duration {
+fn stay_away<S: PermitSource>(site: &S) -> Duration {
     let rest = rest_of_yield(site);
     let own = own_listeners(site);
     if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
 }
 
-fn own_listeners<S: Source>(site: &S) -> i64 {
+fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }
 
-fn is_turn_over<S: Source>(site: &S) -> bool {
+fn is_turn_over<S: PermitSource>(site: &S) -> bool {
     let now = clock::now();
     site.gate().with_turn(|turn| matches!(turn.before(now), NextStep::Yield(_)))
 }
 
 /// The number of processes that want permits, as far as the answers to releases show. If they show
 /// nothing, there may be one besides this.
-fn clients<S: Source>(site: &S) -> u64 {
+fn clients<S: PermitSource>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
         Some(others) => others.saturating_add(1),
@@ -322,7 +322,7 @@ fn clients<S: Source>(site: &S) -> u64 {
 }
 
 /// The rest of the time for which others go first after this process's turn, if others listen.
-fn rest_of_yield<S: Source>(site: &S) -> Duration {
+fn rest_of_yield<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.before(now) {

@@ -13,7 +13,7 @@ use super::ConnectError;
 use super::host_port::HostPort;
 use super::limit::{deadline_in, later};
 use super::login::Login;
-use super::name::Name;
+use super::name::HostName;
 use super::sentinel::Sentinels;
 use super::server::{Run, Runs, ServerInfo};
 use super::stream::Network;
@@ -63,7 +63,7 @@ enum Locator {
         network: Network,
         /// The name of the host, if the client has only this server and its host is not given by
         /// address.
-        name: Option<Arc<Name>>,
+        name: Option<Arc<HostName>>,
     },
     /// The master that the Sentinels name.
     Named(Arc<Sentinels>),
@@ -102,7 +102,7 @@ impl Endpoint {
         if let Locator::At { name, .. } = &mut self.target
             && is_name
         {
-            *name = Some(Arc::new(Name::new(&host, port)));
+            *name = Some(Arc::new(HostName::new(&host, port)));
         }
         self
     }

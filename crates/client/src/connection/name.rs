@@ -27,7 +27,7 @@ use crate::sync::{Condvar, Mutex};
 const EVERY: Duration = Duration::from_secs(5);
 
 /// The name of one server.
-pub(super) struct Name {
+pub(super) struct HostName {
     host: String,
     port: u16,
     state: Mutex<NameState>,
@@ -55,7 +55,7 @@ fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {
     addresses.iter().any(|one| (one.ip(), one.port()) == (address.ip(), address.port()))
 }
 
-impl Name {
+impl HostName {
     pub(super) fn new(host: &str, port: u16) -> Self {
         let (host, state) = (host.to_owned(), Mutex::default());
         Self { host, port, state, ended: Condvar::new(), moved: OnceLock::new() }

@@ -69,11 +69,11 @@ struct Shared<T> {
     changed: Condvar,
     /// How often open connections were given new ones.
     renewals: AtomicU64,
-    renewed: OnceLock<Box<Renewed<T>>>,
+    renewed: OnceLock<Box<OnRenewed<T>>>,
 }
 
 /// Gets what is new for open connections, or the reason why there is nothing.
-type Renewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
+type OnRenewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
 struct SourceState<T> {
     /// The numbers of three calls of the user's code: the last one that a thread waits for, the

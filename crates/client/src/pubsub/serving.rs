@@ -39,7 +39,7 @@ enum Unanswered {
 }
 
 #[derive(Clone, Copy)]
-enum Ask {
+enum ChannelVerb {
     Subscribe,
     Unsubscribe,
 }
@@ -127,7 +127,7 @@ impl<'a> Serving<'a> {
             }
             self.take(steps)?;
         }
-        self.ask_each(Ask::Subscribe, channels)
+        self.ask_each(ChannelVerb::Subscribe, channels)
     }
 
     fn subscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
@@ -154,7 +154,7 @@ impl<'a> Serving<'a> {
             _ => {
                 if let Some(entry) = self.entry(channel) {
                     entry.disconnected();
-                    self.ask_each(Ask::Subscribe, vec![entry])?;
+                    self.ask_each(ChannelVerb::Subscribe, vec![entry])?;
                 }
             }
         }
@@ -254,8 +254,8 @@ impl<'a> Serving<'a> {
             unwanted.extend(state.sweep(server, GRACE));
             (wanted, unwanted, to_track, moved)
         };
-        self.ask_each(Ask::Unsubscribe, unwanted)?;
-        self.ask_each(Ask::Subscribe, wanted)?;
+        self.ask_each(ChannelVerb::Unsubscribe, unwanted)?;
+        self.ask_each(ChannelVerb::Subscribe, wanted)?;
         if moved {
             self.pubsub.hand_on(self.subscriber, self.tracking);
         }
@@ -287,23 +287,27 @@ impl<'a> Serving<'a> {
     /// server ends the subscriptions by itself and says so in the words of an answer. It then
     /// refuses the request to end them. So without the PING, a request would have one answer or
     /// two.
-    fn ask_each(&mut self, ask: Ask, entries: Vec<Arc<ChannelEntry>>) -> Result<(), RedisError> {
+    fn ask_each(
+        &mut self,
+        ask: ChannelVerb,
+        entries: Vec<Arc<ChannelEntry>>,
+    ) -> Result<(), RedisError> {
         let mut bytes = Vec::new();
         for entry in entries {
             let of_a_slot =
                 entry.kind() != ChannelKind::Common && !Arc::ptr_eq(&entry, &self.subscriber.own);
             let in_shards = self.pubsub.channels == Channels::Sharded;
             let command: &[u8] = match (ask, in_shards && of_a_slot) {
-                (Ask::Subscribe, false) => b"SUBSCRIBE",
-                (Ask::Subscribe, true) => b"SSUBSCRIBE",
-                (Ask::Unsubscribe, false) => b"UNSUBSCRIBE",
-                (Ask::Unsubscribe, true) => b"SUNSUBSCRIBE",
+                (ChannelVerb::Subscribe, false) => b"SUBSCRIBE",
+                (ChannelVerb::Subscribe, true) => b"SSUBSCRIBE",
+                (ChannelVerb::Unsubscribe, false) => b"UNSUBSCRIBE",
+                (ChannelVerb::Unsubscribe, true) => b"SUNSUBSCRIBE",
             };
             let command = Command::plain(&[command, entry.channel().as_bytes()]);
             bytes.extend_from_slice(command.bytes());
             match ask {
-                Ask::Subscribe => self.asked.push_back(Unanswered::Subscribe(entry)),
-                Ask::Unsubscribe => {
+                ChannelVerb::Subscribe => self.asked.push_back(Unanswered::Subscribe(entry)),
+                ChannelVerb::Unsubscribe => {
                     self.asked.push_back(Unanswered::Unsubscribe(Arc::clone(&entry)));
                     if in_shards {
                         bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
