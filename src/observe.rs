@@ -14,6 +14,28 @@ mod metrics;
 #[cfg(feature = "metrics")]
 pub use metrics::MetricsObserver;
 
+/// The methods of an [`Observer`] in a pointer.
+macro_rules! forwards {
+    (@each $($method:ident: $how:ty,)+) => {
+        $(fn $method(&self, event: &Event<'_, $how>) {
+            (**self).$method(event);
+        })+
+    };
+    () => {
+        forwards!(@each
+            wait_started: (),
+            acquired: Way,
+            gave_up: Option<ErrorKind>,
+            released: (),
+            lost: LostReason,
+            renewed: (),
+            renewal_failed: &str,
+            reconnected: (),
+            forgot: (),
+        );
+    };
+}
+
 /// Hears what happens to a client's locks, semaphores and latches, for counters, spans or a log.
 /// Set by [`ClientBuilder::observer`].
 ///
@@ -88,6 +110,15 @@ pub trait Observer: Send + Sync + 'static {
     /// if a failover loses these, the client does not repeat them. `name`: the server's address.
     /// `permits`: how many changes. At most every three seconds.
     fn forgot(&self, _event: &Event<'_>) {}
+}
+
+/// A program that keeps a clone of the `Arc` reads what its observer has counted.
+impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
+    forwards!();
+}
+
+impl<O: Observer + ?Sized> Observer for Box<O> {
+    forwards!();
 }
 
 /// What an [`Observer`] hears.

@@ -90,7 +90,7 @@ fn builder(server: &Server) -> ClientBuilder {
 
 fn observed(server: &Server) -> (Client, Heard) {
     let heard = Heard::default();
-    (builder(server).observer(heard.clone()).connect().unwrap(), heard)
+    (builder(server).observer(Arc::new(heard.clone())).connect().unwrap(), heard)
 }
 
 #[test]
@@ -138,7 +138,8 @@ fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
 fn a_wait_that_begins_in_an_outage_is_reported_during_it() {
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
-    let client = Client::builder(&proxy.url()).failover_timeout(LONG).observer(heard.clone());
+    let client =
+        Client::builder(&proxy.url()).failover_timeout(LONG).observer(Box::new(heard.clone()));
     let client = client.connect().unwrap();
     let semaphore = client.semaphore("tools");
     assert!(semaphore.try_set_permits(1).unwrap());
