@@ -39,7 +39,7 @@ pub struct ClientBuilder {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) name: Option<String>,
-    /// What each key begins with, before the name that the user gave.
+    /// The beginning of each key, before the name that the user gave.
     pub(crate) prefix: String,
     pub(crate) connection: Settings,
     pub(crate) watchdog_timeout: Duration,

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// A file with the server's URL in its first line.
     #[arg(long, env = "REDLATCH_URL_FILE", global = true)]
     url_file: Option<PathBuf>,
-    /// What stands before each name on the server, as the programs that share the locks set it. All
+    /// The prefix of each name on the server, as the programs that share the locks set it. All
     /// names that are given and printed are without it.
     #[arg(
         long,

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, is_forked};
 
-/// A script's message to one owner. On the wire it is a verb, the owner's number, and more words, with single spaces between them. The last word is a name and may contain spaces.
+/// A script's message to one owner. On the wire it is a verb, the owner's number, and more words,
+/// with single spaces between them. The last word is a name and may contain spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
     /// The owner should ask for this lock.
@@ -75,7 +76,7 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
     Some((word.parse().ok()?, rest))
 }
 
-/// What gets the messages to one owner on the client's own channel.
+/// The receiver of the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber's thread with no mutex held; must not block. `false`: no thread
     /// will read the message, which the client then handles as one to an owner that does not wait.
@@ -83,8 +84,9 @@ pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
 }
 
 /// The registered owners of this client, which expect messages, by their numbers. An owner is here
-/// from before its first request, for as long as it has an entry or the lock that it got by one. Messages name only owners that had an entry. So a grant for an owner that is not here is a
-/// hold that no thread has.
+/// from before its first request, for as long as it has an entry or the lock that it got by one.
+/// Messages name only owners that had an entry. So a grant for an owner that is not here is a hold
+/// that no thread has.
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,

@@ -1,4 +1,4 @@
-//! A warning about a thread that waits for long. It says who has the lock, and which locks the
+//! A warning about a thread that waits for long. It names the lock's holder, and the locks the
 //! thread itself holds. Such a thread may be in a deadlock: it waits for a lock whose holder waits
 //! for one of the thread's own locks. A deadlock does not end by itself, since both clients renew
 //! their locks.

@@ -1,4 +1,4 @@
-//! What stands before each name of a client on the server, and in no word to people.
+//! The prefix of a client's names, which is on the server and in no word to people.
 
 use std::sync::{Arc, Mutex};
 

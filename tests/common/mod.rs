@@ -637,7 +637,7 @@ impl Random {
     }
 }
 
-/// A user of the server, who has all rights at first.
+/// A user of the server, with all rights at first.
 pub(crate) struct User {
     name: String,
     redis: Connection,

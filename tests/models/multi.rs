@@ -1,4 +1,4 @@
-//! The script that takes several locks, on random states of them and for users who lack a right:
+//! The script that takes several locks, on random states of them and for users without a right:
 //! all or none, past no queue and no window. Each planted bug is found.
 
 use redis::{Connection, Value};
@@ -172,7 +172,7 @@ fn random_states_are_taken_all_or_none() {
     assert!(seen.iter().all(|times| *times > 10), "{seen:?}");
 }
 
-/// What is planted: a part of the script, and its replacement.
+/// The planted bug: a part of the script, and its replacement.
 const MUTANTS: [(&str, &str, &str); 6] = [
     ("takes past the queue", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[3]) ~= 0"),
     ("takes within a window", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[2]) ~= 0"),

@@ -100,7 +100,7 @@ impl Thread {
     }
 }
 
-/// Wakes a waiter. It does not say who the waiter is: a [`Thread`] does.
+/// Wakes a waiter. It does not identify the waiter: a [`Thread`] does.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Thread>);
 
