@@ -1,6 +1,7 @@
 //! The events that an observer gets from a client's locks.
 
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -559,4 +560,72 @@ fn a_leader_is_listed_during_an_outage_too() {
     wait_until("it is listed", SOON, || !client.snapshot().waiting.is_empty());
     token.cancel();
     assert_eq!(waits.join(), ErrorKind::Cancelled);
+}
+
+/// The number of events that it hears, by the methods' order.
+#[derive(Default)]
+struct Tally([AtomicU32; 9]);
+
+impl Tally {
+    fn count(&self, method: usize) {
+        self.0[method].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Observer for Tally {
+    fn wait_started(&self, _: &Event<'_>) {
+        self.count(0);
+    }
+
+    fn acquired(&self, _: &Event<'_, Way>) {
+        self.count(1);
+    }
+
+    fn gave_up(&self, _: &Event<'_, Option<ErrorKind>>) {
+        self.count(2);
+    }
+
+    fn released(&self, _: &Event<'_>) {
+        self.count(3);
+    }
+
+    fn lost(&self, _: &Event<'_, LostReason>) {
+        self.count(4);
+    }
+
+    fn renewed(&self, _: &Event<'_>) {
+        self.count(5);
+    }
+
+    fn renewal_failed(&self, _: &Event<'_, &str>) {
+        self.count(6);
+    }
+
+    fn reconnected(&self, _: &Event<'_>) {
+        self.count(7);
+    }
+
+    fn forgot(&self, _: &Event<'_>) {
+        self.count(8);
+    }
+}
+
+#[test]
+fn an_observer_behind_a_pointer_hears_each_kind_of_event() {
+    let tally = Arc::new(Tally::default());
+    let tell = |observer: &dyn Observer| {
+        let kind = Kind::ReentrantLock;
+        observer.wait_started(&Event::new("l", kind, ()));
+        observer.acquired(&Event::new("l", kind, Way::HandedOn));
+        observer.gave_up(&Event::new("l", kind, None));
+        observer.released(&Event::new("l", kind, ()));
+        observer.lost(&Event::new("l", kind, LostReason::Revoked));
+        observer.renewed(&Event::new("l", kind, ()));
+        observer.renewal_failed(&Event::new("l", kind, "why"));
+        observer.reconnected(&Event::new("l", kind, ()));
+        observer.forgot(&Event::new("l", kind, ()));
+    };
+    tell(&Arc::clone(&tally));
+    tell(&Box::new(Arc::clone(&tally)));
+    assert!(tally.0.iter().all(|heard| heard.load(Ordering::Relaxed) == 2));
 }
