@@ -68,7 +68,7 @@ fn read(lock: Option<&ReadWriteLock>, url: &str, name: &str, seen: &Seen) -> Res
             seen.read(&mut redis, name)?;
             continue;
         };
-        let reading = lock.read_lock().lock()?;
+        let reading = lock.reader().lock()?;
         seen.read(&mut redis, name)?;
         reading.unlock()?;
     }
@@ -116,11 +116,11 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
             continue;
         }
         let asked = Instant::now();
-        let writing = lock.write_lock().lock()?;
+        let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
         // Down to reading: others may read now, and none has written when it looks.
-        let reading = lock.read_lock().lock()?;
+        let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;
         reading.unlock()?;

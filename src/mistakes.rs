@@ -10,8 +10,8 @@
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
 /// # let prices = redlatch::Client::connect("redis://localhost")?.read_write_lock("prices");
-/// let _guard = prices.read_lock().lock()?;
-/// let _guard = prices.write_lock().lock()?;
+/// let _guard = prices.reader().lock()?;
+/// let _guard = prices.writer().lock()?;
 /// # Ok(()) }
 /// ```
 ///

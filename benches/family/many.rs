@@ -269,7 +269,7 @@ fn timed(redis: &mut Connection, guard: LockGuard) -> f64 {
 fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let [writer, reader] = [(); 2].map(|()| connect(&url));
-    let guard = writer.read_write_lock(&name).write_lock().lock().unwrap();
+    let guard = writer.read_write_lock(&name).writer().lock().unwrap();
     let owners: Vec<_> =
         (0..readers).map(|at| format!("{at:08x}-1111-8111-8111-111111111111:{at}")).collect();
     let subscribe = |owner: &String| {
@@ -292,7 +292,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
         raise.cmd("PEXPIRE").arg(timeout).arg(60_000).ignore();
     }
     raise.cmd("PEXPIRE").arg(&name).arg(60_000).ignore().exec(&mut redis).unwrap();
-    let guard = reader.read_write_lock(&name).read_lock().lock().unwrap();
+    let guard = reader.read_write_lock(&name).reader().lock().unwrap();
     [let_in, timed(&mut redis, guard)]
 }
 
@@ -301,7 +301,7 @@ fn owned(lab: &Lab) -> f64 {
     let client = connect(&lab.url(false));
     let lock = client.read_write_lock(&format!("bench {}", lab.next()));
     let begun = Instant::now();
-    let guards: Vec<_> = (0..OWNED).map(|_| lock.read_lock().lock_owned().unwrap()).collect();
+    let guards: Vec<_> = (0..OWNED).map(|_| lock.reader().lock_owned().unwrap()).collect();
     drop(guards);
     begun.elapsed().as_nanos() as f64
 }

@@ -194,7 +194,7 @@ fn turn(url: &str, what: &str, name: &str, reads: bool, shared: &Option<Client>)
             let lock = client.read_write_lock(name);
             Box::new(move |inside| {
                 let guard =
-                    if reads { lock.read_lock().lock() } else { lock.write_lock().lock() }.unwrap();
+                    if reads { lock.reader().lock() } else { lock.writer().lock() }.unwrap();
                 inside();
                 guard.unlock().unwrap();
             })

@@ -25,8 +25,8 @@ pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&str>) -> Result<u8,
     let lock: Box<dyn Lock> = match status.kind {
         StatusKind::FairLock => Box::new(client.fair_lock(name)),
         StatusKind::FencedLock => Box::new(client.fenced_lock(name)),
-        StatusKind::ReadWriteLock if is_read => Box::new(read_write.read_lock().clone()),
-        StatusKind::ReadWriteLock => Box::new(read_write.write_lock().clone()),
+        StatusKind::ReadWriteLock if is_read => Box::new(read_write.reader().clone()),
+        StatusKind::ReadWriteLock => Box::new(read_write.writer().clone()),
         StatusKind::Free | StatusKind::Lock => Box::new(client.reentrant_lock(name)),
         _ => return Err(Trouble::new(USAGE, format!("{name} is no lock"))),
     };

@@ -58,9 +58,9 @@ impl Held {
             return Ok(Some(Self::of(lock, guard.into(), Some(token))));
         }
         if run.shared {
-            Self::lock(client.read_write_lock(name).read_lock().clone(), wait)
+            Self::lock(client.read_write_lock(name).reader().clone(), wait)
         } else if run.exclusive {
-            Self::lock(client.read_write_lock(name).write_lock().clone(), wait)
+            Self::lock(client.read_write_lock(name).writer().clone(), wait)
         } else if run.fair {
             Self::lock(client.fair_lock(name), wait)
         } else {

@@ -21,8 +21,8 @@ fn names_that_were_used_once_are_forgotten() {
         drop(client.reentrant_lock(&name).lock().unwrap());
         drop(client.fair_lock(&format!("fair {at}")).lock().unwrap());
         let both = client.read_write_lock(&format!("both {at}"));
-        drop(both.read_lock().lock().unwrap());
-        drop(both.write_lock().lock().unwrap());
+        drop(both.reader().lock().unwrap());
+        drop(both.writer().lock().unwrap());
         client.count_down_latch(&format!("latch {at}")).count_down().unwrap();
         let _ = client.cyclic_barrier(&format!("barrier {at}")).reset().unwrap();
         let leases = client.expirable_semaphore(&format!("leases {at}"));

@@ -19,20 +19,20 @@ pub(super) use self::pair::Pair;
 /// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
 /// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
 ///
-/// [`read_lock`](Self::read_lock) and [`write_lock`](Self::write_lock) are its two locks, and take
-/// nothing: `prices.read_lock().lock()` does. A clone is the same lock, and so is every handle of
-/// the same name.
+/// [`reader`](Self::reader) and [`writer`](Self::writer) are handles of its two locks and take
+/// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every
+/// handle of the same name.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let prices = client.read_write_lock("prices");
 ///
-/// let reading = prices.read_lock().lock()?; // beside all other readers, on any machine
+/// let reading = prices.reader().lock()?; // beside all other readers, on any machine
 /// reading.unlock()?;
 ///
-/// let writing = prices.write_lock().lock()?; // alone
-/// let reading = prices.read_lock().lock()?; // a writer may also read
+/// let writing = prices.writer().lock()?; // alone
+/// let reading = prices.reader().lock()?; // a writer may also read
 /// writing.unlock()?; // and go on reading: now others may read, too
 /// reading.unlock()?;
 /// # Ok(()) }
@@ -103,7 +103,7 @@ pub struct ReadWriteLock {
     write: WriteLock,
 }
 
-/// The lock for readers, which many may hold at once: [`ReadWriteLock::read_lock`].
+/// The lock for readers, which many may hold at once: [`ReadWriteLock::reader`].
 ///
 /// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes all
 /// waiters if the lock is free. If others read, it takes the lock only if no writer waits.
@@ -121,7 +121,7 @@ pub struct ReadLock {
     handle: Handle,
 }
 
-/// The lock for one writer: [`ReadWriteLock::write_lock`].
+/// The lock for one writer: [`ReadWriteLock::writer`].
 ///
 /// Its methods are those of [`Lock`](crate::Lock). In a thread that holds the read lock, those that
 /// take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
@@ -161,17 +161,17 @@ impl ReadWriteLock {
         }
     }
 
-    /// Returns the lock for readers, which its own [`lock`](ReadLock::lock) takes. No I/O.
+    /// Returns the lock for readers. [`ReadLock::lock`] takes it. No I/O.
     #[must_use]
     #[doc(alias = "read")]
-    pub fn read_lock(&self) -> &ReadLock {
+    pub fn reader(&self) -> &ReadLock {
         &self.read
     }
 
-    /// Returns the lock for writers, which its own [`lock`](WriteLock::lock) takes. No I/O.
+    /// Returns the lock for writers. [`WriteLock::lock`] takes it. No I/O.
     #[must_use]
     #[doc(alias = "write")]
-    pub fn write_lock(&self) -> &WriteLock {
+    pub fn writer(&self) -> &WriteLock {
         &self.write
     }
 

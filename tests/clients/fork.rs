@@ -148,17 +148,17 @@ fn use_all(client: Client, several: MultiLock) {
     use_lock(&lock);
     use_lock(&fair);
     use_lock(&fenced);
-    use_lock(prices.read_lock());
-    use_lock(prices.write_lock());
+    use_lock(prices.reader());
+    use_lock(prices.writer());
     use_lock(&several);
-    is_forked(MultiLock::new([&lock as &dyn Lock, &fair, prices.read_lock(), &fenced]));
+    is_forked(MultiLock::new([&lock as &dyn Lock, &fair, prices.reader(), &fenced]));
     is_forked(MultiLock::quorum(&[&lock]));
     is_forked(MultiLock::quorum_of(3, &[&lock]));
     let conditions = [
         lock.new_condition("changed"),
         fair.new_condition("changed"),
         fenced.new_condition("changed"),
-        prices.write_lock().new_condition("changed"),
+        prices.writer().new_condition("changed"),
     ];
     for changed in conditions {
         is_forked(changed.notify_one());
@@ -311,7 +311,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let fenced = client.fenced_lock("fenced").lock().unwrap();
     let token = fenced.token();
     let prices = client.read_write_lock("prices");
-    let (written, read) = (prices.write_lock().lock().unwrap(), prices.read_lock().lock().unwrap());
+    let (written, read) = (prices.writer().lock().unwrap(), prices.reader().lock().unwrap());
     let both =
         MultiLock::new([&client.reentrant_lock("one") as &dyn Lock, &client.fenced_lock("two")])
             .unwrap();
@@ -325,8 +325,8 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         Held::of(|name| client.reentrant_lock(&format!("reentrant:{name}"))),
         Held::of(|name| client.fair_lock(&format!("fair:{name}"))),
         Held::of(|name| client.fenced_lock(&format!("fenced:{name}"))),
-        Held::of(|name| client.read_write_lock(&format!("read:{name}")).read_lock().clone()),
-        Held::of(|name| client.read_write_lock(&format!("write:{name}")).write_lock().clone()),
+        Held::of(|name| client.read_write_lock(&format!("read:{name}")).reader().clone()),
+        Held::of(|name| client.read_write_lock(&format!("write:{name}")).writer().clone()),
         Held::of(|name| {
             let names = ["part", "other"].map(|part| format!("{part}:{name}"));
             let parts = names.map(|name| client.reentrant_lock(&name));
@@ -358,7 +358,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         is_forked(several.unlock());
         is_forked(read.unlock());
         use_condition(&client.fenced_lock("fenced").new_condition("changed"), &fenced);
-        use_condition(&prices.write_lock().new_condition("changed"), &written);
+        use_condition(&prices.writer().new_condition("changed"), &written);
         drop((fenced, written));
         use_guard(&guard);
         use_condition(&lock.new_condition("changed"), &guard);
@@ -617,7 +617,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
                     match at % 6 {
                         0 => drop(client.reentrant_lock("lock").lock().unwrap()),
                         1 => drop(client.semaphore("semaphore").acquire().unwrap()),
-                        2 => drop(client.read_write_lock("prices").read_lock().lock().unwrap()),
+                        2 => drop(client.read_write_lock("prices").reader().lock().unwrap()),
                         3 => drop(client.fair_lock("fair").lock().unwrap()),
                         4 => drop(client.expirable_semaphore("expirable").acquire().unwrap()),
                         _ => drop(client.leader_election("election").observe(UNIT).next()),
@@ -680,7 +680,7 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     let kinds: [Take; 5] = [
         |client| client.reentrant_lock("lock").lock().map(drop),
         |client| client.fair_lock("fair").lock().map(drop),
-        |client| client.read_write_lock("rw").write_lock().lock().map(drop),
+        |client| client.read_write_lock("rw").writer().lock().map(drop),
         |client| client.semaphore("semaphore").acquire().map(drop),
         |client| client.expirable_semaphore("expirable").acquire().map(drop),
     ];

@@ -40,11 +40,11 @@ fn calls(client: &Client) -> Vec<(&'static str, Call)> {
         ("fenced", Box::new(move |wait| Ok(fenced.lock_within(wait)?.into_option().is_some()))),
         (
             "read",
-            Box::new(move |wait| Ok(read.read_lock().lock_within(wait)?.into_option().is_some())),
+            Box::new(move |wait| Ok(read.reader().lock_within(wait)?.into_option().is_some())),
         ),
         (
             "write",
-            Box::new(move |wait| Ok(write.write_lock().lock_within(wait)?.into_option().is_some())),
+            Box::new(move |wait| Ok(write.writer().lock_within(wait)?.into_option().is_some())),
         ),
         ("one", Box::new(move |wait| Ok(several.lock_within(wait)?.into_option().is_some()))),
         ("pool", Box::new(move |wait| Ok(pool.acquire_within(wait)?.into_option().is_some()))),

@@ -467,8 +467,8 @@ fn a_release_without_its_message_is_logged_once() {
                 "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
                 "expirable" => expirable.acquire().unwrap().release().unwrap(),
                 "lock" => lock.lock().unwrap().unlock().unwrap(),
-                "read" => both.read_lock().lock().unwrap().unlock().unwrap(),
-                _ => both.write_lock().lock().unwrap().unlock().unwrap(),
+                "read" => both.reader().lock().unwrap().unlock().unwrap(),
+                _ => both.writer().lock().unwrap().unlock().unwrap(),
             }
             // If the right were missing from the beginning, nothing would be granted.
             if round == 0 {

@@ -252,10 +252,10 @@ fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     client.fenced_lock("c").lock().unwrap().unlock().unwrap();
     has(Kind::FencedLock, 1, one);
     let read_write = client.read_write_lock("d");
-    read_write.read_lock().lock().unwrap().unlock().unwrap();
+    read_write.reader().lock().unwrap().unlock().unwrap();
     has(Kind::ReadLock, 1, one);
-    let writes = read_write.write_lock().lock().unwrap();
-    let reads = read_write.read_lock().lock().unwrap();
+    let writes = read_write.writer().lock().unwrap();
+    let reads = read_write.reader().lock().unwrap();
     writes.unlock().unwrap();
     reads.unlock().unwrap();
     let kinds: Vec<_> = heard.lines().iter().map(|line| line.kind).collect();
@@ -325,10 +325,10 @@ fn a_reader_that_shares_a_hold_is_reported_as_a_holder_of_its_own() {
     let server = server();
     let (client, heard) = observed(&server);
     let lock = client.read_write_lock("orders");
-    let first = lock.read_lock().lock().unwrap();
+    let first = lock.reader().lock().unwrap();
     elsewhere({
         let lock = lock.clone();
-        move || lock.read_lock().lock().unwrap().unlock().unwrap()
+        move || lock.reader().lock().unwrap().unlock().unwrap()
     });
     first.unlock().unwrap();
     let all = ["waits", "has Free", "waits", "has Passed", "released", "released"];
@@ -456,7 +456,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
             let lock = client.reentrant_lock("orders");
             let guards = [lock.lock().unwrap(), lock.lock().unwrap()];
             let read_write = client.read_write_lock("page");
-            let read = read_write.read_lock().lock().unwrap();
+            let read = read_write.reader().lock().unwrap();
             let owned = client.fair_lock("owned").lock_owned().unwrap();
             client.expirable_semaphore("permits").try_set_permits(2).unwrap();
             let permits = client.expirable_semaphore("permits").acquire_many(2).unwrap();

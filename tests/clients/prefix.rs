@@ -21,7 +21,7 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
         one.reentrant_lock(&name("lock")).lock_owned().unwrap(),
         one.reentrant_lock(&name("{tagged}lock")).lock_owned().unwrap(),
         one.fair_lock(&name("fair")).lock_owned().unwrap(),
-        one.read_write_lock(&name("shelves")).read_lock().lock_owned().unwrap(),
+        one.read_write_lock(&name("shelves")).reader().lock_owned().unwrap(),
     ];
     let fenced = one.fenced_lock(&name("fenced")).lock_owned().unwrap();
     let (slots, ids) = (one.semaphore(&name("slots")), one.expirable_semaphore(&name("ids")));
@@ -87,8 +87,8 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
         (Box::new(with.reentrant_lock("orders")), Box::new(without.reentrant_lock("shop:orders"))),
         (Box::new(with.fair_lock("fair")), Box::new(without.fair_lock("shop:fair"))),
         (
-            Box::new(with.read_write_lock("shelves").write_lock().clone()),
-            Box::new(without.read_write_lock("shop:shelves").write_lock().clone()),
+            Box::new(with.read_write_lock("shelves").writer().clone()),
+            Box::new(without.read_write_lock("shop:shelves").writer().clone()),
         ),
     ];
     for (with, without) in &pairs {

@@ -72,8 +72,8 @@ fn a_guard_has_the_owner_that_the_status_shows() {
         client.reentrant_lock("lock").lock_owned().unwrap(),
         client.fair_lock("fair").lock_owned().unwrap(),
         client.fenced_lock("fenced").lock_owned().unwrap().into(),
-        both.read_lock().lock_owned().unwrap(),
-        written.write_lock().lock_owned().unwrap(),
+        both.reader().lock_owned().unwrap(),
+        written.writer().lock_owned().unwrap(),
     ] {
         let owner = guard.owner().unwrap();
         assert!(owner.starts_with(client.id()), "{owner}");
@@ -105,8 +105,8 @@ fn each_kind_is_known_by_its_keys() {
     wait_until("it waits", SOON, || seen(&watcher, "fair") == (StatusKind::FairLock, [1, 1, 0]));
 
     let shelves = one.read_write_lock("shelves");
-    let reading = shelves.read_lock().lock().unwrap();
-    let lock = watcher.read_write_lock("shelves").write_lock().clone();
+    let reading = shelves.reader().lock().unwrap();
+    let lock = watcher.read_write_lock("shelves").writer().clone();
     let writer = spawn(move || lock.lock().map(drop).unwrap());
     wait_until("it waits", SOON, || {
         seen(&watcher, "shelves") == (StatusKind::ReadWriteLock, [1, 1, 0])
@@ -349,7 +349,7 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
                 0 => Box::new(client.reentrant_lock("orders")),
                 1 => Box::new(client.fenced_lock("orders")),
                 2 => Box::new(client.fair_lock("orders")),
-                _ => Box::new(client.read_write_lock("orders").write_lock().clone()),
+                _ => Box::new(client.read_write_lock("orders").writer().clone()),
             }
         });
         let [first, second] = locks;

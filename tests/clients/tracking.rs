@@ -87,10 +87,10 @@ const KINDS: [Kind; 8] = [
     ("fenced lock", "shop", |client| held!(client.fenced_lock("shop").lock().unwrap(), unlock)),
     ("fair lock", "shop", |client| held!(client.fair_lock("shop").lock().unwrap(), unlock)),
     ("read lock", "shop", |client| {
-        held!(client.read_write_lock("shop").read_lock().lock().unwrap(), unlock)
+        held!(client.read_write_lock("shop").reader().lock().unwrap(), unlock)
     }),
     ("write lock", "shop", |client| {
-        held!(client.read_write_lock("shop").write_lock().lock().unwrap(), unlock)
+        held!(client.read_write_lock("shop").writer().lock().unwrap(), unlock)
     }),
     ("permit", "{shop}:timeout", |client| {
         let semaphore = client.expirable_semaphore("shop");

@@ -672,7 +672,7 @@ fn a_refusal_says_which_server_refused() {
             client.semaphore("permits").set_permits(1).unwrap_err(),
             client.expirable_semaphore("leases").set_permits(1).unwrap_err(),
             client.count_down_latch("latch").try_set_count(1).map(drop).unwrap_err(),
-            client.read_write_lock("both").write_lock().lock().map(drop).unwrap_err(),
+            client.read_write_lock("both").writer().lock().map(drop).unwrap_err(),
         ] {
             assert!(error.to_string().contains(&address), "{what}: {error}");
         }

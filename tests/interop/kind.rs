@@ -53,8 +53,8 @@ impl Kind {
         match self {
             Self::Plain => Arc::new(client.reentrant_lock(name)),
             Self::Fair => Arc::new(client.fair_lock(name)),
-            Self::Read => Arc::new(client.read_write_lock(name).read_lock().clone()),
-            Self::Write => Arc::new(client.read_write_lock(name).write_lock().clone()),
+            Self::Read => Arc::new(client.read_write_lock(name).reader().clone()),
+            Self::Write => Arc::new(client.read_write_lock(name).writer().clone()),
             Self::Fenced => Arc::new(client.fenced_lock(name)),
         }
     }
@@ -64,8 +64,8 @@ impl Kind {
         match self {
             Self::Plain => Arc::new(client.reentrant_lock(name).with_lease(lease)),
             Self::Fair => Arc::new(client.fair_lock(name).with_lease(lease)),
-            Self::Read => Arc::new(client.read_write_lock(name).read_lock().with_lease(lease)),
-            Self::Write => Arc::new(client.read_write_lock(name).write_lock().with_lease(lease)),
+            Self::Read => Arc::new(client.read_write_lock(name).reader().with_lease(lease)),
+            Self::Write => Arc::new(client.read_write_lock(name).writer().with_lease(lease)),
             Self::Fenced => Arc::new(client.fenced_lock(name).with_lease(lease)),
         }
     }

@@ -13,12 +13,12 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
         // Each library's reader leaves first once, while the other's still reads.
         for ours_first in [true, false] {
             java.run("a", &format!("lock {read}"));
-            let reading = lock.read_lock().lock().unwrap();
+            let reading = lock.reader().lock().unwrap();
             assert!(java.says("b", &format!("tryLock {read}")));
             java.run("b", &format!("unlock {read}"));
             let no_writer = |java: &mut Redisson| {
                 assert!(!java.says("w", &format!("tryLock {write}")));
-                let write = lock.write_lock().clone();
+                let write = lock.writer().clone();
                 assert!(elsewhere(move || write.try_lock().unwrap().into_option().is_none()));
             };
             no_writer(&mut java);
@@ -49,7 +49,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
         for ours_writes in [true, false] {
             once_within(HEARD, || {
                 let lock = client.read_write_lock("book");
-                let writing = ours_writes.then(|| lock.write_lock().lock().unwrap());
+                let writing = ours_writes.then(|| lock.writer().lock().unwrap());
                 if !ours_writes {
                     java.run("w", &format!("lock {write}"));
                 }
@@ -57,7 +57,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
                 Kind::Read.redisson_waits(&mut java, &readers, "book");
                 let here: Vec<_> = (0..3)
                     .map(|_| {
-                        let read = other.read_write_lock("book").read_lock().clone();
+                        let read = other.read_write_lock("book").reader().clone();
                         let waits = spawn(move || read.lock_owned().unwrap());
                         waits.wait_queued();
                         waits
@@ -95,8 +95,8 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
         at_once(|| {
             java.run("a", &format!("lock {read}"));
-            let reading = lock.read_lock().lock().unwrap();
-            let writer = lock.write_lock().clone();
+            let reading = lock.reader().lock().unwrap();
+            let writer = lock.writer().clone();
             let writes = spawn(move || writer.lock().unwrap().unlock().unwrap());
             writes.wait_queued();
             reading.unlock().unwrap();
@@ -106,7 +106,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
         });
         once_within(HEARD, || {
             java.run("a", &format!("lock {read}"));
-            let reading = lock.read_lock().lock().unwrap();
+            let reading = lock.reader().lock().unwrap();
             Kind::Write.redisson_waits(&mut java, &["w"], "book");
             java.run("a", &format!("unlock {read}"));
             reading.unlock().unwrap();
@@ -129,13 +129,13 @@ fn a_writer_that_goes_on_as_a_reader_keeps_writers_of_the_other_out_and_lets_rea
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
         java.run("a", &format!("lock {write}"));
         java.run("a", &format!("lock {read}"));
-        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
+        assert!(lock.reader().try_lock().unwrap().into_option().is_none());
         java.run("a", &format!("unlock {write}"));
-        assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
-        lock.read_lock().try_lock().unwrap().into_option().expect("others read").unlock().unwrap();
+        assert!(lock.writer().try_lock().unwrap().into_option().is_none());
+        lock.reader().try_lock().unwrap().into_option().expect("others read").unlock().unwrap();
         java.run("a", &format!("unlock {read}"));
-        let writing = lock.write_lock().lock().unwrap();
-        let reading = lock.read_lock().lock().unwrap();
+        let writing = lock.writer().lock().unwrap();
+        let reading = lock.reader().lock().unwrap();
         assert!(!java.says("a", &format!("tryLock {read}")));
         writing.unlock().unwrap();
         assert!(!java.says("a", &format!("tryLock {write}")));

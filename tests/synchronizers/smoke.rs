@@ -129,7 +129,7 @@ fn a_fenced_lock_works() {
 #[test]
 fn a_write_lock_works() {
     let server = server();
-    let locks = two(&server).map(|client| client.read_write_lock("smoke").write_lock().clone());
+    let locks = two(&server).map(|client| client.read_write_lock("smoke").writer().clone());
     excludes(&server, locks, |lock, lease| lock.with_lease(lease));
 }
 
@@ -137,10 +137,10 @@ fn a_write_lock_works() {
 fn a_read_write_lock_works() {
     let server = server();
     let [one, other] = two(&server).map(|client| client.read_write_lock("smoke"));
-    let reads = one.read_lock().lock().unwrap();
-    let also_reads = other.read_lock().lock().unwrap();
-    assert_eq!(other.write_lock().lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
-    let writer = other.write_lock().clone();
+    let reads = one.reader().lock().unwrap();
+    let also_reads = other.reader().lock().unwrap();
+    assert_eq!(other.writer().lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    let writer = other.writer().clone();
     let writes = spawn(move || writer.lock().unwrap().unlock().unwrap());
     writes.wait_queued();
     wait_renewed(&server, "smoke");
@@ -149,16 +149,16 @@ fn a_read_write_lock_works() {
     also_reads.unlock().unwrap();
     writes.join();
     // A writer becomes a reader beside others.
-    let writes = one.write_lock().lock().unwrap();
-    let reader = other.read_lock().clone();
+    let writes = one.writer().lock().unwrap();
+    let reader = other.reader().clone();
     let waits = spawn(move || reader.lock().unwrap().unlock().unwrap());
     waits.wait_queued();
-    let reads = one.read_lock().lock().unwrap();
+    let reads = one.reader().lock().unwrap();
     writes.unlock().unwrap();
     waits.join();
-    assert!(other.write_lock().try_lock().unwrap().into_option().is_none());
+    assert!(other.writer().try_lock().unwrap().into_option().is_none());
     reads.unlock().unwrap();
-    assert!(!other.read_lock().is_locked().unwrap());
+    assert!(!other.reader().is_locked().unwrap());
 }
 
 #[test]

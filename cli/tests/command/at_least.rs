@@ -23,8 +23,8 @@ const KINDS: [Kind; 5] = [
     (&[], |client, name| Box::new(client.reentrant_lock(name))),
     (&["--fair"], |client, name| Box::new(client.fair_lock(name))),
     (&["--fenced"], |client, name| Box::new(client.fenced_lock(name))),
-    (&["-s"], |client, name| Box::new(client.read_write_lock(name).write_lock().clone())),
-    (&["-x"], |client, name| Box::new(client.read_write_lock(name).write_lock().clone())),
+    (&["-s"], |client, name| Box::new(client.read_write_lock(name).writer().clone())),
+    (&["-x"], |client, name| Box::new(client.read_write_lock(name).writer().clone())),
 ];
 
 #[test]

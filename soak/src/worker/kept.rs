@@ -112,10 +112,10 @@ impl Worker {
                 let about = About::lock(Kind::ReadWrite, &name, Terms::Usual);
                 let about = About { capacity: READERS, ..about };
                 if ago == 0 && self.rng.random_bool(0.5) {
-                    self.with_one(both.read_lock().clone(), about, ago, does);
+                    self.with_one(both.reader().clone(), about, ago, does);
                 } else {
                     let about = About { weight: READERS, ..about };
-                    self.with_one(both.write_lock().clone(), about, ago, does);
+                    self.with_one(both.writer().clone(), about, ago, does);
                 }
             }
         }

@@ -81,10 +81,10 @@ impl Worker {
         for _ in 0..self.rng.random_range(1..20) {
             let about = About::lock(Kind::ReadWrite, &name, terms);
             if self.rng.random_ratio(3, 4) {
-                let lock = terms.of(both.read_lock().clone());
+                let lock = terms.of(both.reader().clone());
                 self.lock(&lock, About { capacity: READERS, ..about });
             } else {
-                let lock = terms.of(both.write_lock().clone());
+                let lock = terms.of(both.writer().clone());
                 self.lock(&lock, About { weight: READERS, capacity: READERS, ..about });
             }
         }
@@ -173,13 +173,13 @@ impl Worker {
         if self.rng.random_ratio(1, 3) {
             let about = About::lock(Kind::ReadWrite, &name, Terms::Usual);
             let about = About { weight: READERS, capacity: READERS, ..about };
-            return self.lock_as(both.write_lock(), about, how);
+            return self.lock_as(both.writer(), about, how);
         }
         let lease = Duration::from_millis(self.rng.random_range(200..1500));
         let terms = Terms::Fixed(lease);
         let about = About { capacity: READERS, ..About::lock(Kind::ReadWrite, &name, terms) };
         let stay = lease.mul_f64(self.rng.random_range(0.1..2.0));
-        let Some(kept) = self.take(&terms.of(both.read_lock().clone()), about, how, stay) else {
+        let Some(kept) = self.take(&terms.of(both.reader().clone()), about, how, stay) else {
             return;
         };
         hold(&self.shared, &kept, stay);

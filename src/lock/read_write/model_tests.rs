@@ -107,11 +107,11 @@ fn give_back(guard: LockGuard) {
 fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
-            let Some(guard) = take(lock.read_lock()).unwrap() else { continue };
+            let Some(guard) = take(lock.reader()).unwrap() else { continue };
             read(lock, &guard, inside, seen);
             give_back(guard);
         } else {
-            let Some(guard) = take(lock.write_lock()).unwrap() else { continue };
+            let Some(guard) = take(lock.writer()).unwrap() else { continue };
             write(lock, guard, inside, seen);
         }
     }
@@ -125,10 +125,10 @@ fn read(lock: &ReadWriteLock, guard: &LockGuard, inside: &Inside, seen: &Seen) {
         count(&seen.together);
     }
     if chance(0.2) {
-        assert_eq!(lock.write_lock().lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
+        assert_eq!(lock.writer().lock().unwrap_err().kind(), ErrorKind::WouldDeadlock);
     }
     if chance(0.2) {
-        drop(lock.read_lock().lock().unwrap());
+        drop(lock.reader().lock().unwrap());
     }
     if chance(0.2) {
         clock::model::advance(PAST_JOINING);
@@ -143,9 +143,9 @@ fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
     assert_eq!(inside.writing.fetch_add(1, Ordering::SeqCst), 0, "writes beside a writer");
     assert_eq!(inside.reading.load(Ordering::SeqCst), 0, "writes beside a reader");
     if chance(0.2) {
-        drop(lock.write_lock().lock().unwrap());
+        drop(lock.writer().lock().unwrap());
     }
-    let reading = chance(0.4).then(|| lock.read_lock().lock().unwrap());
+    let reading = chance(0.4).then(|| lock.reader().lock().unwrap());
     thread::yield_now();
     assert!(guard.is_held());
     inside.writing.fetch_sub(1, Ordering::SeqCst);
@@ -228,18 +228,17 @@ fn robbed(lock: &ReadWriteLock, take: Take) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
             // This reader's lease is longer than those of others beside it.
-            let longer = lock.read_lock().with_lease(2 * LEASE);
-            let side: &dyn Lock = if chance(0.5) { &longer } else { lock.read_lock() };
+            let longer = lock.reader().with_lease(2 * LEASE);
+            let side: &dyn Lock = if chance(0.5) { &longer } else { lock.reader() };
             let guard = take(side).unwrap();
             thread::yield_now();
             drop(guard);
             continue;
         }
-        let Some(guard) = take(lock.write_lock()).unwrap() else { continue };
+        let Some(guard) = take(lock.writer()).unwrap() else { continue };
         check_alone(lock, &guard);
-        let reading = chance(0.4)
-            .then(|| lock.read_lock().try_lock().unwrap())
-            .and_then(Attempt::into_option);
+        let reading =
+            chance(0.4).then(|| lock.reader().try_lock().unwrap()).and_then(Attempt::into_option);
         thread::yield_now();
         check_alone(lock, &guard);
         drop(guard);
@@ -277,7 +276,7 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
         // The renewer would have to undo a late grant, and no thread may wait for that here.
         rob(try_to_take, |process, _| {
             let lock = &process.lock;
-            let side: &dyn Lock = if chance(0.5) { lock.read_lock() } else { lock.write_lock() };
+            let side: &dyn Lock = if chance(0.5) { lock.reader() } else { lock.writer() };
             side.force_unlock().unwrap();
         });
     });
@@ -291,10 +290,10 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
         let server = ModelServer::start();
         let process = Process::start(&server);
         let inside = Arc::new(Inside::default());
-        let writing = process.lock.write_lock().lock().unwrap();
+        let writing = process.lock.writer().lock().unwrap();
         let (lock, next) = (process.lock.clone(), Arc::clone(&inside));
         let next = thread::spawn(move || {
-            let guard = lock.write_lock().lock().unwrap();
+            let guard = lock.writer().lock().unwrap();
             next.writing.store(1, Ordering::SeqCst);
             thread::yield_now();
             next.writing.store(0, Ordering::SeqCst);
@@ -308,7 +307,7 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
                 site.lose_hold(&hold, LostReason::Revoked);
             }
         });
-        if let Taken(reading) = process.lock.read_lock().try_lock().unwrap() {
+        if let Taken(reading) = process.lock.reader().try_lock().unwrap() {
             let another_writes = inside.writing.load(Ordering::SeqCst) > 0;
             assert!(!(another_writes && reading.is_held()), "reads beside a writer");
         }
@@ -327,17 +326,17 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {
         let server = ModelServer::start();
         let (process, other) = (Process::start(&server), Process::start(&server));
-        let reading = process.lock.read_lock().lock().unwrap();
+        let reading = process.lock.reader().lock().unwrap();
         clock::model::advance(PAST_JOINING);
         let token = CancelToken::new();
         let (lock, cancelled) = (other.lock.clone(), token.clone());
         let writer = thread::spawn(move || {
-            let error = lock.write_lock().lock_cancellable(&cancelled).unwrap_err();
+            let error = lock.writer().lock_cancellable(&cancelled).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         });
         let read = || {
             let lock = process.lock.clone();
-            thread::spawn(move || drop(lock.read_lock().lock().unwrap()))
+            thread::spawn(move || drop(lock.reader().lock().unwrap()))
         };
         // These readers queue behind the writer, which then leaves.
         await_refusals(&server, 1);
@@ -367,10 +366,10 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
         let server = ModelServer::start();
         let process = Process::start(&server);
-        let reading = process.lock.read_lock().lock().unwrap();
+        let reading = process.lock.reader().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
         // The server still has the hold, since no thread releases it in a model.
-        assert!(process.lock.write_lock().try_lock().unwrap().into_option().is_none());
+        assert!(process.lock.writer().try_lock().unwrap().into_option().is_none());
         assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         process.end();
     });
@@ -381,14 +380,13 @@ fn a_shutdown_ends_every_wait() {
     explore(500, || {
         let server = ModelServer::start();
         let other = Process::start(&server);
-        let held = other.lock.write_lock().lock().unwrap();
+        let held = other.lock.writer().lock().unwrap();
         let process = Process::start(&server);
         let users: Vec<_> = (0..4)
             .map(|at| {
                 let lock = process.lock.clone();
                 thread::spawn(move || {
-                    let side: &dyn Lock =
-                        if at % 2 == 0 { lock.read_lock() } else { lock.write_lock() };
+                    let side: &dyn Lock = if at % 2 == 0 { lock.reader() } else { lock.writer() };
                     assert_eq!(side.lock().unwrap_err().kind(), ErrorKind::ShutDown);
                 })
             })

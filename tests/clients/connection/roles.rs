@@ -215,8 +215,8 @@ fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let lock = client.read_write_lock("read or written");
     let locks: [(&str, &dyn Lock); 3] = [
         ("held", &client.reentrant_lock("held")),
-        ("read or written", lock.read_lock()),
-        ("read or written", lock.write_lock()),
+        ("read or written", lock.reader()),
+        ("read or written", lock.writer()),
     ];
     let mut redis = server.connection();
     master.kill();

@@ -69,8 +69,8 @@ fn signals_interrupt_no_call() {
             ]);
             let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
             for _ in 0..rounds {
-                drop(prices.read_lock().lock().unwrap());
-                drop(prices.write_lock().lock().unwrap());
+                drop(prices.reader().lock().unwrap());
+                drop(prices.writer().lock().unwrap());
                 drop(leased.acquire().unwrap());
                 several.lock().unwrap().unlock().unwrap();
                 own.lock().unwrap().unlock().unwrap();

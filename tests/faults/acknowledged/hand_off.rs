@@ -47,12 +47,12 @@ fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let client = || pair.patient().connect().unwrap();
     let writer = client();
     for _ in 0..3 {
-        let guard = writer.read_write_lock("prices").write_lock().lock().unwrap();
+        let guard = writer.read_write_lock("prices").writer().lock().unwrap();
         let readers: Vec<_> = (1..=3)
             .map(|place| {
                 let (at, client) = (Arc::clone(&pair), client());
                 let reader = spawn(move || {
-                    let guard = client.read_write_lock("prices").read_lock().lock().unwrap();
+                    let guard = client.read_write_lock("prices").reader().lock().unwrap();
                     let fields = |server: &Server| -> Vec<(String, String)> {
                         server.connection().hgetall("prices").unwrap()
                     };
@@ -131,26 +131,26 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.read_write_lock("beside");
-    let first = taken(lock.read_lock());
+    let first = taken(lock.reader());
     pair.cut_off(true);
     thread::sleep(UNIT);
     let beside = lock.clone();
-    let error = spawn(move || beside.read_lock().lock().map(drop).unwrap_err()).join();
+    let error = spawn(move || beside.reader().lock().map(drop).unwrap_err()).join();
     too_few(&error);
     assert!(first.is_held(), "{:?}", first.state());
     pair.cut_off(false);
     let beside = lock.clone();
-    spawn(move || taken(beside.read_lock()).unlock().unwrap()).join();
+    spawn(move || taken(beside.reader()).unlock().unwrap()).join();
     first.unlock().unwrap();
     assert!(pair.is_free("beside"));
 
-    let writes = taken(lock.write_lock());
+    let writes = taken(lock.writer());
     pair.cut_off(true);
-    let error = lock.read_lock().lock().map(drop).unwrap_err();
+    let error = lock.reader().lock().map(drop).unwrap_err();
     too_few(&error);
-    assert_eq!((lock.read_lock().hold_count(), lock.write_lock().hold_count()), (0, 1));
+    assert_eq!((lock.reader().hold_count(), lock.writer().hold_count()), (0, 1));
     pair.cut_off(false);
-    let reads = taken(lock.read_lock());
+    let reads = taken(lock.reader());
     reads.unlock().unwrap();
     writes.unlock().unwrap();
     assert!(pair.is_free("beside"));

@@ -86,15 +86,15 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
         "reentrant" => on_terms!(client.reentrant_lock(&name)),
         "fenced" => on_terms!(client.fenced_lock(&name)),
         "fair" => on_terms!(client.fair_lock(&name)),
-        "read" => on_terms!(client.read_write_lock(&name).read_lock()),
-        _ => on_terms!(client.read_write_lock(&name).write_lock()),
+        "read" => on_terms!(client.read_write_lock(&name).reader()),
+        _ => on_terms!(client.read_write_lock(&name).writer()),
     }
 }
 
 /// A hold that keeps a lock of this kind and name from others.
 fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     match kind {
-        "read" => Box::new(client.read_write_lock(&format!("{name} read")).write_lock().clone()),
+        "read" => Box::new(client.read_write_lock(&format!("{name} read")).writer().clone()),
         _ => lock_of(client, kind, name, None),
     }
 }

@@ -112,15 +112,15 @@ fn every_synchronizer_works_at_every_server() {
 
             let shared = format!("{{{name}}}:shared");
             let (ours, theirs) = (one.read_write_lock(&shared), other.read_write_lock(&shared));
-            let first = ours.read_lock().lock().unwrap();
-            theirs.read_lock().lock().unwrap().unlock().unwrap();
-            assert!(theirs.write_lock().try_lock().unwrap().into_option().is_none());
-            let writer = theirs.write_lock().clone();
+            let first = ours.reader().lock().unwrap();
+            theirs.reader().lock().unwrap().unlock().unwrap();
+            assert!(theirs.writer().try_lock().unwrap().into_option().is_none());
+            let writer = theirs.writer().clone();
             let waiting = spawn(move || writer.lock_owned().unwrap());
             waiting.wait_asleep();
             first.unlock().unwrap();
             let writes = waiting.join();
-            let reader = ours.read_lock().clone();
+            let reader = ours.reader().clone();
             let waiting = spawn(move || reader.lock().unwrap().unlock().unwrap());
             waiting.wait_asleep();
             drop(writes);

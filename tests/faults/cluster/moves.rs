@@ -63,7 +63,7 @@ fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let lease = RENEWED * 2;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
-    let guard = client.read_write_lock("moved").read_lock().lock().unwrap();
+    let guard = client.read_write_lock("moved").reader().lock().unwrap();
     let to = cluster.another(slot);
     cluster.begin_move(slot, to);
     cluster.move_key("moved", to);

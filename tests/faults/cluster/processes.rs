@@ -81,7 +81,7 @@ fn process() {
             "plain" => Box::new(client.reentrant_lock(&name)),
             "fair" => Box::new(client.fair_lock(&name)),
             "fenced" => Box::new(client.fenced_lock(&name)),
-            _ => Box::new(client.read_write_lock(&name).write_lock().clone()),
+            _ => Box::new(client.read_write_lock(&name).writer().clone()),
         };
         let mut witness = redis::Client::open(job.arg(1)).unwrap().get_connection().unwrap();
         let (over, turns) = (Arc::clone(&over), Arc::clone(&turns));

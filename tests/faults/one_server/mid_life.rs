@@ -24,11 +24,11 @@ struct Kind {
 }
 
 fn reads(client: &Client, name: &str) -> Box<dyn Lock> {
-    Box::new(client.read_write_lock(name).read_lock().clone())
+    Box::new(client.read_write_lock(name).reader().clone())
 }
 
 fn writes(client: &Client, name: &str) -> Box<dyn Lock> {
-    Box::new(client.read_write_lock(name).write_lock().clone())
+    Box::new(client.read_write_lock(name).writer().clone())
 }
 
 const LOCK: Make = |client, name| Box::new(client.reentrant_lock(name));

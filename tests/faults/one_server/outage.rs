@@ -30,14 +30,8 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
         ("lock", wait(|it, wait| it.reentrant_lock("lock").lock_within(wait).map(drop))),
         ("fair", wait(|it, wait| it.fair_lock("fair").lock_within(wait).map(drop))),
         ("fenced", wait(|it, wait| it.fenced_lock("fenced").lock_within(wait).map(drop))),
-        (
-            "read",
-            wait(|it, wait| it.read_write_lock("pair").read_lock().lock_within(wait).map(drop)),
-        ),
-        (
-            "write",
-            wait(|it, wait| it.read_write_lock("pair").write_lock().lock_within(wait).map(drop)),
-        ),
+        ("read", wait(|it, wait| it.read_write_lock("pair").reader().lock_within(wait).map(drop))),
+        ("write", wait(|it, wait| it.read_write_lock("pair").writer().lock_within(wait).map(drop))),
         ("permits", wait(|it, wait| it.semaphore("permits").acquire_within(wait).map(drop))),
         (
             "permit_leases",
@@ -87,7 +81,7 @@ impl Kept {
             client.reentrant_lock("lock").lock_owned().unwrap(),
             client.fair_lock("fair").lock_owned().unwrap(),
             client.fenced_lock("fenced").lock_owned().unwrap().into(),
-            client.read_write_lock("pair").write_lock().lock_owned().unwrap(),
+            client.read_write_lock("pair").writer().lock_owned().unwrap(),
         ];
         assert!(client.semaphore("permits").try_set_permits(0).unwrap());
         let permit_leases = client.expirable_semaphore("permit_leases");

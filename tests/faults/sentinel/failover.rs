@@ -130,7 +130,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let takers = locks(&other, "given back").map(|lock| {
         // (A reader may have the lock beside others.)
         let lock: Box<dyn Lock> = match lock.name() {
-            name @ "given back read" => Box::new(other.read_write_lock(name).write_lock().clone()),
+            name @ "given back read" => Box::new(other.read_write_lock(name).writer().clone()),
             _ => lock,
         };
         spawn(move || {

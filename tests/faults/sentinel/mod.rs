@@ -102,8 +102,8 @@ fn locks(client: &Client, name: &str) -> [Box<dyn Lock>; 5] {
         Box::new(client.reentrant_lock(&of("reentrant"))),
         Box::new(client.fenced_lock(&of("fenced"))),
         Box::new(client.fair_lock(&of("fair"))),
-        Box::new(client.read_write_lock(&of("read")).read_lock().clone()),
-        Box::new(client.read_write_lock(&of("write")).write_lock().clone()),
+        Box::new(client.read_write_lock(&of("read")).reader().clone()),
+        Box::new(client.read_write_lock(&of("write")).writer().clone()),
     ]
 }
 

@@ -91,12 +91,12 @@ mod scenario {
         hands_on(&one.fenced_lock("b"), &other.fenced_lock("b"), one);
         hands_on(&one.fair_lock("c"), &other.fair_lock("c"), one);
         let locks = (one.read_write_lock("d"), other.read_write_lock("d"));
-        hands_on(locks.0.write_lock(), locks.1.write_lock(), one);
-        hands_on(locks.0.write_lock(), locks.1.read_lock(), one);
-        hands_on(locks.0.read_lock(), locks.1.write_lock(), one);
+        hands_on(locks.0.writer(), locks.1.writer(), one);
+        hands_on(locks.0.writer(), locks.1.reader(), one);
+        hands_on(locks.0.reader(), locks.1.writer(), one);
         let _shared = (
-            locks.0.read_lock().lock().unwrap(),
-            locks.1.read_lock().try_lock().unwrap().into_option().unwrap(),
+            locks.0.reader().lock().unwrap(),
+            locks.1.reader().try_lock().unwrap().into_option().unwrap(),
         );
         let parts = (one.reentrant_lock("e"), one.fair_lock("f"));
         let _all = MultiLock::new([&parts.0 as &dyn Lock, &parts.1]).unwrap().lock().unwrap();

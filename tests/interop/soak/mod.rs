@@ -490,9 +490,11 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
         }
         "readWriteLock" => {
             let lock = client.read_write_lock(name);
-            Box::new(move |writes, wait| {
-                if writes { take(lock.write_lock(), wait) } else { take(lock.read_lock(), wait) }
-            })
+            Box::new(
+                move |writes, wait| {
+                    if writes { take(lock.writer(), wait) } else { take(lock.reader(), wait) }
+                },
+            )
         }
         kind => {
             let lock = Kind::of_java(kind).ours(client, name);

@@ -192,13 +192,13 @@ fn an_owned_reader_beside_others_reads_for_its_least_time() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (lock, theirs) = (client.read_write_lock("beside"), other.read_write_lock("beside"));
-    let first = lock.read_lock().lock().unwrap();
+    let first = lock.reader().lock().unwrap();
     let begun = Instant::now();
-    let beside = lock.read_lock().with_hold_at_least(LEAST).lock_owned().unwrap();
+    let beside = lock.reader().with_hold_at_least(LEAST).lock_owned().unwrap();
     assert!(beside.is_held());
     beside.unlock().unwrap();
     first.unlock().unwrap();
-    theirs.write_lock().lock().unwrap().unlock().unwrap();
+    theirs.writer().lock().unwrap().unlock().unwrap();
     let took = begun.elapsed();
     assert!(took >= LEAST, "{took:?}");
     leaves_nothing(&server);
@@ -264,15 +264,15 @@ fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let (ours, theirs) = (client.read_write_lock("slow"), other.read_write_lock("slow"));
-    let writing = ours.write_lock().with_hold_at_least(LEAST).lock().unwrap();
-    let reading = ours.read_lock().lock().unwrap();
+    let writing = ours.writer().with_hold_at_least(LEAST).lock().unwrap();
+    let reading = ours.reader().lock().unwrap();
     let pause = (LEAST + UNIT).as_millis().to_string();
     let () = redis::cmd("CLIENT")
         .arg(&["PAUSE", &pause, "ALL"])
         .query(&mut server.connection())
         .unwrap();
     drop(writing);
-    let beside = theirs.read_lock().try_lock_for(SOON).unwrap();
+    let beside = theirs.reader().try_lock_for(SOON).unwrap();
     assert!(matches!(beside, Taken(_)), "its field is there as long as the writer reads");
     drop((beside, reading));
 }

@@ -217,22 +217,16 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("shared");
-    let first = lock.read_lock().lock_owned().unwrap();
-    let second = lock.read_lock().with_lease(HOUR).lock_owned().unwrap();
-    let third = lock.read_lock().lock_owned().unwrap();
+    let first = lock.reader().lock_owned().unwrap();
+    let second = lock.reader().with_lease(HOUR).lock_owned().unwrap();
+    let third = lock.reader().lock_owned().unwrap();
     second.leave_to_expire().unwrap();
     first.unlock().unwrap();
     drop(third);
-    assert!(
-        other.read_write_lock("shared").write_lock().try_lock().unwrap().into_option().is_none()
-    );
+    assert!(other.read_write_lock("shared").writer().try_lock().unwrap().into_option().is_none());
     client.shutdown();
-    assert!(
-        other.read_write_lock("shared").write_lock().try_lock().unwrap().into_option().is_none()
-    );
-    assert!(
-        other.read_write_lock("shared").read_lock().try_lock().unwrap().into_option().is_some()
-    );
+    assert!(other.read_write_lock("shared").writer().try_lock().unwrap().into_option().is_none());
+    assert!(other.read_write_lock("shared").reader().try_lock().unwrap().into_option().is_some());
 }
 
 /// A reader that has left the hold does not keep it for longer because others had a longer lease.
@@ -241,11 +235,11 @@ fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = client.read_write_lock("own");
-    let watched = lock.read_lock().lock_owned().unwrap();
+    let watched = lock.reader().lock_owned().unwrap();
     let begun = Instant::now();
-    lock.read_lock().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
+    lock.reader().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
     watched.unlock().unwrap();
-    let writing = other.read_write_lock("own").write_lock().try_lock_for(SOON).unwrap();
+    let writing = other.read_write_lock("own").writer().try_lock_for(SOON).unwrap();
     let took = begun.elapsed();
     writing.into_option().expect("it has ended").unlock().unwrap();
     assert!(took >= LEASE * 9 / 10, "{took:?}");
@@ -257,16 +251,16 @@ fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("down");
-    let writes = lock.write_lock().with_lease(HOUR).lock().unwrap();
-    let reads = lock.read_lock().lock().unwrap();
+    let writes = lock.writer().with_lease(HOUR).lock().unwrap();
+    let reads = lock.reader().lock().unwrap();
     writes.leave_to_expire().unwrap();
-    assert!(lock.read_lock().try_lock().unwrap().into_option().is_some(), "it reads already");
+    assert!(lock.reader().try_lock().unwrap().into_option().is_some(), "it reads already");
     let others = lock.clone();
     elsewhere(move || {
-        assert!(others.read_lock().try_lock().unwrap().into_option().is_none());
-        assert!(answered(|| others.read_lock().try_lock_for(UNIT)).into_option().is_none());
-        assert!(others.write_lock().try_lock().unwrap().into_option().is_none());
+        assert!(others.reader().try_lock().unwrap().into_option().is_none());
+        assert!(answered(|| others.reader().try_lock_for(UNIT)).into_option().is_none());
+        assert!(others.writer().try_lock().unwrap().into_option().is_none());
     });
     reads.unlock().unwrap();
-    elsewhere(move || assert!(lock.read_lock().try_lock().unwrap().into_option().is_none()));
+    elsewhere(move || assert!(lock.reader().try_lock().unwrap().into_option().is_none()));
 }

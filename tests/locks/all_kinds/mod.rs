@@ -51,13 +51,11 @@ const FAIR: Kind = Kind {
 
 /// A read-write lock's lock for writers. It has another hash, channel and queue.
 const WRITE: Kind = Kind {
-    plain: |client, name| Arc::new(client.read_write_lock(name).write_lock().clone()),
-    leased: |client, name, lease| {
-        Arc::new(client.read_write_lock(name).write_lock().with_lease(lease))
-    },
-    flat: |client, name| Arc::new(client.read_write_lock(name).write_lock().non_reentrant()),
+    plain: |client, name| Arc::new(client.read_write_lock(name).writer().clone()),
+    leased: |client, name, lease| Arc::new(client.read_write_lock(name).writer().with_lease(lease)),
+    flat: |client, name| Arc::new(client.read_write_lock(name).writer().non_reentrant()),
     least: |client, name, least| {
-        Arc::new(client.read_write_lock(name).write_lock().with_hold_at_least(least))
+        Arc::new(client.read_write_lock(name).writer().with_hold_at_least(least))
     },
 };
 

@@ -422,7 +422,7 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     for right in ["-lindex", "-lrange", "-set"] {
         let guard = lock.lock().unwrap();
         let its = reads.clone();
-        let reader = spawn(move || its.read_lock().lock().map(drop));
+        let reader = spawn(move || its.reader().lock().map(drop));
         let mut redis = server.connection();
         wait_until("it stands in line", SOON, || {
             redis.llen::<_, u64>("redlatch_rwlock_queue:{m}").unwrap() == 1

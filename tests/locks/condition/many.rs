@@ -122,7 +122,7 @@ impl Buffer {
         match kind {
             "fair" => of!(client.fair_lock("buffer")),
             "fenced" => of!(client.fenced_lock("buffer")),
-            "writer" => of!(client.read_write_lock("buffer").write_lock().clone()),
+            "writer" => of!(client.read_write_lock("buffer").writer().clone()),
             _ => of!(client.reentrant_lock("buffer")),
         }
     }

@@ -54,7 +54,7 @@ const REENTRANT: Kind = kind!("reentrant", Client::reentrant_lock);
 const FAIR: Kind = kind!("fair", Client::fair_lock);
 const FENCED: Kind = kind!("fenced", Client::fenced_lock);
 const WRITER: Kind = kind!("writer", |client: &Client, name: &str| {
-    client.read_write_lock(name).write_lock().clone()
+    client.read_write_lock(name).writer().clone()
 });
 const ALL: [Kind; 4] = [REENTRANT, FAIR, FENCED, WRITER];
 
@@ -472,9 +472,9 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| client.read_write_lock("m"));
-    let (writer, changed) = (here.write_lock(), here.write_lock().new_condition("changed"));
+    let (writer, changed) = (here.writer(), here.writer().new_condition("changed"));
     let writes = writer.lock().unwrap();
-    let reads = here.read_lock().lock().unwrap();
+    let reads = here.reader().lock().unwrap();
     let refused = changed.wait(&writes).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
     assert!(writes.is_held() && reads.is_held());
@@ -482,8 +482,8 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     assert_eq!(changed.wait(&reads).unwrap_err().kind(), ErrorKind::NotHeld);
     reads.unlock().unwrap();
     let reader = spawn(move || {
-        let guard = there.read_lock().lock().unwrap();
-        let change = there.write_lock().new_condition("changed");
+        let guard = there.reader().lock().unwrap();
+        let change = there.writer().new_condition("changed");
         assert_eq!(change.notify_one().unwrap_err().kind(), ErrorKind::NotHeld);
         guard.unlock().unwrap();
     });

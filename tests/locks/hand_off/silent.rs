@@ -58,14 +58,14 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     once_within(PROVISIONAL * 2, || {
         round += 1;
         let name = format!("silent {round}");
-        let guard = first.read_write_lock(&name).write_lock().lock().unwrap();
+        let guard = first.read_write_lock(&name).writer().lock().unwrap();
         for number in 1..=STOPPED {
             let key = format!("redlatch_rwlock_queue:{{{name}}}");
             let _: i64 = redis.rpush(&key, owner(number)).unwrap();
         }
         let lock = last.read_write_lock(&name);
         let waiter = spawn(move || {
-            let guard = lock.write_lock().lock().unwrap();
+            let guard = lock.writer().lock().unwrap();
             let entered = Instant::now();
             guard.unlock().unwrap();
             entered

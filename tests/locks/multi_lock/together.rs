@@ -14,8 +14,8 @@ fn warm(server: &Server) -> Client {
         &client.reentrant_lock("x"),
         &client.fenced_lock("x"),
         &fair,
-        pair.read_lock(),
-        pair.write_lock(),
+        pair.reader(),
+        pair.writer(),
     ];
     for _ in 0..2 {
         for lock in alone {
@@ -39,8 +39,8 @@ fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
             "plain" => Box::new(client.reentrant_lock(&name)),
             "fenced" => Box::new(client.fenced_lock(&name)),
             "fair" => Box::new(client.fair_lock(&name)),
-            "read" => Box::new(client.read_write_lock(&name).read_lock().clone()),
-            _ => Box::new(client.read_write_lock(&name).write_lock().clone()),
+            "read" => Box::new(client.read_write_lock(&name).reader().clone()),
+            _ => Box::new(client.read_write_lock(&name).writer().clone()),
         }
     });
     let locks: Vec<_> = locks.collect();

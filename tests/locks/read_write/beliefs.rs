@@ -12,13 +12,13 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let lock = untold.connect().unwrap().read_write_lock("stale");
     let other = client(&server).read_write_lock("stale");
     let mut redis = server.connection();
-    let stale = lock.read_lock().lock().unwrap();
-    let writer = Guest::of(other.write_lock());
+    let stale = lock.reader().lock().unwrap();
+    let writer = Guest::of(other.writer());
     wait_queue(&server, "stale", 1);
     // Waits for the end of the turn, since during the turn the reader would get in without a
     // question.
     thread::sleep(Duration::from_millis(20));
-    let reader = Guest::of(lock.read_lock());
+    let reader = Guest::of(lock.reader());
     wait_queue(&server, "stale", 2);
     // No process gets a message, so the writer finds out at its next question.
     let () = redis.del("stale").unwrap();
@@ -27,7 +27,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     writer.leaves();
     reader.wait_in();
     assert_eq!(mode(&mut redis, "stale").as_deref(), Some("read"));
-    assert!(other.write_lock().try_lock().unwrap().into_option().is_none(), "past a reader");
+    assert!(other.writer().try_lock().unwrap().into_option().is_none(), "past a reader");
     assert!(!stale.is_held());
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
@@ -40,9 +40,9 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
     let server = server();
     let lock = client(&server).read_write_lock("alone");
     let mut redis = server.connection();
-    let stale = lock.read_lock().lock().unwrap();
+    let stale = lock.reader().lock().unwrap();
     let () = redis.del("alone").unwrap();
-    let writer = Guest::of(lock.write_lock());
+    let writer = Guest::of(lock.writer());
     writer.wait_in();
     assert!(!stale.is_held());
     writer.leaves();
@@ -53,17 +53,17 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
 fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     let server = server();
     let lock = client(&server).read_write_lock("both");
-    let writing = lock.write_lock().lock().unwrap();
-    let reading = lock.read_lock().lock().unwrap();
+    let writing = lock.writer().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
     let (tell, told) = mpsc::channel();
     reading.on_lost(move |why| tell.send(why).unwrap());
-    assert!(lock.write_lock().force_unlock().unwrap());
+    assert!(lock.writer().force_unlock().unwrap());
     assert!(!writing.is_held() && !reading.is_held());
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
     assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    let writing = lock.write_lock().lock().unwrap();
-    assert!(!lock.read_lock().force_unlock().unwrap());
+    let writing = lock.writer().lock().unwrap();
+    assert!(!lock.reader().force_unlock().unwrap());
     assert!(writing.is_held());
     writing.unlock().unwrap();
     wait_free(&server, "both", SOON);
@@ -79,10 +79,10 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let (begin, begun) = mpsc::channel();
     let (go_on, told) = mpsc::channel();
     let writer = spawn(move || {
-        let writing = lock.write_lock().lock().unwrap();
+        let writing = lock.writer().lock().unwrap();
         begin.send(()).unwrap();
         told.recv().unwrap();
-        let late = lock.read_lock().with_lease(UNIT).lock().map(drop).unwrap_err();
+        let late = lock.reader().with_lease(UNIT).lock().map(drop).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
         assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
         writing.unlock().unwrap();
@@ -103,9 +103,9 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
     let other = client(&server).read_write_lock("lapsed");
-    let writing = lock.write_lock().with_lease(20 * UNIT).lock().unwrap();
-    let reading = lock.read_lock().lock().unwrap();
-    let reader = Guest::of(other.read_lock());
+    let writing = lock.writer().with_lease(20 * UNIT).lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
+    let reader = Guest::of(other.reader());
     wait_queue(&server, "lapsed", 1);
     wait_until("it is lost", SOON, || !writing.is_held());
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -125,16 +125,16 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
     let lease = RENEWED;
     let lock = watched(&server, lease).read_write_lock("late");
-    let first = Guest::of(lock.read_lock());
+    let first = Guest::of(lock.reader());
     first.wait_in();
-    let fixed = Guest::of(&lock.read_lock().with_lease(lease));
+    let fixed = Guest::of(&lock.reader().with_lease(lease));
     fixed.wait_in();
     first.leaves();
     // The first thread's alarm has gone off, and no thread needed the renewal.
     thread::sleep(lease / 2);
     // (A thread that the server lets in makes the lease longer. A deeper level does not.)
-    let outer = lock.read_lock().with_lease(UNIT).lock().unwrap();
-    let watched = lock.read_lock().lock().unwrap();
+    let outer = lock.reader().with_lease(UNIT).lock().unwrap();
+    let watched = lock.reader().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
     // The other threads' own leases are over, and the renewal has kept the hold for them.
@@ -149,23 +149,20 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     let server = server();
     let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
-    let all = MultiLock::new([
-        locks[0].read_lock() as &dyn Lock,
-        locks[1].write_lock(),
-        locks[2].read_lock(),
-    ])
-    .unwrap();
+    let all =
+        MultiLock::new([locks[0].reader() as &dyn Lock, locks[1].writer(), locks[2].reader()])
+            .unwrap();
     let mut redis = server.connection();
     // If one lock is not free, no hold of the others stays.
     let other = crate::common::client(&server);
-    let writer = Guest::of(other.read_write_lock("three").write_lock());
+    let writer = Guest::of(other.read_write_lock("three").writer());
     writer.wait_in();
     assert!(all.try_lock().unwrap().into_option().is_none());
     wait_left(&server, "one");
     wait_left(&server, "two");
     writer.leaves();
     // Other threads of the process read already.
-    let reading = [Guest::of(locks[0].read_lock()), Guest::of(locks[2].read_lock())];
+    let reading = [Guest::of(locks[0].reader()), Guest::of(locks[2].reader())];
     for guest in &reading {
         guest.wait_in();
     }

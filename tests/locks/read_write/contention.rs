@@ -20,7 +20,7 @@ fn worker() {
                 let mut turns = 0;
                 while !stop.load(Ordering::SeqCst) {
                     let writes = random.below(4) == 0;
-                    let side: &dyn Lock = if writes { lock.write_lock() } else { lock.read_lock() };
+                    let side: &dyn Lock = if writes { lock.writer() } else { lock.reader() };
                     let guard = match random.below(6) {
                         0 => side.try_lock().unwrap().into_option(),
                         1 => {
@@ -34,7 +34,7 @@ fn worker() {
                     stay(&diary, &guard, writes, &id, &mut random);
                     // The writer sometimes goes down to reading.
                     let down = writes && random.below(3) == 0;
-                    let reading = down.then(|| lock.read_lock().lock()).and_then(Result::ok);
+                    let reading = down.then(|| lock.reader().lock()).and_then(Result::ok);
                     drop(guard);
                     if let Some(reading) = reading {
                         stay(&diary, &reading, false, &format!("{id}d"), &mut random);
@@ -194,7 +194,7 @@ fn a_writer_among_many_readers_gets_its_turns() {
                 (Arc::clone(&stop), Arc::clone(&reads), Arc::clone(&inside));
             spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    let guard = lock.read_lock().lock().unwrap();
+                    let guard = lock.reader().lock().unwrap();
                     assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0, "beside a writer");
                     reads.fetch_add(1, Ordering::SeqCst);
                     thread::sleep(Duration::from_micros(200));
@@ -209,7 +209,7 @@ fn a_writer_among_many_readers_gets_its_turns() {
         let before = reads.load(Ordering::SeqCst);
         wait_until("others read", SOON, || reads.load(Ordering::SeqCst) > before + 5);
         let guard =
-            lock.write_lock().try_lock_for(SOON).unwrap().into_option().expect("it gets its turn");
+            lock.writer().try_lock_for(SOON).unwrap().into_option().expect("it gets its turn");
         assert_eq!(inside.fetch_sub(1_000, Ordering::SeqCst), 0, "beside readers");
         thread::sleep(Duration::from_micros(200));
         inside.fetch_add(1_000, Ordering::SeqCst);

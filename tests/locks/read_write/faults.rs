@@ -11,7 +11,7 @@ fn reader() {
     let client = Client::connect(job.arg(0)).unwrap();
     let lock = client.read_write_lock(job.arg(1));
     job.say("waits");
-    let guard = lock.read_lock().lock().unwrap();
+    let guard = lock.reader().lock().unwrap();
     job.say("reads");
     let _ = job.wait_line();
     job.say(&format!("held {}", guard.is_held()));
@@ -26,12 +26,12 @@ fn reader() {
 fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
     let lock = client(&server).read_write_lock("still");
-    let writing = lock.write_lock().lock().unwrap();
+    let writing = lock.writer().lock().unwrap();
     let mut still =
         Worker::spawn_test("read_write::faults::reader", "reader", &[&server.url(), "still"]);
     still.expect_line("waits", SOON);
     wait_queue(&server, "still", 1);
-    let awake = Guest::of(client(&server).read_write_lock("still").read_lock());
+    let awake = Guest::of(client(&server).read_write_lock("still").reader());
     wait_queue(&server, "still", 2);
     still.sigstop();
     writing.unlock().unwrap();
@@ -47,7 +47,7 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     awake.leaves();
     // The reader is told so before it says that it holds the lock.
     assert!(
-        lock.write_lock().try_lock().unwrap().into_option().is_none(),
+        lock.writer().try_lock().unwrap().into_option().is_none(),
         "one writes beside one that reads"
     );
     still.send_line("");
@@ -65,7 +65,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
         let proxy = Proxy::before(&server);
         let client = impatient(&proxy.url()).connections(1).connect().unwrap();
         let lock = client.read_write_lock("replies");
-        lock.read_lock().lock().unwrap().unlock().unwrap();
+        lock.reader().lock().unwrap().unlock().unwrap();
         // The reply to one of the next scripts is lost, with the connection.
         let asked = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::LoseReply, move |bytes| {
@@ -73,10 +73,10 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
             runs && asked.fetch_add(1, Ordering::SeqCst) == step
         });
         let outcome: Result<(), Error> = (|| {
-            let reading = lock.read_lock().lock()?;
+            let reading = lock.reader().lock()?;
             reading.unlock()?;
-            let writing = lock.write_lock().lock()?;
-            let reading = lock.read_lock().lock()?;
+            let writing = lock.writer().lock()?;
+            let reading = lock.reader().lock()?;
             writing.unlock()?;
             reading.unlock()
         })();
@@ -85,7 +85,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
         }
         let other = crate::common::client(&server).read_write_lock("replies");
         let writing =
-            other.write_lock().try_lock_for(SOON).unwrap().into_option().expect("nothing is left");
+            other.writer().try_lock_for(SOON).unwrap().into_option().expect("nothing is left");
         writing.unlock().unwrap();
         client.shutdown();
         wait_left(&server, "replies");
@@ -111,7 +111,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         let lock = client.read_write_lock(&name);
         user.set(&[&format!("-{command}")]);
         let other = crate::common::client(&server).read_write_lock(&name);
-        for lock in [lock.read_lock() as &dyn Lock, lock.write_lock()] {
+        for lock in [lock.reader() as &dyn Lock, lock.writer()] {
             match lock.try_lock() {
                 Ok(Taken(guard)) => drop(guard.unlock()),
                 Ok(NotTaken) => {}
@@ -128,11 +128,11 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         }
         // A lock taken before the loss of the right ends, too.
         user.set(&["+@all"]);
-        let guards = [lock.read_lock().try_lock_for(SOON).unwrap()];
+        let guards = [lock.reader().try_lock_for(SOON).unwrap()];
         user.set(&[&format!("-{command}")]);
         drop(guards);
         user.set(&["+@all"]);
-        let guard = other.write_lock().try_lock_for(SOON).unwrap();
+        let guard = other.writer().try_lock_for(SOON).unwrap();
         let Taken(guard) = guard else { panic!("{command}: it stays") };
         guard.unlock().unwrap();
         client.shutdown();
@@ -151,7 +151,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     let mut user = User::new(&server, "downward");
     let client = user.client();
     let lock = client.read_write_lock("down");
-    let (writing, reading) = (lock.write_lock().lock().unwrap(), lock.read_lock().lock().unwrap());
+    let (writing, reading) = (lock.writer().lock().unwrap(), lock.reader().lock().unwrap());
     let before = fields(&mut redis, "down");
     user.set(&["-hset"]);
     let error = writing.unlock().unwrap_err();
@@ -175,7 +175,7 @@ fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
         // (A holder that notices the changes below would grant the lock to the waiter.)
         let () = redis.hset_multiple("stuck", &[("mode", "write"), (REDISSON, "1")]).unwrap();
         let () = redis.pexpire("stuck", 30_000).unwrap();
-        let guest = Guest::of(client.read_write_lock("stuck").read_lock());
+        let guest = Guest::of(client.read_write_lock("stuck").reader());
         wait_queue(&server, "stuck", 1);
         user.set(&[&format!("-{right}")]);
         // No client gets a message, so the waiter asks.
@@ -194,8 +194,8 @@ fn a_writer_that_may_not_publish_keeps_the_lock() {
     let mut redis = server.connection();
     let mut user = User::new(&server, "mute");
     let client = user.client();
-    let holding = client.read_write_lock("mute").write_lock().lock().unwrap();
-    let next = Guest::of(crate::common::client(&server).read_write_lock("mute").write_lock());
+    let holding = client.read_write_lock("mute").writer().lock().unwrap();
+    let next = Guest::of(crate::common::client(&server).read_write_lock("mute").writer());
     wait_queue(&server, "mute", 1);
     let before = (owners(&mut redis, "mute"), queue(&mut redis, "mute"));
     user.set(&["-publish"]);

@@ -111,9 +111,9 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("shared");
-    let first = lock.read_lock().lock().unwrap();
+    let first = lock.reader().lock().unwrap();
     let before = Commands::so_far(&server);
-    let others: Vec<_> = (0..8).map(|_| Guest::of(lock.read_lock())).collect();
+    let others: Vec<_> = (0..8).map(|_| Guest::of(lock.reader())).collect();
     for other in &others {
         other.wait_in();
     }
@@ -143,30 +143,30 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
 fn readers_of_several_processes_read_together_and_writers_alone() {
     let server = server();
     let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("several"));
-    let reading = one.read_lock().lock().unwrap();
-    let also = two.read_lock().try_lock().unwrap().into_option().expect("readers share it");
+    let reading = one.reader().lock().unwrap();
+    let also = two.reader().try_lock().unwrap().into_option().expect("readers share it");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "several").len(), 2);
-    assert!(three.write_lock().try_lock().unwrap().into_option().is_none());
+    assert!(three.writer().try_lock().unwrap().into_option().is_none());
     assert!(elsewhere({
         let one = one.clone();
-        move || one.write_lock().try_lock().unwrap().into_option().is_none()
+        move || one.writer().try_lock().unwrap().into_option().is_none()
     }));
-    assert!(three.read_lock().is_locked().unwrap() && !three.write_lock().is_locked().unwrap());
+    assert!(three.reader().is_locked().unwrap() && !three.writer().is_locked().unwrap());
     reading.unlock().unwrap();
     assert_eq!(owners(&mut redis, "several").len(), 1);
     also.unlock().unwrap();
     wait_left(&server, "several");
-    let writing = three.write_lock().lock().unwrap();
+    let writing = three.writer().lock().unwrap();
     assert_eq!(mode(&mut redis, "several").as_deref(), Some("write"));
     assert!(owners(&mut redis, "several")[0].ends_with(":write"));
-    assert!(one.read_lock().try_lock().unwrap().into_option().is_none());
-    assert!(answered(|| one.write_lock().try_lock_for(UNIT)).into_option().is_none());
+    assert!(one.reader().try_lock().unwrap().into_option().is_none());
+    assert!(answered(|| one.writer().try_lock_for(UNIT)).into_option().is_none());
     assert!(elsewhere({
         let three = three.clone();
-        move || three.read_lock().try_lock().unwrap().into_option().is_none()
+        move || three.reader().try_lock().unwrap().into_option().is_none()
     }));
-    assert!(!three.read_lock().is_locked().unwrap() && three.write_lock().is_locked().unwrap());
+    assert!(!three.reader().is_locked().unwrap() && three.writer().is_locked().unwrap());
     writing.unlock().unwrap();
     wait_left(&server, "several");
 }
@@ -175,18 +175,18 @@ fn readers_of_several_processes_read_together_and_writers_alone() {
 fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together() {
     let server = server();
     let [one, two, three] = [0, 1, 2].map(|_| client(&server).read_write_lock("front"));
-    let reading = Guest::of(one.read_lock());
+    let reading = Guest::of(one.reader());
     reading.wait_in();
-    let writer = Guest::of(two.write_lock());
+    let writer = Guest::of(two.writer());
     wait_queue(&server, "front", 1);
     // The same holds for readers of the reading process, once its turn is over and it has asked.
     thread::sleep(Duration::from_millis(20));
-    let same = Guest::of(one.read_lock());
+    let same = Guest::of(one.reader());
     wait_queue(&server, "front", 2);
-    let other = Guest::of(three.read_lock());
+    let other = Guest::of(three.reader());
     wait_queue(&server, "front", 3);
-    assert!(three.read_lock().try_lock().unwrap().into_option().is_none());
-    assert!(one.read_lock().try_lock().unwrap().into_option().is_none());
+    assert!(three.reader().try_lock().unwrap().into_option().is_none());
+    assert!(one.reader().try_lock().unwrap().into_option().is_none());
     // A thread that already reads can enter again.
     assert!(!writer.is_in() && !same.is_in() && !other.is_in());
     reading.leaves();
@@ -207,12 +207,12 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let server = server();
     let lock = client(&server).read_write_lock("join");
     let lease = Duration::from_secs(60);
-    let reading = lock.read_lock().with_lease(lease).lock().unwrap();
-    let writer = Guest::of(client(&server).read_write_lock("join").write_lock());
+    let reading = lock.reader().with_lease(lease).lock().unwrap();
+    let writer = Guest::of(client(&server).read_write_lock("join").writer());
     wait_queue(&server, "join", 1);
     // The reader's turn is over, so the process asks whether others may join it.
     thread::sleep(Duration::from_millis(20));
-    let longer = lock.read_lock().with_lease(60 * lease);
+    let longer = lock.reader().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
     assert!(!joined.join().unwrap(), "past a writer that waits");
     let left: u64 = redis::cmd("PTTL").arg("join").query(&mut server.connection()).unwrap();
@@ -228,11 +228,11 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
 fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together() {
     let server = server();
     let lock = client(&server).read_write_lock("within");
-    let reading = Guest::of(lock.read_lock());
+    let reading = Guest::of(lock.reader());
     reading.wait_in();
-    let writer = Guest::of(lock.write_lock());
+    let writer = Guest::of(lock.writer());
     wait_queue(&server, "within", 1);
-    let later: Vec<_> = (0..3).map(|_| Guest::of(lock.read_lock())).collect();
+    let later: Vec<_> = (0..3).map(|_| Guest::of(lock.reader())).collect();
     later.iter().for_each(|later| later.thread.wait_asleep());
     assert!(!writer.is_in() && later.iter().all(|later| !later.is_in()));
     reading.leaves();
@@ -253,10 +253,10 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
     let mut redis = server.connection();
     // Most of these rounds are shorter than a turn.
     for _ in 0..20 {
-        let reading = lock.read_lock().lock().unwrap();
-        let writer = Guest::of(lock.write_lock());
+        let reading = lock.reader().lock().unwrap();
+        let writer = Guest::of(lock.writer());
         while queue(&mut redis, "turn").is_empty() {}
-        let reader = lock.read_lock().clone();
+        let reader = lock.reader().clone();
         let passed = thread::spawn(move || reader.try_lock().unwrap().into_option().is_some());
         assert!(!passed.join().unwrap(), "past a writer that waits");
         reading.unlock().unwrap();
@@ -270,17 +270,16 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
 fn a_thread_that_reads_reads_again_though_a_writer_waits() {
     let server = server();
     let lock = client(&server).read_write_lock("again");
-    let outer = lock.read_lock().lock().unwrap();
-    let writer = Guest::of(client(&server).read_write_lock("again").write_lock());
+    let outer = lock.reader().lock().unwrap();
+    let writer = Guest::of(client(&server).read_write_lock("again").writer());
     wait_queue(&server, "again", 1);
     thread::sleep(Duration::from_millis(20));
-    let inner = lock.read_lock().lock().unwrap();
-    assert_eq!(lock.read_lock().hold_count(), 2);
+    let inner = lock.reader().lock().unwrap();
+    assert_eq!(lock.reader().hold_count(), 2);
     inner.unlock().unwrap();
-    assert_eq!(lock.read_lock().hold_count(), 1);
+    assert_eq!(lock.reader().hold_count(), 1);
     assert!(
-        lock.read_lock().is_held_by_current_thread()
-            && !lock.write_lock().is_held_by_current_thread()
+        lock.reader().is_held_by_current_thread() && !lock.writer().is_held_by_current_thread()
     );
     outer.unlock().unwrap();
     writer.wait_in();
@@ -292,15 +291,15 @@ fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
     let server = server();
     let lock = client(&server).read_write_lock("down");
     let other = client(&server).read_write_lock("down");
-    let writing = lock.write_lock().lock().unwrap();
-    let reading = lock.read_lock().lock().unwrap();
+    let writing = lock.writer().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
     let mut redis = server.connection();
     assert_eq!(mode(&mut redis, "down").as_deref(), Some("write"));
     assert_eq!(owners(&mut redis, "down").len(), 2);
-    let reader = Guest::of(other.read_lock());
+    let reader = Guest::of(other.reader());
     wait_queue(&server, "down", 1);
-    let same = Guest::of(lock.read_lock());
-    let writer = Guest::of(client(&server).read_write_lock("down").write_lock());
+    let same = Guest::of(lock.reader());
+    let writer = Guest::of(client(&server).read_write_lock("down").writer());
     wait_queue(&server, "down", 2);
     assert!(!reader.is_in() && !same.is_in());
     writing.unlock().unwrap();
@@ -323,21 +322,21 @@ fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
 fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
     let server = server();
     let lock = client(&server).read_write_lock("up");
-    let reading = lock.read_lock().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
     for refused in [
-        lock.write_lock().lock().map(drop).unwrap_err(),
-        lock.write_lock().try_lock().map(drop).unwrap_err(),
-        lock.write_lock().try_lock_for(SOON).map(drop).unwrap_err(),
+        lock.writer().lock().map(drop).unwrap_err(),
+        lock.writer().try_lock().map(drop).unwrap_err(),
+        lock.writer().try_lock_for(SOON).map(drop).unwrap_err(),
     ] {
         assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
     }
     assert!(reading.is_held());
     reading.unlock().unwrap();
-    lock.write_lock().lock().unwrap().unlock().unwrap();
+    lock.writer().lock().unwrap().unlock().unwrap();
     // A writer may read as well, and write again.
-    let writing = lock.write_lock().lock().unwrap();
-    let reading = lock.read_lock().lock().unwrap();
-    let again = lock.write_lock().lock().unwrap();
+    let writing = lock.writer().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
+    let again = lock.writer().lock().unwrap();
     drop((again, reading, writing));
     wait_left(&server, "up");
 }
@@ -346,12 +345,12 @@ fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
 fn an_owned_guard_belongs_to_no_thread() {
     let server = server();
     let lock = client(&server).read_write_lock("owned");
-    let owned = [lock.read_lock().lock_owned().unwrap(), lock.read_lock().lock_owned().unwrap()];
-    assert_eq!(lock.read_lock().hold_count(), 0);
-    assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
+    let owned = [lock.reader().lock_owned().unwrap(), lock.reader().lock_owned().unwrap()];
+    assert_eq!(lock.reader().hold_count(), 0);
+    assert!(lock.writer().try_lock().unwrap().into_option().is_none());
     elsewhere(move || drop(owned));
-    let writing = lock.write_lock().lock_owned().unwrap();
-    assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
+    let writing = lock.writer().lock_owned().unwrap();
+    assert!(lock.reader().try_lock().unwrap().into_option().is_none());
     elsewhere(move || writing.unlock().unwrap());
     wait_left(&server, "owned");
 }
@@ -361,7 +360,7 @@ fn a_readers_hold_is_renewed_while_it_lasts() {
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("renewed");
     let mut redis = server.connection();
-    let reading = lock.read_lock().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
     thread::sleep(RENEWED * 3 / 2);
     assert!(reading.is_held(), "{}", reading.unlock().unwrap_err());
     let timeout = timeouts(&mut redis, "renewed").remove(0);
@@ -374,8 +373,8 @@ fn a_readers_hold_is_renewed_while_it_lasts() {
 fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
     let server = server();
     let lock = watched(&server, RENEWED).read_write_lock("renewed");
-    let writing = lock.write_lock().lock().unwrap();
-    let reading = lock.read_lock().lock().unwrap();
+    let writing = lock.writer().lock().unwrap();
+    let reading = lock.reader().lock().unwrap();
     thread::sleep(RENEWED * 3 / 2);
     assert!(writing.is_held() && reading.is_held());
     writing.unlock().unwrap();
@@ -394,7 +393,7 @@ fn a_lost_hold_is_reported_to_all_readers_that_share_it() {
         .map(|_| {
             let (lock, tell) = (lock.clone(), tell.clone());
             spawn(move || {
-                let guard = lock.read_lock().lock().unwrap();
+                let guard = lock.reader().lock().unwrap();
                 let heard = tell.clone();
                 guard.on_lost(move |why| heard.send(Some(why)).unwrap());
                 tell.send(None).unwrap();
@@ -410,7 +409,7 @@ fn a_lost_hold_is_reported_to_all_readers_that_share_it() {
     for reader in readers {
         assert_eq!(reader.join(), ErrorKind::LeaseLost);
     }
-    lock.write_lock().lock().unwrap().unlock().unwrap();
+    lock.writer().lock().unwrap().unlock().unwrap();
 }
 
 #[test]
@@ -418,16 +417,16 @@ fn a_forced_unlock_ends_the_holds_of_one_kind() {
     let server = server();
     let lock = client(&server).read_write_lock("forced");
     let other = client(&server).read_write_lock("forced");
-    let reading = lock.read_lock().lock().unwrap();
-    assert!(!other.write_lock().force_unlock().unwrap());
+    let reading = lock.reader().lock().unwrap();
+    assert!(!other.writer().force_unlock().unwrap());
     assert!(reading.is_held());
-    let writer = Guest::of(other.write_lock());
+    let writer = Guest::of(other.writer());
     wait_queue(&server, "forced", 1);
-    assert!(lock.read_lock().force_unlock().unwrap());
+    assert!(lock.reader().force_unlock().unwrap());
     assert!(!reading.is_held());
     writer.wait_in();
-    assert!(!other.read_lock().force_unlock().unwrap());
-    assert!(other.write_lock().force_unlock().unwrap());
+    assert!(!other.reader().force_unlock().unwrap());
+    assert!(other.writer().force_unlock().unwrap());
     drop(writer.leave);
     assert_eq!(writer.thread.join().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
@@ -437,11 +436,11 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
     let server = server();
     let client = client(&server);
     let lock = client.read_write_lock("ended");
-    let reading = lock.read_lock().lock().unwrap();
-    let writer = Guest::of(lock.write_lock());
+    let reading = lock.reader().lock().unwrap();
+    let writer = Guest::of(lock.writer());
     wait_queue(&server, "ended", 1);
     // The reader must stand behind the writer. Before the writer, it would get in.
-    let reader = Guest::of(lock.read_lock());
+    let reader = Guest::of(lock.reader());
     reader.thread.wait_queued();
     client.shutdown();
     assert!(!reading.is_held());
@@ -455,21 +454,21 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
 fn a_forgotten_guard_is_unlocked_through_any_handle() {
     let server = server();
     let client = client(&server);
-    client.read_write_lock("forgotten").read_lock().lock().unwrap().forget();
+    client.read_write_lock("forgotten").reader().lock().unwrap().forget();
     thread::sleep(12 * UNIT);
     let lock = client.read_write_lock("forgotten");
-    assert_eq!(lock.read_lock().hold_count(), 1);
-    lock.read_lock().unlock().unwrap();
+    assert_eq!(lock.reader().hold_count(), 1);
+    lock.reader().unlock().unwrap();
     wait_left(&server, "forgotten");
-    assert_eq!(lock.read_lock().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-    assert_eq!(lock.write_lock().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(lock.reader().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(lock.writer().unlock().unwrap_err().kind(), ErrorKind::NotHeld);
 }
 
 #[test]
 fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     let server = server();
     let lock = client(&server).read_write_lock("leased");
-    let short = lock.read_lock().with_lease(4 * UNIT);
+    let short = lock.reader().with_lease(4 * UNIT);
     let guard = short.lock().unwrap();
     assert!(guard.remaining() <= 4 * UNIT);
     wait_until("it ends", SOON, || !guard.is_held());
@@ -477,7 +476,7 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_left(&server, "leased");
     // Beside a longer hold the lock lasts longer. That is no promise, since the other holder may
     // leave.
-    let watched = Guest::of(lock.read_lock());
+    let watched = Guest::of(lock.reader());
     watched.wait_in();
     let guard = short.lock().unwrap();
     let several = MultiLock::new(&[&short]).unwrap().lock().unwrap();
@@ -506,7 +505,7 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
     let lock = client(&server).read_write_lock("visited");
     let other = client(&server).read_write_lock("visited");
     let lease = 20 * UNIT;
-    let watched = lock.read_lock().clone();
+    let watched = lock.reader().clone();
     for visitor in [watched.clone(), watched.with_lease(100 * SOON)] {
         let guard = watched.with_lease(lease).lock().unwrap();
         let visit = Guest::of(&visitor);
@@ -521,12 +520,8 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         // The writer gets in long before the lease of the reader that has left is over.
-        let writing = other
-            .write_lock()
-            .try_lock_for(SOON)
-            .unwrap()
-            .into_option()
-            .expect("the lease has ended");
+        let writing =
+            other.writer().try_lock_for(SOON).unwrap().into_option().expect("the lease has ended");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
         writing.unlock().unwrap();
         wait_left(&server, "visited");
@@ -540,12 +535,12 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     let (first, second) = (100 * SOON, 200 * SOON);
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
-            let outer = lock.read_lock().with_lease(first).lock().unwrap();
+            let outer = lock.reader().with_lease(first).lock().unwrap();
             // The lease counts from before the request.
             let begun = Instant::now();
             thread::sleep(UNIT);
             let later = Instant::now();
-            let inner = lock.read_lock().with_lease(lease).lock().unwrap();
+            let inner = lock.reader().with_lease(lease).lock().unwrap();
             let stays = if outer_goes_first {
                 outer.unlock().unwrap();
                 let until = later + lease;
@@ -567,14 +562,14 @@ fn of_many_that_share_a_hold_each_leaves_alone_in_any_order() {
     let server = server();
     let lock = client(&server).read_write_lock("many");
     let mut random = Random::new();
-    let mine = lock.read_lock().lock().unwrap();
-    let mut guards: Vec<_> = (0..200).map(|_| lock.read_lock().lock_owned().unwrap()).collect();
+    let mine = lock.reader().lock().unwrap();
+    let mut guards: Vec<_> = (0..200).map(|_| lock.reader().lock_owned().unwrap()).collect();
     while !guards.is_empty() {
         let gone = guards.swap_remove(random.below(guards.len() as u64) as usize);
         gone.unlock().unwrap();
         assert!(guards.iter().all(|guard| guard.is_held()) && mine.is_held());
     }
-    assert_eq!(lock.read_lock().hold_count(), 1);
+    assert_eq!(lock.reader().hold_count(), 1);
     mine.unlock().unwrap();
     wait_left(&server, "many");
 }

@@ -92,13 +92,13 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
             assert!(java.reads());
             None
         } else {
-            let lock = other.read_write_lock("kept").read_lock().with_lease(HOUR);
+            let lock = other.read_write_lock("kept").reader().with_lease(HOUR);
             Some(lock.lock_owned().unwrap())
         };
         let longest = if is_javas { LONG } else { HOUR };
         let others = timeouts(&mut redis, "kept");
         let lock = client.read_write_lock("kept");
-        drop(lock.read_lock().with_hold_at_least(least).lock_owned().unwrap());
+        drop(lock.reader().with_hold_at_least(least).lock_owned().unwrap());
         let kept: Vec<_> =
             timeouts(&mut redis, "kept").into_iter().filter(|it| !others.contains(it)).collect();
         let of = |time: Duration| i64::try_from(time.as_millis()).unwrap();
@@ -109,7 +109,7 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
             // Whatever the answer was, the waiter asks once more in that time.
-            move || lock.write_lock().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
+            move || lock.writer().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
         match reading {
@@ -128,30 +128,30 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         let mut java = Java::new(&server, "java", 7, is_new);
         let mut second = Java::new(&server, "java", 8, is_new);
         // The readers are inside together, and the first to go leaves the other's hold.
-        let reading = lock.read_lock().lock().unwrap();
+        let reading = lock.reader().lock().unwrap();
         assert!(java.reads() && java.reads());
-        assert!(!second.writes() && lock.write_lock().is_locked().is_ok_and(|written| !written));
+        assert!(!second.writes() && lock.writer().is_locked().is_ok_and(|written| !written));
         assert!(elsewhere({
             let lock = lock.clone();
-            move || lock.write_lock().try_lock().unwrap().into_option().is_none()
+            move || lock.writer().try_lock().unwrap().into_option().is_none()
         }));
         reading.unlock().unwrap();
         assert!(!second.writes(), "its reader is there");
-        let reading = lock.read_lock().lock().unwrap();
+        let reading = lock.reader().lock().unwrap();
         assert_eq!(java.reads_no_more(), Some(0));
         assert_eq!(java.reads_no_more(), Some(0), "ours reads on");
         assert!(reading.is_held() && !second.writes());
         reading.unlock().unwrap();
         // Writers alone.
         assert!(java.writes() && java.writes());
-        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
-        assert!(lock.write_lock().try_lock().unwrap().into_option().is_none());
+        assert!(lock.reader().try_lock().unwrap().into_option().is_none());
+        assert!(lock.writer().try_lock().unwrap().into_option().is_none());
         assert_eq!(java.writes_no_more(), Some(0));
-        assert!(lock.read_lock().try_lock().unwrap().into_option().is_none());
+        assert!(lock.reader().try_lock().unwrap().into_option().is_none());
         assert_eq!(java.writes_no_more(), Some(1));
-        let writing = lock.write_lock().lock().unwrap();
+        let writing = lock.writer().lock().unwrap();
         assert!(!java.reads() && !java.writes());
-        let reading = lock.read_lock().lock().unwrap();
+        let reading = lock.reader().lock().unwrap();
         assert!(!java.reads() && !java.writes());
         writing.unlock().unwrap();
         assert!(java.reads() && !second.writes());
@@ -180,13 +180,13 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
         // The test tries again if the machine kept a thread from running.
         let heard = (0..5).any(|_| {
             assert!(java.reads());
-            let writer = Guest::of(lock.write_lock());
+            let writer = Guest::of(lock.writer());
             wait_queue(&server, "woken", 1);
             wait_subscribed(&server, "redisson_rwlock:{woken}");
             let to_write = let_in(&server, &writer, || assert_eq!(java.reads_no_more(), Some(1)));
             writer.leaves();
             assert!(java.writes());
-            let reader = Guest::of(lock.read_lock());
+            let reader = Guest::of(lock.reader());
             wait_queue(&server, "woken", 1);
             wait_subscribed(&server, "redisson_rwlock:{woken}");
             let to_read = let_in(&server, &reader, || assert_eq!(java.writes_no_more(), Some(1)));
@@ -204,15 +204,15 @@ fn a_writers_release_that_lets_readers_in_is_said_in_public() {
     let server = server();
     for forced in [false, true] {
         let lock = client(&server).read_write_lock("said");
-        let writing = lock.write_lock().lock().unwrap();
-        let reader = Guest::of(client(&server).read_write_lock("said").read_lock());
+        let writing = lock.writer().lock().unwrap();
+        let reader = Guest::of(client(&server).read_write_lock("said").reader());
         wait_queue(&server, "said", 1);
         let mut connection = server.connection();
         connection.set_read_timeout(Some(SOON)).unwrap();
         let mut java = connection.as_pubsub();
         java.subscribe("redisson_rwlock:{said}").unwrap();
         if forced {
-            assert!(lock.write_lock().force_unlock().unwrap());
+            assert!(lock.writer().force_unlock().unwrap());
             drop(writing);
         } else {
             writing.unlock().unwrap();

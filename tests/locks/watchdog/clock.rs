@@ -19,8 +19,8 @@ fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
         ("plain", client.reentrant_lock("plain").lock().unwrap()),
         ("fair", client.fair_lock("fair").lock().unwrap()),
         ("fenced", client.fenced_lock("fenced").lock().unwrap().into()),
-        ("written", client.read_write_lock("written").write_lock().lock().unwrap()),
-        ("read", client.read_write_lock("read").read_lock().lock().unwrap()),
+        ("written", client.read_write_lock("written").writer().lock().unwrap()),
+        ("read", client.read_write_lock("read").reader().lock().unwrap()),
     ];
     let keys: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     let names = locks.iter().map(|(name, _)| (*name).to_owned());
@@ -76,7 +76,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     let (outer, inner) = (lock.lock().unwrap(), lock.with_lease(LONGER).lock().unwrap());
     let lock = client.read_write_lock("read");
     let (shorter, longer) =
-        (lock.read_lock().lock().unwrap(), lock.read_lock().with_lease(LONGER).lock().unwrap());
+        (lock.reader().lock().unwrap(), lock.reader().with_lease(LONGER).lock().unwrap());
     for name in ["levels", "read"] {
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
         assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
@@ -137,9 +137,9 @@ fn a_reader_takes_nothing_from_another_ones_lease() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), client(&server));
     let mut redis = server.connection();
-    let guard = one.read_write_lock("readers").read_lock().lock().unwrap();
+    let guard = one.read_write_lock("readers").reader().lock().unwrap();
     let own: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
-    let longer = other.read_write_lock("readers").read_lock().with_lease(LONG).lock().unwrap();
+    let longer = other.read_write_lock("readers").reader().with_lease(LONG).lock().unwrap();
     for key in [&own[0], "readers"] {
         assert!(redis.pexpire::<_, bool>(key, SET_BACK).unwrap());
     }

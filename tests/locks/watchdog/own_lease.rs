@@ -10,7 +10,7 @@ fn a_watched_lease_of_its_own_is_renewed_and_never_longer() {
     assert!(semaphore.try_set_permits(1).unwrap());
     let plain = client.reentrant_lock("own:plain").with_watchdog(LEASE).lock().unwrap();
     let fair = client.fair_lock("own:fair").with_watchdog(LEASE).lock().unwrap();
-    let read = client.read_write_lock("own:read").read_lock().with_watchdog(LEASE).lock().unwrap();
+    let read = client.read_write_lock("own:read").reader().with_watchdog(LEASE).lock().unwrap();
     let permit = semaphore.with_watchdog(LEASE).acquire().unwrap();
     let until = Instant::now() + LEASE * 3;
     let mut redis = server.connection();

@@ -60,8 +60,8 @@ impl Client for Redlatch {
             }
             "rw" => {
                 let lock = client.read_write_lock(&name);
-                let mut read: Turn = turn!(lock.read_lock().clone(), drops);
-                let mut write: Turn = turn!(lock.write_lock().clone(), drops);
+                let mut read: Turn = turn!(lock.reader().clone(), drops);
+                let mut write: Turn = turn!(lock.writer().clone(), drops);
                 Box::new(
                     move |turn, inside| {
                         if is_writer(turn) { write(turn, inside) } else { read(turn, inside) }
