@@ -46,8 +46,8 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Synchronizer, Try, Wait, Waited, acquire, outlast,
-    slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Queue, QueueSite, Synchronizer, Try, Wait, Waited, acquire,
+    outlast, slow_poll_or,
 };
 
 /// A barrier at which a number of threads of all processes wait for each other, again and again. It
@@ -840,7 +840,7 @@ impl Debtor for BarrierSite {
     }
 }
 
-impl Queued for BarrierSite {
+impl QueueSite for BarrierSite {
     type Need = ();
     type Grant = ();
     type RequestState = ();

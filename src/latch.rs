@@ -18,8 +18,8 @@ use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, Waited, acquire,
-    slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Queue, QueueSite, Signal, Synchronizer, Try, Wait, Waited,
+    acquire, slow_poll_or,
 };
 
 /// A count on which threads of all processes wait until other threads have counted it down to zero.
@@ -487,7 +487,7 @@ impl LatchSite {
     }
 }
 
-impl Queued for LatchSite {
+impl QueueSite for LatchSite {
     type Need = ();
     type Grant = ();
     type RequestState = LatchRequestState;

@@ -300,7 +300,7 @@ fn take_away(keeps: bool, breaks: bool) {
         move || {
             while done.load(Ordering::SeqCst) == 0 {
                 match jobs.try_recv() {
-                    Ok(Job::TellSubscriber(node)) => core.tell_subscriber(&node),
+                    Ok(Job::WakeSubscriber(node)) => core.wake_subscriber(&node),
                     Ok(Job::Renew(renewals)) => {
                         for due in renewals {
                             let owner = server.owner(NAME);

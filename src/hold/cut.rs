@@ -31,9 +31,9 @@ impl LeaseCut {
         Self { is_due: AtomicBool::new(is_due), to, is_lost }
     }
 
-    /// The part of a lease that counts. It is less than the lease if the server may run a cut
+    /// The part of a lease that is certain. It is less than the lease if the server may run a cut
     /// later.
-    pub(super) fn counts(&self, lease: Duration) -> Duration {
+    pub(super) fn certain_part(&self, lease: Duration) -> Duration {
         match self.to.load(Ordering::SeqCst) {
             0 => lease,
             cut => lease.min(Duration::from_nanos(cut)),
@@ -47,7 +47,7 @@ impl LeaseCut {
         let most = wanted();
         let longest = Duration::from_nanos(most);
         if !self.is_due.load(Ordering::SeqCst) {
-            return Longer::IsTold(longest);
+            return Longer::Reported(longest);
         }
         let before = self.to.load(Ordering::SeqCst);
         let to = if before == 0 { most } else { before.min(most) };
@@ -55,15 +55,15 @@ impl LeaseCut {
         // This read comes after the store. A thread that asks for a lease raises the wanted lease
         // before it looks for a cut. So one of the two sees the other.
         if wanted() == most {
-            return Longer::IsCut(longest);
+            return Longer::Cut(longest);
         }
         self.to.store(before, Ordering::SeqCst);
-        Longer::Stays
+        Longer::Kept
     }
 
     /// Takes the server's answer to such a renewal. `resent`: the renewal was sent twice.
     pub(super) fn heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
-        let is_cut = matches!(longer, Longer::IsCut(_));
+        let is_cut = matches!(longer, Longer::Cut(_));
         if is_cut && (resent || held.is_err()) {
             // The server may still run a cut that it has not answered.
             self.is_lost.store(true, Ordering::SeqCst);

@@ -117,8 +117,8 @@ impl Hold {
         Self::leased(owner, terms, terms.lease(), asked, in_doubt)
     }
 
-    /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises or
-    /// cuts it to the lease of its terms, unless it ends before.
+    /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises
+    /// or cuts it to the lease of its terms, unless it ends before.
     pub(crate) fn leased(
         owner: Owner,
         terms: Terms,
@@ -131,8 +131,8 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the wanted lease is shorter, only that counts, since a renewal cuts the hold to
-            // it.
+            // If the wanted lease is shorter, only that lease is certain: a renewal cuts the hold
+            // to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
@@ -253,21 +253,22 @@ impl Hold {
     }
 
     /// Notes that the server has answered a renewal, so that the hold has the lease of its terms
-    /// now. `counts` is the part of the lease that counts. Zero: the server was only asked whether
-    /// it knows the hold. (After a failover the client may ask for a hold whose raise is still to
-    /// come. If that counted as the raise, the hold would keep its 2 s should the raise fail.)
-    pub(crate) fn renewed(&self, sent_at: u64, counts: Duration) {
-        self.confirm(sent_at, counts);
-        if !counts.is_zero() {
+    /// now. `certain` is the [certain part](Self::certain_part) of the lease. Zero: the server was
+    /// only asked whether it knows the hold. (After a failover the client may ask for a hold whose
+    /// raise is still to come. If that counted as the raise, the hold would keep its 2 s should the
+    /// raise fail.)
+    pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
+        self.confirm(sent_at, certain);
+        if !certain.is_zero() {
             self.provisional.store(false, Ordering::Relaxed);
         }
     }
 
     /// Notes that the caller is about to ask for a lease. (This comes before the request, whose
-    /// outcome may stay unknown.) Returns the part of the lease that [counts](Self::counts).
+    /// outcome may stay unknown.) Returns the [certain part](Self::certain_part) of the lease.
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
-        self.counts(lease)
+        self.certain_part(lease)
     }
 
     /// The longest lease that one of its threads has asked for, in nanoseconds. (A grant by message
@@ -289,9 +290,10 @@ impl Hold {
         }
     }
 
-    /// The part of a lease that counts. It is less than the lease if a [`LeaseCut`] may come later.
-    pub(crate) fn counts(&self, lease: Duration) -> Duration {
-        self.cut.counts(lease)
+    /// The part of a lease that no late command can take away: less than the lease, if a
+    /// [`LeaseCut`] may come later.
+    pub(crate) fn certain_part(&self, lease: Duration) -> Duration {
+        self.cut.certain_part(lease)
     }
 
     /// How the next renewal treats a lease that is [too long](LeaseCut::next).
@@ -307,7 +309,7 @@ impl Hold {
     /// Whether the server may keep the hold past the deadline that this process knows. That is so
     /// if the outcome of an extension is not known (which a later answer about a shorter lease does
     /// not change), if a lease that is too long is not cut yet, or if a cut [may
-    /// come](Self::counts).
+    /// come](Self::certain_part).
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -359,7 +361,7 @@ impl Hold {
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
-            && !terms.stays()
+            && !terms.leaves_at_once()
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
             && !self.is_kept_at(now)
@@ -428,7 +430,7 @@ mod tests {
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
-        assert_eq!(hold.counts(LONGER), LONGER);
+        assert_eq!(hold.certain_part(LONGER), LONGER);
         hold
     }
 
@@ -443,17 +445,17 @@ mod tests {
         ] {
             let hold = to_be_cut();
             let cut = hold.longer();
-            assert_eq!(cut, Longer::IsCut(LEASE));
+            assert_eq!(cut, Longer::Cut(LEASE));
             assert_eq!(hold.asks_for(LONGER), LEASE, "it is on its way");
             hold.longer_heard(cut, answer, resent);
-            let counts = if is_lost { LEASE } else { LONGER };
-            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
+            let certain = if is_lost { LEASE } else { LONGER };
+            assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}");
             // A later cut says nothing about the first.
-            hold.longer_heard(Longer::Stays, Ok(StillHeld::TooLong), false);
+            hold.longer_heard(Longer::Kept, Ok(StillHeld::TooLong), false);
             let cut = hold.longer();
-            assert_eq!(cut, Longer::IsCut(LONGER));
+            assert_eq!(cut, Longer::Cut(LONGER));
             hold.longer_heard(cut, Ok(StillHeld::Yes), false);
-            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}, and another one");
+            assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}, and another one");
         }
     }
 
@@ -462,8 +464,8 @@ mod tests {
     fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
         assert_eq!(hold.asks_for(LONGER), LONGER);
-        assert_eq!(hold.longer(), Longer::IsCut(LONGER));
-        assert_eq!(hold.counts(LONGER), LONGER);
+        assert_eq!(hold.longer(), Longer::Cut(LONGER));
+        assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
     /// Otherwise the client would leave the hold at the server when its own deadline has passed,

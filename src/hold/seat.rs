@@ -22,7 +22,7 @@ pub(crate) struct Seat {
     /// most have none.)
     shared: Option<Box<SharedHold>>,
     /// The time at which the hold was granted or last passed.
-    pub(crate) since: u64,
+    pub(crate) taken_at: u64,
     /// Whether nobody waited for the hold at the server's last reply. If so, other threads may join
     /// it.
     pub(crate) is_open: bool,
@@ -161,7 +161,7 @@ impl Seat {
             tenancy,
             levels: Levels::of(level),
             shared: is_shared.then(Box::default),
-            since,
+            taken_at: since,
             is_open,
             progress: RenewalProgress::Done,
             pinned: None,
@@ -337,11 +337,11 @@ impl Seat {
     pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
         let hold = &self.tenancy.hold();
         RenewalState {
-            granted: self.since,
-            since: watching.map_or(self.since, |(since, _)| since),
+            taken_at: self.taken_at,
+            wanted_since: watching.map_or(self.taken_at, |(since, _)| since),
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
-            watched: watching.map(|(_, lease)| hold.counts(lease)),
+            watched: watching.map(|(_, lease)| hold.certain_part(lease)),
             fixed: hold.terms.fixed_lease(),
             progress: self.progress,
         }
@@ -442,7 +442,7 @@ impl Levels {
 
     /// Adds a level. `None`: there are too many.
     #[inline]
-    pub(crate) fn deepen(&mut self, terms: Terms, now: u64) -> Option<HoldLevel> {
+    pub(crate) fn add_level(&mut self, terms: Terms, now: u64) -> Option<HoldLevel> {
         let level = HoldLevel::since(terms, now);
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }

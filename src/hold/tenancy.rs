@@ -60,7 +60,7 @@ pub(crate) struct Tenancy {
     exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
     /// The time at which the use of the hold began, on [`clock`].
-    since: AtomicU64,
+    began: AtomicU64,
     /// The fencing token, which is higher than that of any earlier tenancy. Zero: the lock has no
     /// tokens.
     token: AtomicU64,
@@ -101,7 +101,7 @@ impl Tenancy {
             first: hold,
             exchanged: OnceLock::new(),
             thread,
-            since: AtomicU64::new(since),
+            began: AtomicU64::new(since),
             token: AtomicU64::new(token.map_or(0, NonZero::get)),
             end: Mutex::new(End::NotYet(Vec::new())),
             ended: AtomicBool::new(false),
@@ -125,7 +125,7 @@ impl Tenancy {
 
     /// The time at which the use of the hold began, on [`clock`].
     pub(crate) fn began(&self) -> u64 {
-        self.since.load(Ordering::Relaxed)
+        self.began.load(Ordering::Relaxed)
     }
 
     /// The tenancy's entry in a snapshot, if it is held.
@@ -167,7 +167,7 @@ impl Tenancy {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
-        self.since.store(again.began(), Ordering::Relaxed);
+        self.began.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
         // This comes last: a guard that reports "held" from here on finds the new hold.
         self.ended.store(false, Ordering::Release);

@@ -18,31 +18,31 @@ pub struct Terms {
     /// In nanoseconds, as [`clock`] counts.
     lease: u64,
     is_watched: bool,
-    stays: bool,
+    leaves_at_once: bool,
 }
 
 impl Terms {
     /// This lease, renewed by the watchdog.
     pub(crate) const fn watched(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: true, stays: false }
+        Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false }
     }
 
     /// A lease of its own, never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: false, stays: false }
+        Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false }
     }
 
     /// The same terms, for a thread that will leave the hold to its end as soon as it has the hold.
     /// The server's reply must say that the hold has this lease. The 2 s of a grant by message or
     /// the rest of another thread's lease would not do, and a request for a longer lease might fail
     /// when the hold is left already.
-    pub(crate) const fn staying(self) -> Self {
-        Self { stays: true, ..self }
+    pub(crate) const fn leaving_at_once(self) -> Self {
+        Self { leaves_at_once: true, ..self }
     }
 
     /// Whether the terms are those of a thread that leaves its hold to its end.
-    pub(crate) fn stays(self) -> bool {
-        self.stays
+    pub(crate) fn leaves_at_once(self) -> bool {
+        self.leaves_at_once
     }
 
     /// The lease of a hold on these terms.

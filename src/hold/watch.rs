@@ -109,24 +109,24 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
         // This is read before `longer`, which may make this renewal a cut.
-        let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
-        let stays = lease.is_none() || self.may_be_longer();
-        let longer = if stays { Longer::Stays } else { hold.longer() };
+        let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
+        let is_kept = lease.is_none() || self.may_be_longer();
+        let longer = if is_kept { Longer::Kept } else { hold.longer() };
         let itself = Arc::clone(self);
         let renewed = Box::new(move |sent_at, renewed: Result<StillHeld, &Arc<str>>, resent| {
             hold.longer_heard(longer, renewed.map_err(drop), resent);
-            itself.renewed(&hold, sent_at, counts, renewed);
+            itself.renewed(&hold, sent_at, certain, renewed);
         });
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
     }
 
-    /// Takes the server's answer to a renewal that was sent at `sent_at`. `counts` is the part of
-    /// its lease that counts.
+    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the part of
+    /// its lease that is certain.
     fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         sent_at: u64,
-        counts: Duration,
+        certain: Duration,
         renewed: Result<StillHeld, &Arc<str>>,
     ) {
         let (now, left) = (clock::now(), hold.deadline());
@@ -137,7 +137,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             }
             *renewing.progress = match renewed {
                 Ok(held @ (StillHeld::Yes | StillHeld::TooLong)) => {
-                    hold.renewed(sent_at, counts);
+                    hold.renewed(sent_at, certain);
                     // If the lease is too long, the next renewal comes at once and cuts it.
                     if held == StillHeld::TooLong {
                         RenewalProgress::again(now)
@@ -148,7 +148,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 Ok(StillHeld::No) => RenewalProgress::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    renewing.progress.fails(hold.is_to_be_raised(), counts, now)
+                    renewing.progress.fails(hold.is_to_be_raised(), certain, now)
                 }
             };
             true
@@ -158,7 +158,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             Some(true) => {
                 self.arm();
                 // If nothing counts, the server was only asked whether it knows the hold.
-                if !counts.is_zero() {
+                if !certain.is_zero() {
                     let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
                     self.core().observe_soon(count, || {
                         let (name, what) = (self.name().clone(), (hold.kind(), 1));
@@ -228,7 +228,7 @@ impl Renewing<'_> {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
         }
-        self.state.granted.saturating_add(TRACKED_AFTER)
+        self.state.taken_at.saturating_add(TRACKED_AFTER)
     }
 
     /// Begins a renewal. Returns the lease of the renewal that the caller must send. `None`: there

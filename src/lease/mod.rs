@@ -25,7 +25,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{Lane, News, Node};
+use redlatch_client::{HealthNews, Lane, Node};
 
 use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
@@ -103,7 +103,7 @@ pub(crate) enum Job {
     /// A connection was opened.
     Connected,
     /// The subscriber of this server has something to read.
-    TellSubscriber(Arc<Node>),
+    WakeSubscriber(Arc<Node>),
     /// In a cluster: these slots (sorted) have another server.
     Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
@@ -201,9 +201,9 @@ impl Watchdog {
     }
 
     /// Makes the renewer wake the subscriber of a server from its read.
-    pub(crate) fn tell_subscriber(&self, node: Arc<Node>) {
+    pub(crate) fn wake_subscriber(&self, node: Arc<Node>) {
         // The receiver goes away only at the end of the client.
-        let _ = self.jobs.send(Job::TellSubscriber(node));
+        let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
     /// Makes the renewer open a connection to a server, whose outage may be over.
@@ -270,18 +270,18 @@ impl Watchdog {
 
     /// Logs an error that no caller gets. A transient one is a debug line: the client retries after
     /// it, and logs an outage by itself, so a line for each command dropped meanwhile adds nothing.
-    pub(crate) fn tell(&self, error: Error) {
+    pub(crate) fn log_error(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));
     }
 
     /// Logs a panic of this library's code. It ends none of the threads.
-    pub(crate) fn tell_panic(&self) {
+    pub(crate) fn log_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }
 
     /// Returns a function to call when the server's health has news.
-    pub(crate) fn log_news(&self) -> impl Fn(News) + Send + Sync + 'static {
+    pub(crate) fn log_health(&self) -> impl Fn(HealthNews) + Send + Sync + 'static {
         let callbacks = Arc::clone(&self.callbacks);
         move |news| callbacks.log(news.level(), || news.to_string())
     }
@@ -306,7 +306,7 @@ impl Watchdog {
                             Err(_) => {
                                 // Otherwise nothing would renew the task's hold, or report the loss
                                 // of the hold.
-                                self.tell_panic();
+                                self.log_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }
                         }

@@ -104,9 +104,9 @@ pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RenewalState {
     /// The time at which it was granted, or last passed.
-    pub(crate) granted: u64,
+    pub(crate) taken_at: u64,
     /// The time since which the thread that wants the hold renewed has had it.
-    pub(crate) since: u64,
+    pub(crate) wanted_since: u64,
     pub(crate) deadline: u64,
     /// Whether the hold was granted by message and has not been raised yet.
     pub(crate) is_provisional: bool,
@@ -141,18 +141,18 @@ pub(crate) struct Due {
 impl RenewalState {
     pub(crate) fn next(&self, config: &Config, now: u64) -> Due {
         let end = Due { at: self.deadline, lease: None };
-        let age = now.saturating_sub(self.since);
+        let age = now.saturating_sub(self.wanted_since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
         let watched = self.watched.filter(|_| !outlived);
         // A fixed lease lasts as requested, whether or not its thread lives.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
             // A hold by message is raised once, and its lease counts from `granted`.
-            let spent = Duration::from_nanos(now.saturating_sub(self.granted));
+            let spent = Duration::from_nanos(now.saturating_sub(self.taken_at));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
             let after = RAISED_AFTER.min(clock::nanos(lease) / RENEWED_AFTER);
-            (self.granted.saturating_add(after), lease)
+            (self.taken_at.saturating_add(after), lease)
         } else if let Some(watched) = watched {
             let lease = clock::nanos(watched);
             let grid = (lease / GRID).max(MS);
@@ -212,8 +212,8 @@ mod tests {
     const SECOND: u64 = 1_000 * MS;
     /// A hold that was granted by reply a second after the clock began.
     const WATCHED: RenewalState = RenewalState {
-        granted: SECOND,
-        since: SECOND,
+        taken_at: SECOND,
+        wanted_since: SECOND,
         deadline: 31 * SECOND,
         is_provisional: false,
         watched: Some(seconds(30)),

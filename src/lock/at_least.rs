@@ -37,7 +37,7 @@ impl HeldLock {
         // The lease is not shorter than that of the second level, or it could end before the
         // watchdog has extended it.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
-        let first = handle.varied(Variant::On(Terms::fixed(lease).staying()));
+        let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_at_once()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
         // The server counts the lease from an earlier time, at which it ran the request.
         let until = clock::now().saturating_add(clock::nanos(least));
@@ -49,7 +49,7 @@ impl HeldLock {
         let left = Self::new(&first, Arc::clone(&tenancy));
         // The level is of this tenancy. `take` would give an owned guard beside other readers a new
         // one.
-        let again = match handle.site.gate.deepen(&tenancy, handle.terms()) {
+        let again = match handle.site.gate.add_level(&tenancy, handle.terms()) {
             // The lease of the first level is not shorter than this one.
             GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),
             entered => handle.reentered(entered)?,
@@ -60,7 +60,7 @@ impl HeldLock {
         };
         #[cfg(soak_mutants)]
         if mutants::is("an error that leaves the lock taken") && until % 8 == 0 {
-            Self::new(handle, again).above(left, until).stays();
+            Self::new(handle, again).above(left, until).leave_beneath();
             return Err(Error::lost(&handle.site.name, &"planted"));
         }
         // The first level is left to its end only when the guard is made, since a lock of several

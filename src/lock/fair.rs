@@ -15,7 +15,7 @@ use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::site::{GateOutcome, Site};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, LeadershipGuard, Queued, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueSite, Synchronizer, Try, Wait, acquire,
 };
 
 use self::entry::FairEntry;

@@ -317,7 +317,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
                 Err(error.into())
             }
             Err(error) => {
-                core.watchdog.tell(error);
+                core.watchdog.log_error(error);
                 Ok(result)
             }
             Ok(()) => Ok(result),
@@ -349,7 +349,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         wait: Wait<'_>,
     ) -> Result<Attempt<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(NotTaken) };
-        each!(&mut held, held => held.stays());
+        each!(&mut held, held => held.leave_beneath());
         Ok(Taken(Self::new(held)))
     }
 

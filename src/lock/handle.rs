@@ -128,7 +128,7 @@ impl Handle {
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
-            GateOutcome::Reentered(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            GateOutcome::Reentered(tenancy) => Ok(self.ensure_lease(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
                 // This may be a hold of the other mode.
                 self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);
@@ -152,7 +152,7 @@ impl Handle {
     /// Makes the lease as long as the terms of the level want that the thread has just taken.
     /// `false`: the hold was lost.
     #[inline]
-    pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
+    pub(crate) fn ensure_lease(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
@@ -170,10 +170,10 @@ impl Handle {
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let (site, hold) = (&self.site, &tenancy.hold());
         let sent_at = clock::now();
-        let counts = hold.asks_for(lease);
+        let certain = hold.asks_for(lease);
         match site.extend(hold, lease) {
             Ok(true) => {
-                hold.confirm(sent_at, counts);
+                hold.confirm(sent_at, certain);
                 Ok(!site.clean_up_if_lost(hold))
             }
             Ok(false) => {

@@ -26,7 +26,7 @@ pub struct HeldLock {
     /// the level that the thread took last.
     level: Option<HoldLevel>,
     left: bool,
-    /// The level beneath, and the time until which it [keeps](Self::stays) the lock taken.
+    /// The level beneath, and the time until which it [keeps](Self::leave_beneath) the lock taken.
     beneath: Option<Box<(Self, u64)>>,
 }
 
@@ -50,7 +50,7 @@ impl HeldLock {
 
     /// Leaves the level beneath to its end. This comes when all locks that are taken together are
     /// held. (If a lock is lost by then, its level is not left, and its guard reports the loss.)
-    pub(super) fn stays(&mut self) {
+    pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
             let _ = beneath.leave(Leaving::ToExpire { until });

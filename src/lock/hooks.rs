@@ -17,7 +17,8 @@ use crate::observe::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::{
-    self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, Queued, Synchronizer, Try, Wait,
+    self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, QueueSite, Synchronizer, Try,
+    Wait,
 };
 
 /// The hooks of a lock.
@@ -118,7 +119,7 @@ impl Hooks<'_, '_> {
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
-            let counts = hold.asks_for(lease);
+            let certain = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // No lease was extended, except perhaps by a first copy that lost its reply.
                 Ok(Replied { reply: Some(1..), .. }) => {
@@ -132,7 +133,7 @@ impl Hooks<'_, '_> {
                     return Err(unacknowledged.of(&site.name).unacknowledged(true));
                 }
                 Ok(Replied { reply: Some(_), .. }) => {
-                    hold.confirm(sent_at, counts);
+                    hold.confirm(sent_at, certain);
                     site.clean_up_if_lost(hold);
                     site.gate.reopen(hold, sent_at);
                 }
@@ -150,7 +151,7 @@ impl Hooks<'_, '_> {
                 }
             }
         }
-        if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
+        if !tenancy.is_held() || !self.handle.ensure_lease(&tenancy)? {
             return Ok(None);
         }
         Ok(Some(tenancy))
@@ -189,7 +190,7 @@ impl Hooks<'_, '_> {
             // The new hold is not needed. The next request uses another owner.
             used_up();
             let _ = site.release(&granted.hold(), Leaving::Posted);
-            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
+            return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));
         }
         if !site.admit(&granted, terms)? {
             return Ok(None);
@@ -231,7 +232,7 @@ impl Synchronizer for Hooks<'_, '_> {
                 GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
                 GateOutcome::Occupied => Ok(Enter::NotNow),
                 GateOutcome::Joined(tenancy) => {
-                    if !self.handle.deepen(&tenancy)? {
+                    if !self.handle.ensure_lease(&tenancy)? {
                         continue;
                     }
                     Ok(Enter::Granted(tenancy, Way::Passed))
@@ -270,7 +271,7 @@ impl Synchronizer for Hooks<'_, '_> {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);
         }
-        if self.reads() && !self.handle.deepen(&tenancy)? {
+        if self.reads() && !self.handle.ensure_lease(&tenancy)? {
             return Ok(None);
         }
         self.handle.unless_shut_down(tenancy).map(Some)

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::hold::{QueueEntry, Tenancy};
 use crate::scripts::{Mode, Trouble};
 use crate::site::{AllAsked, LockNeed, Site, ask_for_all, go_together};
-use crate::waiting::{Claim, Lead, LeadershipGuard, Queued as _, Try, Wait};
+use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
 /// See the module. Its locks are acquired one after the other.
 pub(crate) struct Together<'a> {

@@ -20,18 +20,20 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  a fair lock's hold, granted    the same, but a release leaves the leadership where it
+//! taken  yes  a fair lock's hold, granted   the same, but a release leaves the leadership where it
 //!             beside the leader             is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over or lost (`Expired`). No thread enters or passes it then, and the
 //! thread that finds this out vacates the seat. The renewal of a hold is done, sent or failed
 //! (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed` notes the
-//! answer. A pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal failed. `force` counts
-//! this process's forced unlocks. If a leader asked for a hold before the last of them, the hold is
-//! `NotHeld`, even if the server granted it. The leader keeps the leadership and asks again.
+//! answer. A pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal
+//! failed. `force` counts this process's forced unlocks. If a leader asked for a hold before the
+//! last of them, the hold is `NotHeld`, even if the server granted it. The leader keeps the
+//! leadership and asks again.
 //!
-//! A read-write lock has two seats, the writer's and the readers', with one queue and one leadership:
+//! A read-write lock has two seats, the writer's and the readers', with one queue and one
+//! leadership:
 //!
 //! ```text
 //! writer's  readers'  the leadership
@@ -127,7 +129,7 @@ impl Order {
             return entered;
         }
         // The thread goes to the end of the queue. It sleeps (`waiting/mod.rs`, `await_signal`)
-        // until a signal grants it the hold (`leave`, below) or gives it the leadership.
+        // until a signal passes it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
         // The thread is awake already.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {

@@ -43,21 +43,26 @@ impl Side {
             return Some(GateOutcome::Occupied);
         };
         let tenancy = Arc::clone(tenancy);
-        let Some(level) = levels.deepen(terms, now) else { return Some(GateOutcome::TooDeep) };
+        let Some(level) = levels.add_level(terms, now) else { return Some(GateOutcome::TooDeep) };
         seat.want(level);
         Some(GateOutcome::Reentered(tenancy))
     }
 
     /// Adds a level to a tenancy. The tenancy may be that of an owned guard beside others, which
     /// [`reenter`](Self::reenter) does not look for.
-    pub(crate) fn deepen(&mut self, tenancy: &Arc<Tenancy>, terms: Terms, now: u64) -> GateOutcome {
+    pub(crate) fn add_level(
+        &mut self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        now: u64,
+    ) -> GateOutcome {
         let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
         let hold = Arc::clone(&seat.tenancy.hold());
         let Some(levels) = seat.levels_of(tenancy) else { return GateOutcome::Occupied };
         if !tenancy.is_held_at(now) {
             return GateOutcome::Expired(hold);
         }
-        let Some(level) = levels.deepen(terms, now) else { return GateOutcome::TooDeep };
+        let Some(level) = levels.add_level(terms, now) else { return GateOutcome::TooDeep };
         seat.want(level);
         GateOutcome::Reentered(Arc::clone(tenancy))
     }

@@ -114,8 +114,8 @@ impl Dispatcher {
                 let node = self.home(&name);
                 self.give_to(&node, Job::Mend(name, requests, request_id));
             }
-            Job::TellSubscriber(node) => {
-                self.give_to(&Arc::clone(&node), Job::TellSubscriber(node));
+            Job::WakeSubscriber(node) => {
+                self.give_to(&Arc::clone(&node), Job::WakeSubscriber(node));
             }
             Job::LookAt(node) => self.give_to(&Arc::clone(&node), Job::LookAt(node)),
             Job::Look(lanes) => {
@@ -140,7 +140,7 @@ impl Dispatcher {
     fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work)).ok();
         if done.is_none() {
-            self.core.watchdog.tell_panic();
+            self.core.watchdog.log_panic();
         }
         done
     }

@@ -24,7 +24,7 @@ impl Core {
             self.changes.sweep(NAMES_A_TICK);
             self.tell_forgotten();
             for node in self.pubsub.heartbeats() {
-                self.tell_subscriber(&node);
+                self.wake_subscriber(&node);
                 self.compare_channels(&node);
             }
             self.look_after_unwritten();

@@ -331,7 +331,7 @@ impl Core {
     }
 
     /// Wakes the subscriber of a server from its read.
-    pub(crate) fn tell_subscriber(&self, node: &Arc<Node>) {
+    pub(crate) fn wake_subscriber(&self, node: &Arc<Node>) {
         if !self.is_cluster() {
             self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
         }
@@ -367,7 +367,7 @@ impl Core {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
                     let refused = scripts::refused(cause, Rights::Connect);
-                    self.watchdog.tell(refused.now(state));
+                    self.watchdog.log_error(refused.now(state));
                 }
             }
             Ok(_) => drop(self.pubsub.is_muted(false)),
@@ -423,11 +423,11 @@ impl Host for Hosted {
     }
 
     fn tell(&self, node: &Arc<Node>) {
-        self.core.upgrade().inspect(|core| core.tell_subscriber(node));
+        self.core.upgrade().inspect(|core| core.wake_subscriber(node));
     }
 
     fn tell_soon(&self, node: Arc<Node>) {
-        self.core.upgrade().inspect(|core| core.watchdog.tell_subscriber(node));
+        self.core.upgrade().inspect(|core| core.watchdog.wake_subscriber(node));
     }
 
     fn message(&self, message: &[u8]) {

@@ -138,7 +138,7 @@ impl Core {
     /// Calls each observer on this thread, which holds no mutex. After the panic of one, the others
     /// are called all the same.
     #[inline]
-    pub(crate) fn tell(&self, tell: impl Fn(&dyn Observer)) {
+    pub(crate) fn tell_observers(&self, tell: impl Fn(&dyn Observer)) {
         for observer in &self.config.observers {
             if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
                 self.watchdog.log(Level::Error, || "an observer panicked".to_owned());
@@ -146,11 +146,11 @@ impl Core {
         }
     }
 
-    /// As [`tell`](Self::tell), and counts the event once for each permit.
+    /// As [`tell_observers`](Self::tell_observers), and counts the event once for each permit.
     #[inline]
     pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl Fn(&dyn Observer)) {
         self.counts.add(what, permits.into());
-        self.tell(tell);
+        self.tell_observers(tell);
     }
 
     /// Counts the event, and reports it on the callbacks' thread after all earlier ones. The report
@@ -183,7 +183,7 @@ impl Core {
         let (core, tell) = (Weak::clone(&self.itself), event());
         self.watchdog.call(move || {
             let Some(core) = core.upgrade() else { return };
-            core.tell(tell);
+            core.tell_observers(tell);
             if core.counts.queued.fetch_sub(1, Ordering::Relaxed) == 1 {
                 core.counts.leaves_out.store(false, Ordering::Relaxed);
             }

@@ -152,7 +152,7 @@ impl Renewer {
     fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
-            self.core.watchdog.tell_panic();
+            self.core.watchdog.log_panic();
             self.own.close();
         }
         done
@@ -194,7 +194,7 @@ impl Renewer {
                     self.own.opens();
                 }
             }
-            Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
+            Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::LookAt(node) => {
                 // A renewal may have reached the server since.

@@ -213,7 +213,7 @@ impl Core {
                 pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
             });
             node.endpoint.on_moved(core.watchdog.renew_all());
-            let (log, told) = (core.watchdog.log_news(), Weak::clone(&core.itself));
+            let (log, told) = (core.watchdog.log_health(), Weak::clone(&core.itself));
             node.endpoint.health().on_news(move |news| {
                 if let (ServerEvent::Back(after), Some(core)) = (&news.event, told.upgrade()) {
                     core.observe_soon(Count::Reconnected, || {

@@ -29,7 +29,7 @@ impl Once<'_> {
     /// The request as it is sent first, or as a copy.
     pub(crate) fn command(&self, copy: bool) -> Command {
         let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
-        let [latest, before] = requests.terms_of(self.request_id);
+        let [latest, before] = requests.validity_of(self.request_id);
         let mut digits = [[0; 20]; 4];
         let [first, second, third, fourth] = &mut digits;
         let mut signed = [b'-'; 21];
@@ -115,7 +115,7 @@ impl Once<'_> {
                 return Err(Trouble::Unsent(late()));
             }
             // The only copy has done nothing, since this thread stood still, or a clock jumped.
-            self.requests.postpone(self.request_id);
+            self.requests.prolong(self.request_id);
             again = true;
         }
     }
@@ -136,7 +136,7 @@ impl Once<'_> {
         };
         let Some((seconds, micros)) = now else { return Err(unexpected(&reply)) };
         self.requests.server.set(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
-        self.requests.postpone(self.request_id);
+        self.requests.prolong(self.request_id);
         Ok(())
     }
 }

@@ -36,12 +36,12 @@ pub(crate) enum StillHeld {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Longer {
     /// The lease stays.
-    Stays,
+    Kept,
     /// The lease stays, and the reply says whether it is longer than this. No process has asked for
     /// a longer lease, so a longer one means that the server's clock was set back.
-    IsTold(Duration),
+    Reported(Duration),
     /// The lease is cut to this.
-    IsCut(Duration),
+    Cut(Duration),
 }
 
 /// A kind of renewals. One call makes several of the same kind.
@@ -83,9 +83,9 @@ pub(crate) fn renew_command<'a>(
     keys.extend(timeouts.iter().map(String::as_bytes));
     arguments.push(millis(lease, &mut digits));
     let longest = match longer {
-        Longer::Stays => "0".to_owned(),
-        Longer::IsTold(longest) => longest.as_millis().to_string(),
-        Longer::IsCut(longest) => format!("-{}", longest.as_millis()),
+        Longer::Kept => "0".to_owned(),
+        Longer::Reported(longest) => longest.as_millis().to_string(),
+        Longer::Cut(longest) => format!("-{}", longest.as_millis()),
     };
     arguments.push(longest.as_bytes());
     let owners: Vec<_> = holds
@@ -158,7 +158,7 @@ pub(crate) fn extend(
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
     let hold = std::iter::once((key, owner));
-    let command = renew_command(renewals, hold, lease, Longer::Stays, acks);
+    let command = renew_command(renewals, hold, lease, Longer::Kept, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
     let Replied { mut reply, unacknowledged, .. } = granted(outcome, in_doubt, rights, each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };

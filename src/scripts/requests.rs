@@ -294,7 +294,7 @@ impl Requests {
     }
 
     /// Gives a later time to a request of which no copy was applied, or ever will be.
-    pub(super) fn postpone(&self, request_id: RequestId) {
+    pub(super) fn prolong(&self, request_id: RequestId) {
         let latest = self.latest();
         if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
             && open.number == request_id.number
@@ -306,7 +306,7 @@ impl Requests {
     /// The time up to which a request may be applied, and its sequence's last change before it. If
     /// the request is closed, the time is zero, which the server refuses. If there was no change
     /// before, the change is zero.
-    pub(super) fn terms_of(&self, request_id: RequestId) -> [u64; 2] {
+    pub(super) fn validity_of(&self, request_id: RequestId) -> [u64; 2] {
         let sequences = self.sequences.lock();
         let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
         [latest, sequences.log.last_of(request_id.sequence)]

@@ -373,7 +373,7 @@ impl ExpirableSemaphore {
         // The lease is only raised. If it were shortened while a renewal is on its way, the guard
         // would say "held" for too long.
         let sent_at = clock::now();
-        let counts = held.hold.asks_for(lease);
+        let certain = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
         let updated =
@@ -388,7 +388,7 @@ impl ExpirableSemaphore {
             }
             trouble.into_error_of(&site.name)
         })?;
-        held.updated(sent_at, lease, counts, updated);
+        held.updated(sent_at, lease, certain, updated);
         Ok(updated)
     }
 

@@ -61,8 +61,8 @@ impl Gate {
 
     /// Adds a level to a tenancy. It may be an owned guard's tenancy beside others, which
     /// [`reenter`](Self::reenter) does not look for.
-    pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
-        self.at(|state, now| state.side(self.mode).deepen(tenancy, terms, now))
+    pub(crate) fn add_level(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
+        self.at(|state, now| state.side(self.mode).add_level(tenancy, terms, now))
     }
 
     /// See [`Order::admit`].
@@ -160,8 +160,8 @@ impl Gate {
         self.with_side(|side| side.forced)
     }
 
-    /// The hold is not ours any more. If it is in the seat, under any tenancy, frees the seat and
-    /// opens the gate.
+    /// Frees the seat of this hold, which the process no longer has, under any tenancy. The first
+    /// waiter then leads.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }

@@ -66,17 +66,17 @@ impl Site {
         });
         // There is nothing to raise, or not enough.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
-        let counts = hold.asks_for(lease);
+        let certain = hold.asks_for(lease);
         let extended = self.extend(hold, lease);
         match &extended {
             Ok(held) => {
                 let held = if *held { StillHeld::Yes } else { StillHeld::No };
-                self.renewed(hold, sent_at, counts, Ok(held));
+                self.renewed(hold, sent_at, certain, Ok(held));
             }
             // The renewer tries again.
             Err(trouble) => {
                 let cause = format!("{:#}", trouble.clone().into_error()).into();
-                self.renewed(hold, sent_at, counts, Err(&cause));
+                self.renewed(hold, sent_at, certain, Err(&cause));
             }
         }
         self.clean_up_if_lost(hold);
@@ -95,9 +95,9 @@ impl Site {
     /// unconfirmed. If the server no longer has it, the hold is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold(), clock::now());
-        let counts = hold.asks_for(lease);
+        let certain = hold.asks_for(lease);
         match self.extend(hold, lease) {
-            Ok(true) => hold.confirm(sent_at, counts),
+            Ok(true) => hold.confirm(sent_at, certain),
             Ok(false) => return self.lose_hold(hold, hold.why_gone()),
             Err(_) => hold.unconfirm(),
         }

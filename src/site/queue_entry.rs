@@ -17,7 +17,7 @@ use crate::order::LockNeed;
 use crate::runtime::Recipient;
 use crate::scripts::lock::Acquired;
 use crate::scripts::{Chain, Owner, Replied, Trouble};
-use crate::waiting::{Claim, Listening, Queued, Try};
+use crate::waiting::{Claim, Listening, QueueSite, Try};
 
 /// The steps that all kinds of entries have.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
@@ -81,7 +81,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let collector = Collector {
             lease: terms.lease(),
             incarnation: site.route.incarnation(),
-            needs_reply: site.core.config.replica_acks.is_some() || terms.stays(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.leaves_at_once(),
         };
         let Actions { then, .. } =
             self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
@@ -253,15 +253,15 @@ impl QueueEntry {
 }
 
 /// The ticks at which polls are due: multiples of this, in nanoseconds.
-const TICK: u64 = 20_000_000;
+const POLL_TICK: u64 = 20_000_000;
 
 /// The time after which a waiter that hears nothing polls. It varies at random, so that processes
 /// do not poll together. It ends at a tick, so that a process that waits for many names sends the
 /// polls of a tick in few packets. (Each packet costs the server a wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
-    let chance = (most - least - TICK) as f64 * jitter(now);
-    (now + least + chance as u64).next_multiple_of(TICK) - now
+    let chance = (most - least - POLL_TICK) as f64 * jitter(now);
+    (now + least + chance as u64).next_multiple_of(POLL_TICK) - now
 }
 
 #[cfg(test)]
@@ -273,7 +273,7 @@ mod tests {
         for now in (0..50_000).map(|at| at * 1_234_567) {
             let poll = next_poll(now);
             assert!((POLL.0..=POLL.1).contains(&poll), "at {now} after {poll}");
-            assert_eq!((now + poll) % TICK, 0, "at {now} after {poll}");
+            assert_eq!((now + poll) % POLL_TICK, 0, "at {now} after {poll}");
         }
     }
 }

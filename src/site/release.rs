@@ -220,7 +220,7 @@ impl Site {
                 let receiver = move |outcome: Outcome| {
                     let released = scripts::lock::released(outcome, site.scripts().rights());
                     if let Err(error) = site.released(&hold, released) {
-                        site.core.watchdog.tell(error);
+                        site.core.watchdog.log_error(error);
                     }
                 };
                 // This writes to the name's lane, or queues the command behind a write in progress.
@@ -354,13 +354,13 @@ impl Site {
 
     /// Gives up an entry, and also its hold if the server has just granted it one.
     pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
-        self.give_up(entry.ends(self), Cleanup::requested);
+        self.remove_leftover(entry.ends(self), Cleanup::requested);
     }
 
     /// Takes an owner that does not want the lock any more out of queue and lock. If the server
     /// does not answer this request, or a request of the owner may come later, leaves a cleanup of
     /// this kind.
-    pub(crate) fn give_up(
+    pub(crate) fn remove_leftover(
         self: &Arc<Self>,
         left: Leftover,
         cleanup: fn(&Name, Command, Duration) -> Cleanup,
@@ -386,7 +386,7 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`give_up`](Self::give_up), for an owner whose grant too few replicas have.
+    /// As [`remove_leftover`](Self::remove_leftover), for an owner whose grant too few replicas have.
     ///
     /// # Blocking
     ///

@@ -19,7 +19,7 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
-use crate::waiting::{Lead, Queued};
+use crate::waiting::{Lead, QueueSite};
 
 /// One name in one client. All handles of the name's re-entrant and fair locks share one site. Its
 /// fenced lock has another, and its read-write lock has two: one for readers, one for the writer.
@@ -339,7 +339,7 @@ impl fmt::Debug for Site {
     }
 }
 
-impl Queued for Arc<Site> {
+impl QueueSite for Arc<Site> {
     type Need = LockNeed;
     type Grant = Arc<Tenancy>;
     /// An entry in the lock's queue, once the leader has asked for one.

@@ -70,14 +70,14 @@ impl<'a> LongWait<'a> {
             core.waits.lock().insert((self.since, thread.id()), wait);
         }
         if self.said_after.is_some_and(|after| waited >= after) {
-            self.said_after = self.tell(waited);
+            self.said_after = self.log_slow(waited);
         }
         self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
     /// Makes the log report the wait. Returns how long the wait must last before the next call of
     /// this.
-    fn tell(&mut self, waited: Duration) -> Option<Duration> {
+    fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
             // This happens once for each wait. (While the thread waits, it takes no other lock.)

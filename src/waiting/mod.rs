@@ -34,7 +34,7 @@ use redlatch_client::{was_cut, was_cut_while_answering};
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{Lead, LeadershipGuard, LocalWaiter, Queue, Queued, Signal, Wake};
+pub(crate) use queue::{Lead, LeadershipGuard, LocalWaiter, Queue, QueueSite, Signal, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
@@ -51,7 +51,7 @@ pub use waited::Waited;
 /// `may_collect` whenever it sleeps: during a pause, and after an `ask` that got nothing.)
 pub(crate) trait Synchronizer {
     /// The site at which its threads queue.
-    type Site: Queued;
+    type Site: QueueSite;
 
     fn site(&self) -> &Self::Site;
 
@@ -148,10 +148,10 @@ impl<T> Try<T> {
     }
 }
 
-type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
-pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+type NeedOf<S> = <<S as Synchronizer>::Site as QueueSite>::Need;
+pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as QueueSite>::Grant;
 pub(crate) type LeadOf<S> = Lead<RequestStateOf<S>>;
-type RequestStateOf<S> = <<S as Synchronizer>::Site as Queued>::RequestState;
+type RequestStateOf<S> = <<S as Synchronizer>::Site as QueueSite>::RequestState;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
@@ -217,7 +217,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     /// left the queue's mutex locked.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
-            self.core.tell(|it| it.wait_started(&self.event(())));
+            self.core.tell_observers(|it| it.wait_started(&self.event(())));
             Error::if_forked(self.name)?;
         }
         Ok(())
@@ -321,7 +321,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 },
             };
             // On every path out of `lead_until_granted`, the drop of the leadership hands it on
-            // (`Queued::transfer_leadership`): it wakes the first waiter of the process's queue,
+            // (`QueueSite::transfer_leadership`): it wakes the first waiter of the process's queue,
             // which then leads. A lock's new leader also gets the lead. If nobody waits, the entry
             // in Redis's queue is given up. Only `admit` may give the leadership up instead.
             let lead = lead.map(|lead| *lead);

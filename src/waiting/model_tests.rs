@@ -27,7 +27,7 @@ struct Client<'a> {
     queue: Mutex<Queue<(), (), ()>>,
 }
 
-impl Queued for Client<'_> {
+impl QueueSite for Client<'_> {
     type Need = ();
     type Grant = ();
     type RequestState = ();

@@ -288,7 +288,7 @@ impl<I> Lead<I> {
 }
 
 /// A name in one client, whose threads stand in a [`Queue`].
-pub(crate) trait Queued {
+pub(crate) trait QueueSite {
     type Need: Copy;
     type Grant;
     type RequestState;
@@ -362,21 +362,22 @@ pub(crate) trait Queued {
     }
 }
 
-type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
+type QueueOf<Q> =
+    Queue<<Q as QueueSite>::Need, <Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 pub(super) type WaiterOf<Q> =
-    LocalWaiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::RequestState>;
-pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::RequestState>;
+    LocalWaiter<<Q as QueueSite>::Need, <Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
+pub(super) type SignalOf<Q> = Signal<<Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 
 /// The right to talk to Redis about a name. The drop hands the right on, on every path.
-pub(crate) struct LeadershipGuard<'a, Q: Queued> {
-    queued: &'a Q,
+pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
+    site: &'a Q,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
     is_laid_down: bool,
 }
 
-impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
-    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::RequestState>>) -> Self {
-        Self { queued, lead, is_laid_down: false }
+impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
+    pub(crate) fn new(site: &'a Q, lead: Option<Lead<Q::RequestState>>) -> Self {
+        Self { site, lead, is_laid_down: false }
     }
 
     pub(crate) fn lead_or(
@@ -400,10 +401,10 @@ impl<'a, Q: Queued> LeadershipGuard<'a, Q> {
     }
 }
 
-impl<Q: Queued> Drop for LeadershipGuard<'_, Q> {
+impl<Q: QueueSite> Drop for LeadershipGuard<'_, Q> {
     fn drop(&mut self) {
         if !self.is_laid_down {
-            self.queued.transfer_leadership(self.lead.take());
+            self.site.transfer_leadership(self.lead.take());
         }
     }
 }

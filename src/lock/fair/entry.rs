@@ -22,7 +22,7 @@ use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
 use crate::site::{Leaving, Site};
-use crate::waiting::{Lead, Listening, Queued, Try, slow_poll};
+use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
@@ -347,7 +347,7 @@ impl Drop for FairEntry {
         let scripts = self.queue.scripts();
         let end = EntryEvent::Ends { inbox: Inbox::new() };
         let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));
-        site.give_up(left, Cleanup::queued);
+        site.remove_leftover(left, Cleanup::queued);
     }
 }
 

@@ -32,7 +32,7 @@ use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Lead, LocalWaiter, Queue, Queued, Signal, Wake};
+use crate::waiting::{Lead, LocalWaiter, Queue, QueueSite, Signal, Wake};
 
 /// The longest time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
@@ -209,7 +209,7 @@ impl Drop for Returning {
     }
 }
 
-impl Queued for Arc<FairQueue> {
+impl QueueSite for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
     type RequestState = FairEntry;

@@ -37,8 +37,8 @@ pub struct GuardLevels {
 }
 
 impl GuardLevels {
-    pub(in crate::lock) fn stays(&mut self) {
-        self.held.iter_mut().for_each(HeldLock::stays);
+    pub(in crate::lock) fn leave_beneath(&mut self) {
+        self.held.iter_mut().for_each(HeldLock::leave_beneath);
     }
 
     pub(in crate::lock) fn is_held(&self) -> bool {

@@ -17,7 +17,7 @@ use crate::hold::Leaseholder;
 use crate::lock::{Lock, LockGuard};
 use crate::model::ModelServer;
 use crate::runtime::{Core, Session};
-use crate::waiting::Queued as _;
+use crate::waiting::QueueSite as _;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;

@@ -10,7 +10,7 @@ use crate::runtime::{Core, Member};
 use crate::scripts::Mode;
 use crate::site::{Gate, Site};
 use crate::snapshot::Held;
-use crate::waiting::Queued;
+use crate::waiting::QueueSite;
 
 /// The two sites of a read-write lock in one client.
 pub(in crate::lock) struct Pair {

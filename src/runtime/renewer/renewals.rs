@@ -64,7 +64,7 @@ impl Renewer {
         let sent_at = clock::now();
         // A lease of zero makes the call a query, which changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
-        let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
+        let longer = |call: &[Renewal]| call.first().map_or(Longer::Kept, |due| due.longer);
         let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
         let acks = schedule::acks(&self.core.config);
         let commands: Vec<_> = calls

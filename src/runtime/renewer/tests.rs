@@ -52,7 +52,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
             heard.lock().push((key, renewed.is_err()));
         });
         let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
-        let (lease, longer) = (Some(LEASE), Longer::Stays);
+        let (lease, longer) = (Some(LEASE), Longer::Kept);
         Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, until: 0, renewed }
     });
     core.watchdog.renew_now(renewals.into());
@@ -181,7 +181,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
             });
             let owner = to.id.next_owner();
             let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
-            let longer = Longer::Stays;
+            let longer = Longer::Kept;
             let renewal =
                 Renewal { kind, key, owner, lease, longer, urgent: false, until: 0, renewed };
             to.watchdog.renew_now(vec![renewal]);

@@ -89,7 +89,7 @@ fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
     assert_eq!(again.map(|request_id| request_id.sequence), [0, 1, 3]);
     // A closed request must not touch its sequence, which is another's by now.
     requests.close(opened[1]);
-    assert_eq!(requests.terms_of(opened[1]), [0, 0]);
+    assert_eq!(requests.validity_of(opened[1]), [0, 0]);
     assert!(requests.sequences.lock().free.is_empty());
 }
 

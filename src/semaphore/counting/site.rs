@@ -17,7 +17,7 @@ use crate::scripts::semaphore::{Marked, REFUSED, SemaphoreScripts, released};
 use crate::scripts::{Mark, Replied, RequestId, Requests, SemaphoreKeys, Trouble};
 use crate::semaphore::permits::{PermitGate, PermitReply, PermitSource, Permits, RequestFailed};
 use crate::semaphore::size::Size;
-use crate::waiting::Queued;
+use crate::waiting::QueueSite;
 
 /// One semaphore in one client.
 pub(crate) struct SemaphoreSite {
@@ -464,7 +464,7 @@ impl ReplyReceiver for PostedRelease {
         let outcome = released(outcome, &release.site.requests);
         let outcome = outcome.map(|heard| Replied::counts(heard, false));
         if let Err(error) = release.settle(outcome, true) {
-            release.site.core.watchdog.tell(error);
+            release.site.core.watchdog.log_error(error);
         }
     }
 }

@@ -178,11 +178,11 @@ impl PermitLease {
     }
 
     /// Takes the server's answer to a lease for which a reader of the id asked at `sent_at`.
-    pub(super) fn updated(&self, sent_at: u64, lease: Duration, counts: Duration, updated: bool) {
+    pub(super) fn updated(&self, sent_at: u64, lease: Duration, certain: Duration, updated: bool) {
         if !updated {
             return self.lose(self.hold.why_gone());
         }
-        self.hold.confirm(sent_at, counts);
+        self.hold.confirm(sent_at, certain);
         if self.hold.lost().is_some() {
             // The permit was lost in the meantime.
             self.site.release_later(&[self.id], lease);
@@ -218,12 +218,12 @@ impl Leaseholder for PermitLease {
         let since = tenancy.as_ref().map_or_else(clock::now, |tenancy| tenancy.began());
         let hold = &self.hold;
         let state = RenewalState {
-            granted: since,
-            since,
+            taken_at: since,
+            wanted_since: since,
             deadline: hold.deadline(),
             is_provisional: false,
             // The lease is also renewed while it is on its way to the next guard.
-            watched: hold.terms.watched_lease().map(|lease| hold.counts(lease)),
+            watched: hold.terms.watched_lease().map(|lease| hold.certain_part(lease)),
             fixed: None,
             progress: *progress,
         };

@@ -28,7 +28,7 @@ use crate::scripts::{
 use crate::semaphore::permits::{PermitGate, PermitReply, PermitSource, Permits, RequestFailed};
 use crate::semaphore::size::Size;
 use crate::snapshot::Held;
-use crate::waiting::Queued;
+use crate::waiting::QueueSite;
 
 /// One expirable semaphore in one client.
 pub(crate) struct ExpirableSite {
@@ -510,7 +510,7 @@ impl ReplyReceiver for PermitRelease {
     fn receive(&self, outcome: Outcome) {
         let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
         if let Err(error) = self.settle(outcome) {
-            self.site.core.watchdog.tell(error);
+            self.site.core.watchdog.log_error(error);
         }
     }
 }

@@ -21,7 +21,9 @@ use crate::name::Name;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::scripts::Trouble;
-use crate::waiting::{self, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll};
+use crate::waiting::{
+    self, Claim, Enter, Lead, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
+};
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
 
@@ -130,8 +132,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         let mut request_state = PermitRequestState::default();
         // A thread that finds the gate open is the first. After the process's turn it must still
         // stay away like any other: otherwise a release and the next request, one right behind the
-        // other, would win every race. If no other process listens, it need not: behind a closed
-        // gate each thread asks alone.
+        // other, would win every race. If no other process listens, it need not stay away.
         if is_turn_over(&**self) {
             request_state.rest = rest_of_yield(&**self);
         }
@@ -228,7 +229,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
     }
 }
 
-impl<S: PermitSource> Queued for Arc<S> {
+impl<S: PermitSource> QueueSite for Arc<S> {
     type Need = PermitNeed;
     type Grant = Permits<S::Lease>;
     type RequestState = PermitRequestState;

@@ -21,7 +21,8 @@ use crate::order::{Fate, GateWaiter};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, LeadershipGuard, Queued, Signal, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueSite, Signal, Synchronizer, Try, Wait,
+    acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -84,7 +85,7 @@ struct Name {
     failed_up_to: AtomicU64,
 }
 
-impl Queued for Name {
+impl QueueSite for Name {
     type Need = LockNeed;
     type Grant = Arc<Tenancy>;
     type RequestState = Option<QueueEntry>;

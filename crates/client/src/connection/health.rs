@@ -33,7 +33,7 @@ pub struct Health {
     refuses: Mutex<Option<Outage>>,
     /// The missing rights and features that were already reported: once is enough.
     lacks: Mutex<Vec<&'static str>>,
-    told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
+    told: OnceLock<Box<dyn Fn(HealthNews) + Send + Sync>>,
     /// Whether the client has ended.
     ended: AtomicBool,
 }
@@ -53,9 +53,9 @@ enum Noted {
     Ended,
 }
 
-/// News of a server, for the log.
+/// A change of a server's health, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct HealthNews {
     /// The server's; the new master's; the name that now leads elsewhere.
     pub address: Arc<str>,
     /// What has happened.
@@ -149,14 +149,14 @@ impl Health {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // News before there is a listener is kept for it.
+            // A change before there is a listener is kept for it.
             self.tell(event(what));
         }
     }
 
     /// Makes `tell` get the news from now on. It must only put them into a queue: it is called
     /// under the mutex that keeps them in order.
-    pub fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
+    pub fn on_news(&self, tell: impl Fn(HealthNews) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
             lacks.iter().for_each(|&what| self.tell(ServerEvent::Lacks(what)));
@@ -268,7 +268,7 @@ impl Health {
 
     fn tell(&self, event: ServerEvent) {
         if let Some(told) = self.told.get() {
-            told(News { address: self.address(), event });
+            told(HealthNews { address: self.address(), event });
         }
     }
 }
@@ -283,7 +283,7 @@ impl Reach {
     }
 }
 
-impl News {
+impl HealthNews {
     /// The level of its log line.
     pub fn level(&self) -> log::Level {
         use ServerEvent::{Back, GivenUp, Lacks, LetsIn, Moved, Out, Refuses, Renamed, Without};
@@ -295,7 +295,7 @@ impl News {
     }
 }
 
-impl fmt::Display for News {
+impl fmt::Display for HealthNews {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, event } = self;
         match event {
@@ -364,7 +364,7 @@ mod tests {
         }
         health.works(before);
         let event = ServerEvent::Out("refused".to_owned());
-        let out = News { address: "here:1".into(), event };
+        let out = HealthNews { address: "here:1".into(), event };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
         let in_it = Instant::now();
         for _ in 0..2 {

@@ -16,7 +16,7 @@ use crate::sync::{Waker, thread_local};
 
 /// The pause between the looks of a thread that reads from a socket at its token: nothing wakes it
 /// there when the token is cancelled.
-const LOOK: Duration = Duration::from_millis(5);
+const CANCEL_CHECK: Duration = Duration::from_millis(5);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl Limit {
 
     /// The end of a sleep until `latest` that no other thread can end.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
-        let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
+        let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(CANCEL_CHECK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 

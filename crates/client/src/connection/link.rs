@@ -354,7 +354,7 @@ impl Link {
     /// Takes back each [take](super::Script::takes) whose thread has left and of which no byte is
     /// written. The take must not run much later, for nobody. A release stays in its place. So does
     /// a command behind ASKING, since ASKING would then count for the next command.
-    pub(super) fn take_back_late(&mut self) {
+    pub(super) fn withdraw_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;
         }
@@ -377,7 +377,7 @@ impl Link {
             }
         }
         if !places.is_empty() {
-            self.connection.take_back(&places);
+            self.connection.withdraw(&places);
         }
     }
 

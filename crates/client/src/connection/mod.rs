@@ -40,7 +40,7 @@ pub use credentials::Credentials;
 pub use decimal::{decimal, write_decimal};
 pub use endpoint::{Ask, Endpoint};
 pub(crate) use health::Health;
-pub use health::{News, ServerEvent};
+pub use health::{HealthNews, ServerEvent};
 #[cfg(models)]
 pub use lane::LaneRest;
 pub use lane::{Lane, Posted};

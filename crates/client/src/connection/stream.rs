@@ -167,7 +167,7 @@ impl Connection {
     }
 
     /// Takes back the unwritten bytes of these ranges, which are in order.
-    pub(super) fn take_back(&mut self, places: &[(u64, u64)]) {
+    pub(super) fn withdraw(&mut self, places: &[(u64, u64)]) {
         let mut at = self.written();
         let bytes = std::mem::take(&mut self.unwritten);
         let mut rest = &bytes[..];

@@ -68,7 +68,7 @@ pub struct PubSub {
 
 /// The control message. The thread that gets it looks at its queue of new channels. The message
 /// also shows that the connection lives.
-const LOOK: &str = "0";
+const CONTROL: &str = "0";
 
 /// The channels of the client.
 pub struct Names {
@@ -420,7 +420,7 @@ impl PubSub {
     /// The command that makes the subscriber thread of a server look at its queue.
     pub fn control_message(&self, node: &Arc<Node>) -> Command {
         let subscriber = self.subscriber(node);
-        Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), LOOK.as_bytes()])
+        Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), CONTROL.as_bytes()])
     }
 
     /// Sets whether the right to publish is missing from now on. Returns whether it was before.

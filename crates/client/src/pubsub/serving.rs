@@ -11,7 +11,7 @@ use super::entry::{ChannelEntry, ChannelKind, Confirmation};
 use super::event::PubSubEvent;
 use super::subscriber::Subscriber;
 use super::tracking::{Tracking, TrackingStep, TrackingSteps};
-use super::{LOOK, PubSub};
+use super::{CONTROL, PubSub};
 use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
 /// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
@@ -168,7 +168,7 @@ impl<'a> Serving<'a> {
             entry.heard(message);
             return Ok(false);
         }
-        if message != LOOK.as_bytes() {
+        if message != CONTROL.as_bytes() {
             self.pubsub.host.message(&message);
             return Ok(false);
         }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::model::ModelServer;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
-use crate::waiting::{Claim, Lead, Queued, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{Claim, Lead, QueueSite, Synchronizer, Try, Wait, acquire};
 
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
@@ -57,7 +57,7 @@ struct Pool {
     in_use: AtomicU32,
 }
 
-impl Queued for Pool {
+impl QueueSite for Pool {
     type Need = PermitNeed;
     type Grant = Permits<()>;
     type RequestState = PermitRequestState;

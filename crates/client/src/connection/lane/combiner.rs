@@ -30,7 +30,7 @@ impl<'a> Combiner<'a> {
         // This comes before a byte is written, since threads whose commands are in the link may
         // have left.
         if let Some(link) = &mut link {
-            link.take_back_late();
+            link.withdraw_late();
         }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
