@@ -1,7 +1,7 @@
-//! What a call that may fail to take something returns.
+//! The result of a call that may take nothing.
 
-/// The result of a call that takes a lock, permits or a leadership, or takes nothing: of
-/// [`try_lock`](crate::Lock::try_lock) and all others that do not wait for ever.
+/// The result of a call that tries to take a lock, permits or a leadership:
+/// [`try_lock`](crate::Lock::try_lock) and all other calls that do not wait for ever.
 ///
 /// ```no_run
 /// use redlatch::{Error, ReentrantLock, Taken};
@@ -14,25 +14,27 @@
 /// }
 /// ```
 ///
-/// It is no [`Option`], because two mistakes would compile: `lock.try_lock()?;` goes on without the
-/// lock, and so does the block of `if lock.try_lock()?.is_some()`, whose guard is dropped with the
-/// condition. With this type the compiler warns of the first one and refuses the second one. **Bind
-/// the guard to a name**: `let Taken(_) = … else`, `matches!(…, Taken(_))` and `let _ =` drop it at
-/// once, and nothing warns. Nor does anything warn of `let _guard = lock.try_lock()?`,
-/// `if let Ok(_guard) = lock.try_lock()` or `lock.try_lock().is_ok()`, which all accept
-/// [`NotTaken`](Self::NotTaken). **Match `Taken`.**
+/// This type is not an [`Option`], because with an `Option` two mistakes would compile.
+/// `lock.try_lock()?;` goes on without the lock. `if lock.try_lock()?.is_some()` drops the guard at
+/// the end of the condition, so the block runs without the lock. With this type, the compiler warns
+/// of the first mistake and refuses the second. The compiler does not warn of the following
+/// mistakes. **Bind the guard to a name**: `let Taken(_) = … else`, `matches!(…, Taken(_))` and
+/// `let _ =` drop the guard at once. **Match `Taken`**: `let _guard = lock.try_lock()?`, `if let
+/// Ok(_guard) = lock.try_lock()` and `lock.try_lock().is_ok()` also accept
+/// [`NotTaken`](Self::NotTaken).
 #[derive(Debug)]
 #[must_use = "if it is `Taken`, the guard in it is dropped at once, and releases what it holds"]
 pub enum Attempt<G> {
-    /// The call has taken it, and the guard holds it until it is dropped.
+    /// The call has taken the lock (or permits, or leadership). Dropping the guard releases it.
     Taken(G),
-    /// The call has taken nothing: another one has it, or waits for it, or the wait is over.
+    /// The call has taken nothing: another holder has the lock, another thread waits for it, or the
+    /// time limit of the call has passed.
     NotTaken,
 }
 
 impl<G> Attempt<G> {
-    /// Returns the guard, or `None` for [`NotTaken`](Self::NotTaken). Do not ask the result
-    /// `is_some()`: that drops the guard.
+    /// Returns the guard, or `None` for [`NotTaken`](Self::NotTaken). Do not call `is_some()` on
+    /// the result: that drops the guard.
     #[must_use = "the guard in it is dropped at once, and releases what it holds"]
     pub fn into_option(self) -> Option<G> {
         match self {

@@ -1,4 +1,4 @@
-//! Errors, each with the state of the lock after it.
+//! Errors, whose messages give the state of the lock.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,8 +14,8 @@ use redlatch_client::sync::is_forked;
 /// # Server trouble
 ///
 /// The kinds from [`Unavailable`](Self::Unavailable) to [`Refused`](Self::Refused) say how the
-/// server, or the way to it, failed. [Operations](crate::guide::operations#errors) lists those that
-/// may pass by themselves, and those through which a wait goes on.
+/// server, or the connection to it, failed. [Operations](crate::guide::operations#errors) says
+/// which kinds may pass by themselves, and during which kinds a blocking call keeps waiting.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind};
@@ -41,60 +41,60 @@ pub enum ErrorKind {
     /// changed.
     NotHeld,
     /// The lock or permit was lost before it was released: its lease ended, or it was deleted or
-    /// taken by force. Work done since then was not protected.
+    /// taken by force. Work done since the loss was not protected.
     LeaseLost,
-    /// The lock is held, but not certainly for the time given to
-    /// [`check`](crate::LockGuard::check).
+    /// The lock is held, but may end within the time given to [`check`](crate::LockGuard::check).
     EndsTooSoon,
     /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. The call has taken
-    /// nothing. A thread that waited on a [`Condition`](crate::Condition) has its lock again.
+    /// nothing. If a thread waited on a [`Condition`](crate::Condition), it holds its lock again.
     Cancelled,
-    /// The client was shut down. It holds nothing.
+    /// The client was shut down, and holds nothing.
     ShutDown,
-    /// The process is a child that was forked from one that had connected a client. Nothing was
-    /// done, and the parent keeps its locks. Fork before the first client connects.
+    /// The process was forked after its parent had connected a client. Nothing was done, and the
+    /// parent keeps its locks. Fork before the first client connects.
     Forked,
-    /// The server that has the key is away, starts, is a replica, or is being replaced by another
-    /// one; or the connection broke.
+    /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
+    /// by another server. Or the connection broke.
     Unavailable,
-    /// The server did not answer in time, or let no connection in in time; or it granted the lock,
-    /// and the lease was over before the answer was read.
+    /// The server did not accept a connection or did not answer in time. Or the server granted the
+    /// lock, but the lease ended before the client read the answer.
     TimedOut,
-    /// The server has no connection left (`maxclients`).
+    /// The server accepts no more connections (`maxclients`).
     TooManyClients,
-    /// Fewer replicas have the change than [`replica_acks`](crate::ClientBuilder::replica_acks) or
-    /// the server's `min-replicas-to-write` asks for.
+    /// Too few replicas have the change: [`replica_acks`](crate::ClientBuilder::replica_acks) or
+    /// the server's `min-replicas-to-write` requires more.
     TooFewReplicas,
     /// The server has no memory left (`maxmemory`).
     OutOfMemory,
-    /// The server refuses commands for now: a script has run for too long. Or it refuses writes,
-    /// because it cannot save its data.
+    /// The server refuses commands because a script has been running for too long, or refuses
+    /// writes because it cannot save its data.
     Busy,
-    /// The user lacks a right, or the server or a proxy does not offer a command.
+    /// The server's user lacks a right, or the server (or a proxy) does not support a command.
     Denied,
-    /// The server does not let the client in: its user, password or certificate is wrong or
-    /// missing, the server is in protected mode, or the TLS handshake failed.
+    /// The server refuses the login: the user, password or certificate is wrong or missing, the
+    /// server is in protected mode, or the TLS handshake failed.
     LoginRefused,
-    /// A key of this name holds other data.
+    /// The key of this name holds data of another kind.
     WrongType,
-    /// The server refuses for another reason, which the message names.
+    /// The server refuses the request for another reason, which the message names.
     Refused,
     /// The server's answer makes no sense.
     Protocol,
-    /// The calling thread would wait for itself: it holds the read lock and takes the write lock,
-    /// or it holds a lock and takes it through a [`non_reentrant`](crate::Lock::non_reentrant)
-    /// handle. Nothing was changed.
+    /// The calling thread would wait for itself: it holds the read lock and asks for the write
+    /// lock, or it holds a lock and asks for it again through a
+    /// [`non_reentrant`](crate::Lock::non_reentrant) handle. Nothing was changed.
     WouldDeadlock,
-    /// The barrier is broken: a party left early or died. No party of its generation passed.
+    /// The barrier is broken: a party left early or died. No party of this generation passed the
+    /// barrier.
     Broken,
-    /// The latch's time to live ended before its count was zero.
+    /// The latch's time to live ended before its count reached zero.
     Expired,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
 }
 
 impl ErrorKind {
-    /// Returns whether the server, or the way to it, failed: see [server
+    /// Returns whether the server, or the connection to it, failed: see [server
     /// trouble](Self#server-trouble).
     #[must_use]
     pub fn is_server_trouble(self) -> bool {
@@ -113,8 +113,9 @@ impl ErrorKind {
         )
     }
 
-    /// What a caller and a wait expect of trouble of this kind. Errors that know better say so
-    /// ([`Error::transient`], [`Error::endured`]). The table in `docs/operations.md` shows this.
+    /// Whether trouble of this kind may pass, and whether a wait goes on until then. A single error
+    /// may override this ([`Error::transient`], [`Error::endured`]). The table in
+    /// `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
         match self {
             Self::Unavailable | Self::TimedOut | Self::TooManyClients => {
@@ -141,20 +142,21 @@ impl ErrorKind {
     }
 }
 
-/// Whether trouble may pass by itself, and whether a wait goes on until it does.
+/// Whether trouble may pass by itself, and whether a wait goes on until it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     Stays,
-    /// The caller may ask again. A wait ends.
+    /// The caller may repeat the call, but a wait ends with the error.
     MayPass,
     Endured(Passing),
 }
 
 /// An error of a lock or of its server.
 ///
-/// `{error}` is one line: the lock, the failure, the present state of the lock, and the remedy. The
-/// cause (from the operating system or the server) is its [`source`](StdError::source). `{error:#}`
-/// and `{error:?}` print the whole chain. No text contains a password or data stored in Redis.
+/// `{error}` prints one line: the lock, the failure, the present state of the lock, and the remedy.
+/// The cause (from the operating system or the server) is the error's [`source`](StdError::source).
+/// `{error:#}` and `{error:?}` print the whole chain of causes. No text contains a password or data
+/// stored in Redis.
 ///
 /// ```no_run
 /// use std::thread;
@@ -199,17 +201,18 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// Only `source` keeps the compiler from seeing this, and nothing changes an error that is made.
+// Because of `source`, the compiler does not implement these traits by itself. They hold, since
+// nothing changes an error after it was made.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 
 /// The kind of trouble during which a wait goes on for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
-    /// The server that has the key is away, starts, does not answer, or is being replaced by
-    /// another one.
+    /// The server that has the key is unreachable, is starting, does not answer, or is being
+    /// replaced by another server.
     Outage,
-    /// A server answered, but too few replicas are there.
+    /// A server answered, but it has too few replicas.
     Unacknowledged,
 }
 
@@ -220,39 +223,41 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether the trouble may pass by itself: the server is away, starts, is busy, slow,
-    /// or out of memory, or another server takes over. It is also true of
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal helps.
+    /// Returns whether the trouble may pass by itself: the server is unreachable, is starting, is
+    /// busy, is slow or is out of memory, or another server takes over. Also returns true for
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal makes the lease long enough.
     ///
-    /// Before you repeat the call, look at [`outcome_unknown`](Self::outcome_unknown).
+    /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         self.0.outlook != Outlook::Stays
     }
 
-    /// Returns whether the server may have carried out the request, or may still do so, because the
-    /// client got no usable answer.
+    /// Returns whether the server may have carried out the request, or may still carry it out,
+    /// although the client got no usable answer.
     ///
     /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
-    ///   client releases in the background anything that the server granted: you may call it again.
-    /// - A call that *gives* (`unlock`, a semaphore's or permit's `release`, `release_many`,
-    ///   `count_down`) is repeated in the background: do not call it again. So is the release after
-    ///   a `leave_to_expire` that failed.
-    /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_if_exists`) is not
-    ///   repeated: look at the state before you call it again.
-    /// - A call that waits at a barrier has arrived, or may have: the others may pass.
+    ///   client releases in the background anything that the server granted: you may repeat the
+    ///   call.
+    /// - The client repeats a call that *gives* (`unlock`, a semaphore's or permit's `release`,
+    ///   `release_many`, `count_down`) in the background: do not repeat it yourself. The client
+    ///   also repeats the release after a `leave_to_expire` that failed.
+    /// - The client does not repeat a call that *sets* (`force_unlock`, `try_set_permits`,
+    ///   `set_permits`, `add_permits`, `try_set_count`, `update_lease_time`, `delete`, and also
+    ///   `release_if_exists`): check the state before you repeat the call.
+    /// - A call that waits at a barrier may count as an arrived party, so the other parties may
+    ///   pass.
     ///
-    /// If the client cannot repeat a request in the background (because it has ended, or the
-    /// request is too old), the error's message says so.
+    /// If the client cannot repeat a request in the background (because the client has ended, or
+    /// the request is too old), the error's message says so.
     ///
-    /// This is never true of a query, which changes nothing.
+    /// For a query, which changes nothing, this always returns false.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
     }
 
-    /// Returns the name of the lock or synchronizer, if the error belongs to one.
+    /// Returns the name of the lock or synchronizer, if the error concerns one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_ref().map(Name::given)
@@ -269,13 +274,13 @@ impl Error {
         }))
     }
 
-    /// Sets whether the trouble may pass by itself. A wait ends in any case.
+    /// Sets whether the trouble may pass by itself. A wait ends with this error in either case.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Stays };
         self
     }
 
-    /// Marks trouble that a wait outlasts. It is transient, too.
+    /// Marks the error as trouble during which a wait goes on. Such an error is also transient.
     pub(crate) fn endured(mut self, passing: Passing) -> Self {
         self.0.outlook = Outlook::Endured(passing);
         self
@@ -339,7 +344,7 @@ impl Error {
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
 
-    /// `longer`: the remedy for a hold that must be certain for longer.
+    /// `longer` is the remedy: how to hold the lock for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
         // Rounded down to milliseconds, since nobody reads nanoseconds.
         let certain = match remaining.as_millis() {
@@ -356,11 +361,13 @@ impl Error {
     pub(crate) fn late_grant(name: &Name) -> Self {
         let message = "it was granted, but the lease was over before the reply was read; nothing is \
                        held, take a longer lease";
-        // A longer lease helps, and a longer wait does not.
+        // The caller may try again with a longer lease. A longer wait would not help, so a wait
+        // ends with this error.
         Self::new(ErrorKind::TimedOut, message.to_owned()).transient(true).of(name)
     }
 
-    /// The error of a grant that does not count, for this reason, and was given back.
+    /// Makes this the error of a grant that too few replicas have, and that the client gave back.
+    /// `is_free`: the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -430,7 +437,7 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
-        // The redis crate's error repeats the text of its source, which is shown only once.
+        // An error of the redis crate repeats the text of its own source. Show that text only once.
         let below = source.source().filter(|below| below.to_string() == source.to_string());
         Some(below.unwrap_or(source))
     }
@@ -452,18 +459,18 @@ impl StdError for Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease ended: it was fixed, no renewal succeeded in time, the thread that held the lock
-    /// had ended, or the lock was held for `max_hold`.
+    /// The lease ended, because it was fixed, no renewal succeeded in time, the thread that held
+    /// the lock had ended, or the lock had been held for `max_hold`.
     LeaseExpired,
-    /// The server answered that the lock no longer belongs to this owner: it was deleted or taken
-    /// by force, or the server lost its data.
+    /// The server answered that the lock no longer belongs to this owner: the lock was deleted or
+    /// taken by force, or the server lost its data.
     Revoked,
     /// This client called `force_unlock`.
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
-    /// This process is a child that was forked from the one that took the lock. The parent still
-    /// has the lock; the child does not.
+    /// This process was forked from the process that took the lock. The parent still has the lock;
+    /// this child does not.
     Forked,
 }
 
@@ -498,7 +505,7 @@ mod tests {
 
     use super::*;
 
-    /// All kinds of error, in this order. Without one of them it does not compile.
+    /// Lists the given kinds of error. If a kind is missing, the `match` does not compile.
     macro_rules! all {
         ($($kind:ident),+ $(,)?) => {{
             const _: fn(ErrorKind) = |kind| match kind {

@@ -42,18 +42,19 @@
 //! | to limit a wait | [`Wait`], for `…_within` | `tryLock(time, unit)` |
 //! | to end a wait from another thread | [`CancelToken`] | `Thread.interrupt()` |
 //!
-//! A [`Client`] makes them. The [guide] says more about the choice. [`status`] has what a program may
-//! ask about its locks, and [`observe`] what it may hear of them.
+//! A [`Client`] makes the locks and the other synchronizers. The [guide] helps to choose one.
+//! [`status`] has the answers to questions about a lock, and [`observe`] reports events to the
+//! program.
 //!
-//! All calls block their thread. In an async runtime make them where blocking is allowed, and take
-//! an owned guard: the [guide](guide#tokio) shows how with tokio.
+//! All calls block their thread. In an async runtime, make these calls where blocking is allowed,
+//! and use owned guards: the [guide](guide#tokio) shows this for tokio.
 //!
 //! # Promises and limits
 //!
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
-//! renews the lease while the guard lives. A guard says [`is_held`](LockGuard::is_held) only until
-//! the deadline that the server last confirmed, counted from before the request was sent. It
-//! reports the loss of its lock ([`on_lost`](LockGuard::on_lost)).
+//! renews the lease while the guard lives. [`is_held`](LockGuard::is_held) returns true only until
+//! the end of the lease that the server last confirmed. The client counts this lease from before it
+//! sent the request. If the lock is lost, its guard reports that ([`on_lost`](LockGuard::on_lost)).
 //!
 //! - **A thread may sleep** past the end of its lease and then write. Call
 //!   [`check`](LockGuard::check) before each write. If a late write does harm, make the write
@@ -61,16 +62,15 @@
 //! - **The server may lose its data**: in a restart without persistence, an eviction, or a failover
 //!   to a replica that lags behind. Then another process may also have the lock, until the first
 //!   holder learns of its loss.
-//! - **A dead process's permits** of a [`Semaphore`] are lost. Those of an [`ExpirableSemaphore`]
-//!   have leases.
+//! - **A dead process's permits** of a [`Semaphore`] are lost. The permits of an
+//!   [`ExpirableSemaphore`] have leases, and return when these end.
 //!
-//! [Guarantees](guide::guarantees) has all promises and limits, and says what happens at a
-//! failover.
+//! [Guarantees](guide::guarantees) lists all promises and limits, and describes a failover.
 //!
 //! # Threads and connections
 //!
-//! A process usually has one [`Client`]. Its clones, handles and guards share its background
-//! threads, for any number of locks:
+//! A process usually has one [`Client`]. The clones, handles and guards of the client share these
+//! background threads, for any number of locks:
 //!
 //! | thread | exists |
 //! |---|---|
@@ -81,11 +81,11 @@
 //! | `redlatch-creds` | with [`credentials_with`](ClientBuilder::credentials_with) |
 //! | `redlatch-certs` | with `ClientBuilder::tls_client_certificate_with` |
 //!
-//! For each server that it uses, a client has 4 to 16 connections for commands, depending on the
-//! distance of the server ([`connections`](ClientBuilder::connections) sets the number), one for
-//! renewals, and one for messages. It opens the last one when a thread waits for the first time, or
-//! has held a lock or permit for 100 ms. Commands need no thread: the callers write them and read
-//! the replies.
+//! For each server that it uses, a client has 4 to 16 connections for commands, one for renewals,
+//! and one for messages. The number of connections for commands depends on the server's round-trip
+//! time, unless [`connections`](ClientBuilder::connections) sets the number. The client opens the
+//! connection for messages when a thread first waits, or has held a lock or permit for 100 ms.
+//! Commands need no background thread: the calling threads write them and read the replies.
 //!
 //! [`Client::shutdown`], or the drop of the last handle, releases all locks and ends the threads.
 //!
@@ -95,17 +95,17 @@
 //!
 //! # Panics
 //!
-//! No call panics, with any arguments and any replies of the server: a failure is an [`Error`]. If
-//! a thread panics, its guards release their locks as it unwinds. Locks are not poisoned: unlike
-//! with [`std::sync::Mutex`], the next holder is not told, so keep the protected data consistent at
-//! each step (for example by a transaction). So all types are
-//! [`UnwindSafe`](std::panic::UnwindSafe), and a pool may catch the panics of jobs that use them. A
-//! callback that panics is logged, and harms nothing else.
+//! No call panics, whatever its arguments and the server's replies are: a failure is an [`Error`].
+//! If a thread panics, its guards release their locks as it unwinds. Unlike a [`std::sync::Mutex`],
+//! a lock is not poisoned: the next holder does not notice the panic. So keep the protected data
+//! consistent at each step (for example by a transaction). All types are
+//! [`UnwindSafe`](std::panic::UnwindSafe), so a pool may catch the panics of jobs that use them. If
+//! a callback panics, the client logs the panic, and nothing else is affected.
 //!
 //! # Log
 //!
-//! Lines go to the crate [`log`], under the target `redlatch`: install a logger to see them. They
-//! name locks and the server's host and port, and never a URL or a password.
+//! The library logs through the crate [`log`], under the target `redlatch`: install a logger to see
+//! the lines. The lines name locks and the server's host and port, but never a URL or a password.
 //!
 //! | level | lines |
 //! |---|---|
@@ -114,13 +114,13 @@
 //! | `info` | the outage is over, or the server accepts connections again, and how long it took; the server does not notify the client of changed keys |
 //! | `debug` | a request failed and is tried again |
 //!
-//! An outage is one `warn` and one `info`, however many threads and connections notice it. It
-//! begins when a connection cannot be opened or a reply does not come in time, and ends with the
-//! first reply. If a connection breaks and the client replaces it, that is no outage, and is not
-//! logged.
+//! An outage causes one `warn` line and one `info` line, however many threads and connections
+//! notice it. An outage begins when the client cannot open a connection or a reply does not come in
+//! time. It ends with the first reply. A broken connection that the client can replace is no
+//! outage, and is not logged.
 //!
 //! A thread of the client writes the lines, in order, so a logger may block, panic or use this
-//! library. At most 1,000 lines wait for a slow logger; further ones are counted and dropped.
+//! library. At most 1,000 lines wait for a slow logger; further lines are counted and dropped.
 //!
 //! # Features
 //!
@@ -132,8 +132,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is
-// `WouldBlock`.
+// The library counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects a read that times
+// out to return `WouldBlock`.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 
@@ -192,7 +192,7 @@ pub use waiting::{Wait, Waited};
 #[cfg(doc)]
 pub mod guide;
 
-/// README.md's code compiles.
+/// Makes doctests of the code in README.md.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

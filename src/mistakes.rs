@@ -1,11 +1,11 @@
-//! Mistakes that the compiler finds. Each test below is a program that it must refuse, after one
-//! that it must take and that differs in nothing but the mistake: so no other error hides behind
-//! it.
+//! Mistakes that the compiler finds. Each test below is a correct program, followed by the same
+//! program with a mistake. The compiler must accept the first and refuse the second. So nothing but
+//! the mistake can be the reason for the refusal.
 //!
-//! The mistakes that no type can prevent are in the guide, under "Ways to take a lock".
+//! The guide lists the mistakes that no type can prevent, under "Ways to take a lock".
 
-/// `read` and `write` lock in std, so a half of a [`ReadWriteLock`](crate::ReadWriteLock), which no
-/// call has locked yet, has another name.
+/// In std, `read` and `write` take the lock. `reader` and `writer` of a
+/// [`ReadWriteLock`](crate::ReadWriteLock) take nothing, so they have other names.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -30,8 +30,8 @@
 /// ```
 struct ReadTakesNoLock;
 
-/// A guard belongs to its thread, and an owned one to none. The compiler says that
-/// `GuardStaysWithItsThread` cannot be sent.
+/// A guard belongs to its thread, and an owned guard belongs to no thread. If a program sends a
+/// guard, the compiler says that `GuardStaysWithItsThread` cannot be sent.
 ///
 /// ```no_run
 /// fn elsewhere(guard: redlatch::OwnedLockGuard) {
@@ -46,8 +46,8 @@ struct ReadTakesNoLock;
 /// ```
 struct AGuardStaysWithItsThread;
 
-/// An [`Attempt`](crate::Attempt) in a condition would be dropped with it, and the block would run
-/// without the lock.
+/// An [`Attempt`](crate::Attempt) in a condition would be dropped at the end of the condition, so
+/// the block would run without the lock.
 ///
 /// ```no_run
 /// # fn work() {}
@@ -68,7 +68,7 @@ struct AGuardStaysWithItsThread;
 /// ```
 struct AnAttemptIsNoCondition;
 
-/// A statement that ignores an [`Attempt`](crate::Attempt) goes on without the lock.
+/// A program that ignores an [`Attempt`](crate::Attempt) goes on without the lock.
 ///
 /// ```no_run
 /// # #![deny(unused_must_use)]
@@ -106,7 +106,7 @@ struct AnAttemptIsNoCondition;
 /// ```
 struct AnAttemptIsNotIgnored;
 
-/// A statement that ignores a [`Waited`](crate::Waited) goes on as if it had happened.
+/// A program that ignores a [`Waited`](crate::Waited) goes on as if the awaited event had happened.
 ///
 /// ```no_run
 /// # #![deny(unused_must_use)]
