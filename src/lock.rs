@@ -1,4 +1,4 @@
-//! The verbs of every lock.
+//! The methods of every lock.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -45,10 +45,10 @@ pub(crate) use self::held::HeldLock;
 pub(crate) use self::part::{AsLock, Part, Parts};
 pub(crate) use self::verbs::{one_lock, own_verbs};
 
-/// The verbs of every lock of this library, for code that takes any lock.
+/// The methods of every lock of this library, for code that works with any lock.
 ///
-/// `&dyn Lock` works. Each lock also has these methods of its own, so calling them needs no import
-/// of this trait. Only this library's locks implement it.
+/// `&dyn Lock` works. Each lock type also has these methods itself, so a caller need not import
+/// this trait. Only this library's locks implement the trait.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -73,48 +73,48 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Takes the lock. Blocks until the thread has it.
     ///
     /// - If the lock is free, the call takes it with one round trip.
-    /// - If the calling thread holds the lock, it takes one more level, without a command. (If this
-    ///   [lease](Self::with_lease) is longer than the rest of the present one, it needs one round
-    ///   trip.) Each guard releases one level.
+    /// - If the calling thread already holds the lock, the call adds one level, without a command.
+    ///   (If this handle has a fixed [lease](Self::with_lease) that is longer than the remaining
+    ///   lease, one round trip extends it.) Each guard releases one level.
     /// - If another thread of this process holds the lock, the thread waits in the process's own
     ///   queue, in the order of arrival.
-    /// - If another process holds the lock, the thread sleeps until a message tells it that it has
-    ///   the lock. Waiting processes stand in a queue in Redis, and a release makes the first one
-    ///   the owner. (For a fair lock, the threads of all processes stand in one queue.) The process
-    ///   also asks when the holder's lease should have ended, and about once a second, in case a
-    ///   message is lost.
+    /// - If another process holds the lock, the thread sleeps until a message grants it the lock.
+    ///   Waiting processes stand in a queue in Redis, and a release makes the first process the
+    ///   owner. (For a fair lock, each waiting thread has its own entry in the queue.) In case a
+    ///   message is lost, the process also asks the server when the holder's lease should have
+    ///   ended, and about once a second.
     ///
-    /// A lock that another process handed on has a lease of 2 s at first. After 50 ms the client
+    /// If another process handed the lock on, the lease is 2 s at first. After 50 ms the client
     /// extends it to the full lease: see [`LockGuard::check`].
     ///
     /// # Errors
     ///
     /// After an error the call has taken nothing. If the outcome of a request is unknown, the
-    /// client releases in the background anything that it may have taken.
+    /// client releases in the background anything that the request may have taken.
     ///
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if the
-    ///   server's answer makes no sense.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time, or if the key holds other data.
+    ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the thread has
     ///   taken a million levels.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     ///   [`Forked`](ErrorKind::Forked) in a forked child.
     ///
-    /// All verbs that take the lock fail in these ways.
+    /// All methods that take the lock fail in these ways.
     ///
     /// # Blocking
     ///
-    /// Until the thread has the lock or an error ends the wait. Each request ends after
+    /// Blocks until the thread has the lock or an error ends the wait. Each request ends after
     /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
     fn lock(&self) -> Result<LockGuard, Error> {
         LockGuard::take(self, Wait::FOREVER)
     }
 
-    /// Takes the lock if that is possible now. Returns [`NotTaken`] if another thread holds it, or
-    /// if a thread of this process waits for it, asks for it, or is just releasing it. It may
-    /// overtake other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java does, but
-    /// such a lock is seldom free: each release hands it on. It overtakes no waiter for a
-    /// [`FairLock`].
+    /// Takes the lock if that is possible now. Returns [`NotTaken`] if another thread holds the
+    /// lock, or if a thread of this process waits for the lock, asks for it, or is just releasing
+    /// it. The call may overtake other processes that wait for a [`ReentrantLock`], as `tryLock()`
+    /// in Java does. But while processes wait, such a lock is seldom free, because each release
+    /// hands it to the next process. The call overtakes no waiter for a [`FairLock`].
     ///
     /// # Errors
     ///
@@ -122,23 +122,26 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Blocking
     ///
-    /// One round trip. None if a thread of this process is in the way (for a [`FairLock`] only if
-    /// it holds the lock), or if the calling thread holds the lock already (but see
-    /// [`lock`](Self::lock)).
+    /// One round trip. None if a thread of this process holds the lock, waits for it or asks for
+    /// it. (For a [`FairLock`], none only if a thread of this process holds the lock.) A thread
+    /// that already holds the lock may need a round trip to extend its lease: see
+    /// [`lock`](Self::lock).
     fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }
 
-    /// Takes the lock, or returns [`NotTaken`] after `wait`. A wait of zero is
-    /// [`try_lock`](Self::try_lock); one too long for any clock is [`lock`](Self::lock).
+    /// Takes the lock, or returns [`NotTaken`] after `wait`. If `wait` is zero, this is
+    /// [`try_lock`](Self::try_lock). If `wait` is too long for the clock, this is
+    /// [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips
-    /// to a distant server.) The end of `wait` also ends a request without a reply. The call then
-    /// returns [`NotTaken`] if the server has answered it before, or has answered any call over the
-    /// same connection within the last second, otherwise an error. If the server has granted the
-    /// lock, the client releases it in the background.
+    /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
+    /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
+    /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
+    /// request of this call, or has answered any call over the same connection within the last
+    /// second. Otherwise the call returns an error. If the server grants the lock after all, the
+    /// client releases it in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
@@ -153,42 +156,43 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. Also the errors of
-    /// [`lock`](Self::lock). If the lock was granted before the cancel, the call takes it.
+    /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled before the lock was granted:
+    /// the call has taken nothing. The call also returns the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// Until the thread has the lock, or an error or the cancel ends the wait. The cancel ends a
-    /// sleep and a request at once.
+    /// Blocks until the thread has the lock, or an error or the cancellation ends the wait. The
+    /// cancellation ends a sleep or a request at once.
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error> {
         LockGuard::take(self, token.into())
     }
 
-    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other ways to take the
-    /// lock are short forms of this one.
+    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other methods that take
+    /// the lock with such a guard are short forms of this one.
     ///
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the call has taken
-    /// nothing. Also the errors of [`lock`](Self::lock).
+    /// nothing. The call also returns the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// For as long as `wait` allows: see [`try_lock_for`](Self::try_lock_for) and
+    /// Blocks for as long as `wait` allows: see [`try_lock_for`](Self::try_lock_for) and
     /// [`lock_cancellable`](Self::lock_cancellable). With a deadline that has passed, the call
     /// tries once.
     fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait)
     }
 
-    /// Takes the lock for a guard that belongs to no thread and can be sent to another one. The
-    /// call is not re-entrant: it also waits for a guard of its own thread (see
-    /// [`OwnedLockGuard`]). Threads and owned guards stand in the same queues.
+    /// Takes the lock for a guard that belongs to no thread and can be sent to another thread. The
+    /// call is not re-entrant: even if the calling thread already holds the lock, the call waits
+    /// for its release (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the same
+    /// queues.
     ///
     /// # Blocking
     ///
-    /// Until it has the lock: for ever if only the calling thread could drop the guard for which it
-    /// waits. In async code call it where blocking is allowed (`spawn_blocking`).
+    /// Blocks until the call has the lock. If only the calling thread can release the lock, the
+    /// call blocks for ever. In async code, call this where blocking is allowed (`spawn_blocking`).
     fn lock_owned(&self) -> Result<OwnedLockGuard, Error> {
         LockGuard::take(self, Wait::FOREVER)
     }
@@ -219,27 +223,28 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::try_take(self, wait)
     }
 
-    /// Releases the level that the calling thread took last. It is for code that has no guard,
-    /// after [`LockGuard::forget`].
+    /// Releases the level that the calling thread took last. This is for code that has ended its
+    /// guard with [`LockGuard::forget`].
     ///
     /// # Errors
     ///
     /// [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock: nothing
-    /// changes. Also the errors of [`LockGuard::unlock`].
+    /// changes. The call also returns the errors of [`LockGuard::unlock`].
     fn unlock(&self) -> Result<(), Error>;
 
-    /// Takes the lock away from its holder, on any machine, and gives it to the next in line.
-    /// Returns `false` if nobody held it. A holder in this client learns of the loss at once.
-    /// Another holder learns of it when the server notifies its client ([`LockGuard::on_lost`]), or
-    /// else at its next renewal. A fixed lease is not renewed, so the holder then learns of the
-    /// loss when it unlocks.
+    /// Takes the lock away from its holder, on any machine, and grants it to the next waiter.
+    /// Returns `false` if nobody held the lock. If the holder is in this client, its guard reports
+    /// the loss at once. Otherwise the guard reports the loss when the server notifies the holder's
+    /// client ([`LockGuard::on_lost`]), or else at the next renewal. Without a notification, a
+    /// holder with a fixed lease, which is not renewed, notices the loss only when it unlocks.
     ///
     /// # Errors
     ///
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time, or if the key holds other data than a lock, which stays as it is. If the
-    ///   reply was lost, the message says that the outcome is not known. The client does not send
-    ///   the request twice, because a second one would take the lock from the next holder.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time, or if the key holds data other than a lock, which
+    ///   stays unchanged. If the reply was lost, the message says that the outcome is not known.
+    ///   The client does not send the request twice, because a second request would take the lock
+    ///   from the next holder.
     /// - [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
@@ -256,32 +261,32 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    /// answer in time, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if its
-    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
-    /// in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    /// unreachable, or does not answer in time, or if the key holds other data.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
     /// One round trip.
     fn is_locked(&self) -> Result<bool, Error>;
 
-    /// Returns whether the calling thread holds the lock, as its guard would. No I/O.
+    /// Returns whether the calling thread holds the lock, as `is_held` of its guard does. No I/O.
     fn is_held_by_current_thread(&self) -> bool {
         self.hold_count() > 0
     }
 
-    /// Returns how many levels the calling thread has taken and not released. Zero if it does not
-    /// hold the lock. No I/O.
+    /// Returns how many levels the calling thread has taken and not released. Returns zero if the
+    /// thread does not hold the lock. No I/O.
     fn hold_count(&self) -> usize;
 
-    /// Returns how long the lock lasts unless its holder renews it. Returns `None` if nobody holds
-    /// it, or if the key holds other data.
+    /// Returns the time after which the lock's lease ends, unless the holder renews it. Returns
+    /// `None` if nobody holds the lock, or if the key holds other data.
     ///
     /// # Errors
     ///
-    /// Those of [`is_locked`](Self::is_locked), except for a key that holds other data.
+    /// Those of [`is_locked`](Self::is_locked), but a key that holds other data is no error.
     ///
     /// # Blocking
     ///
@@ -292,12 +297,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
-    /// Returns the same lock with a fixed lease, which begins anew each time the lock is taken and
+    /// Returns the same lock with a fixed lease. The lease begins each time the lock is taken, and
     /// is never renewed.
     ///
-    /// From 1 ms to 10¹³ ms. With another lease, each call that takes the lock fails. If a thread
-    /// holds the lock already, it extends the lease to this one (one round trip), and never
-    /// shortens it.
+    /// The lease may be from 1 ms to 10¹³ ms. With any other lease, each call that takes the lock
+    /// fails. If the calling thread already holds the lock with a shorter remaining lease, the call
+    /// extends that lease to this one (one round trip). The call never shortens a lease.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
@@ -306,21 +311,22 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::On(Terms::fixed(lease)))
     }
 
-    /// Returns the same lock with a renewed lease of its own, in place of the client's
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The watchdog renews it after
-    /// each third of this time. If a process dies, others wait this long for its lock.
+    /// Returns the same lock with a renewed lease of this length, in place of the client's
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The watchdog renews the lease
+    /// each time a third of it has passed. If a process dies, other processes wait for its lock for
+    /// up to this time.
     ///
-    /// From 10 ms to a year. With another lease, each call that takes the lock fails with an error
-    /// of kind [`Config`](crate::ErrorKind::Config). If a thread takes several levels with
-    /// different leases, or threads share a hold with different leases, the watchdog renews the
-    /// longest. Threads of one process that want different leases do not pass the lock to each
-    /// other, but through the server.
+    /// The lease may be from 10 ms to a year. With any other lease, each call that takes the lock
+    /// fails with an error of kind [`Config`](crate::ErrorKind::Config). If a thread takes several
+    /// levels with different leases, or threads share a hold with different leases, the watchdog
+    /// renews the longest lease. If threads of one process want different leases, the lock goes
+    /// from one to the other through the server.
     ///
-    /// From this call on, the client replaces its connection for renewals if a renewal has no reply
-    /// for a sixth of the shortest such lease. (After several renewals without a reply it waits for
-    /// longer.) With [`replica_acks`](crate::ClientBuilder::replica_acks), take at least ten times
-    /// the time that replicas have to acknowledge, since a slow acknowledgement delays the other
-    /// renewals.
+    /// From this call on, the client replaces its connection for renewals if a renewal has had no
+    /// reply for a sixth of the shortest such lease. (After several renewals without a reply, the
+    /// client waits for longer.) With [`replica_acks`](crate::ClientBuilder::replica_acks), choose
+    /// a lease of at least ten times the time limit for an acknowledgement, because a slow
+    /// acknowledgement delays the other renewals.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -339,17 +345,17 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::On(Terms::watched(timeout)))
     }
 
-    /// Takes the lock unless another `try_once_per` has taken it within the last `interval`. To run
-    /// a job once an hour on one of all machines, call this on each machine, as often as you like.
-    /// Returns [`NotTaken`] otherwise.
+    /// Takes the lock unless another `try_once_per` has taken it within the last `interval`.
+    /// Returns [`NotTaken`] if the lock is not free. To run a job once an hour on one of many
+    /// machines, call this on each machine, as often as you like.
     ///
-    /// The interval begins with the grant. No other run begins before the interval is over, even if
-    /// the run ends sooner, fails, or is killed. If the work takes longer, no other run begins
-    /// before its end. (If a process is killed near the end of the interval or after it, the lock
-    /// may be taken for another lease.) Choose an interval a little shorter than the time between
-    /// two runs, or the next run comes a moment too early. This is
-    /// [`with_hold_at_least`](Self::with_hold_at_least) and [`try_lock`](Self::try_lock), with
-    /// their errors.
+    /// The interval begins when the lock is granted. No other run begins before the interval is
+    /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
+    /// than the interval, no other run begins before it ends. (If a process is killed near the end
+    /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
+    /// little shorter than the time between two planned runs. Otherwise the call for the next run
+    /// may come a moment too early. This call is [`with_hold_at_least`](Self::with_hold_at_least)
+    /// followed by [`try_lock`](Self::try_lock), with the errors of both.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -371,16 +377,16 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.with_hold_at_least(interval).try_lock()
     }
 
-    /// Returns the same lock, which stays taken for at least this long each time it is taken, even
-    /// if its guard is dropped or unlocked sooner, or its process ends. After that time, the holder
-    /// keeps the lock as usual, and its release frees it. A wait on a condition does not let others
-    /// in before that time.
+    /// Returns the same lock with a least time. Each time the lock is taken, it stays taken for at
+    /// least this long, even if its guard is dropped or unlocked sooner, or its process ends. After
+    /// the least time, the guard holds the lock as usual, and its release frees the lock. A wait on
+    /// a condition does not let other threads in before the least time is over.
     ///
     /// # Errors
     ///
-    /// Those of [`lock`](Self::lock): after an error nobody holds the lock, and the client releases
-    /// in the background anything that the server granted, for this time if need be. The lock stays
-    /// taken only if the client ends before that.
+    /// Taking the lock fails as [`lock`](Self::lock) does. After an error, the client releases in
+    /// the background anything that the server granted, and repeats the release for up to this
+    /// time. The lock stays taken only if the client ends before the release succeeds.
     ///
     /// # Blocking
     ///
@@ -393,11 +399,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::AtLeast(least))
     }
 
-    /// Returns the same lock, through a handle that is not re-entrant. In a thread that already
-    /// holds the lock, every verb that takes it fails with
-    /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). It is for code that must not be called under
-    /// its own lock. It changes nothing for owned guards, which belong to no thread. For a
-    /// read-write lock it concerns one half: a writer may still read.
+    /// Returns the same lock, through a handle that is not re-entrant. If the calling thread
+    /// already holds the lock, every method of this handle that takes the lock fails with
+    /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be
+    /// called under its own lock. Owned guards belong to no thread, so nothing changes for them. Of
+    /// a read-write lock, the handle covers only the read lock or the write lock: a writer may
+    /// still read.
     #[must_use]
     fn non_reentrant(&self) -> Self
     where
@@ -406,11 +413,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::NonReentrant)
     }
 
-    /// Takes the lock, runs `work` with the guard, and releases the lock, so no caller can forget
-    /// to bind the guard.
+    /// Takes the lock, runs `work` with the guard, and releases the lock. No caller can forget to
+    /// bind the guard.
     ///
     /// Returns the result of `work`. If the release fails because of the server, the client logs
-    /// that and repeats the release in the background, since the work was done under the lock.
+    /// the error and repeats the release in the background, since the work was done under the lock.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
@@ -442,16 +449,17 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// - `work`'s own errors.
     /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before
-    ///   its end, and another holder may have worked at the same time. (To keep the result, let
-    ///   `work` store it in a variable outside.)
+    ///   `work` ended, so another holder may have worked at the same time. (To keep the result, let
+    ///   `work` store it in a variable outside the closure.)
     /// - [`NotHeld`](ErrorKind::NotHeld): `work` released the lock itself.
-    /// - [`Forked`](ErrorKind::Forked): `work` forked, and this is the child.
+    /// - [`Forked`](ErrorKind::Forked): `work` forked the process, and this call returns in the
+    ///   child.
     /// - The errors of [`lock`](Self::lock): `work` did not run.
     ///
     /// # Blocking
     ///
-    /// As long as [`lock`](Self::lock), `work` and [`LockGuard::unlock`] take. If `work` fails or
-    ///   panics, the guard is dropped.
+    /// Blocks for as long as [`lock`](Self::lock), `work` and [`LockGuard::unlock`] take. If `work`
+    /// fails or panics, the guard is dropped.
     fn with<R, E>(&self, work: impl FnOnce(&LockGuard) -> Result<R, E>) -> Result<R, E>
     where
         Self: Sized,
@@ -460,8 +468,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.lock()?.release_after(work)
     }
 
-    /// As [`with`](Self::with), if the lock can be taken now. Returns `None` otherwise: `work` did
-    /// not run.
+    /// Does the same as [`with`](Self::with), if the lock can be taken now. Otherwise returns
+    /// `None`, and `work` does not run.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ReentrantLock};
@@ -477,7 +485,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Blocking
     ///
-    /// As long as [`try_lock`](Self::try_lock), `work` and [`LockGuard::unlock`] take.
+    /// Blocks for as long as [`try_lock`](Self::try_lock), `work` and [`LockGuard::unlock`] take.
     #[must_use = "`None`: the lock was not free, and the work was not done"]
     fn try_with<R, E>(&self, work: impl FnOnce(&LockGuard) -> Result<R, E>) -> Result<Option<R>, E>
     where
@@ -487,16 +495,17 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.try_lock()?.into_option().map(|guard| guard.release_after(work)).transpose()
     }
 
-    /// Takes the lock for all verbs. `None`: the wait ended first.
+    /// Takes the lock, for all methods above. Returns `None` if the wait ended first.
     #[doc(hidden)]
     #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error>;
 
-    /// The locks of one name of which it consists; none if it cannot be a part of others.
+    /// Returns the locks of one name of which this lock consists. Returns none if this lock cannot
+    /// be a part of a `MultiLock`.
     #[doc(hidden)]
     fn parts(&self) -> Parts;
 
-    /// The same lock with this variant.
+    /// Returns the same lock with this variant.
     #[doc(hidden)]
     fn varied(&self, variant: Variant) -> Self
     where

@@ -17,19 +17,20 @@ use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.
 ///
-/// A guard belongs to the thread that took the lock, so it cannot be sent to another one (it is not
-/// `Send`). Other threads may ask it whether the lock is still held (it is `Sync`). It keeps its
-/// client alive. [`OwnedLockGuard`] is a guard that belongs to no thread: `O` tells the two apart,
-/// and no program names it.
+/// A guard belongs to the thread that took the lock, so it cannot be sent to another thread (it is
+/// not `Send`). Other threads may ask the guard whether the lock is still held (it is `Sync`). A
+/// guard keeps its client alive. [`OwnedLockGuard`] is the guard that belongs to no thread. The
+/// type parameter `O` distinguishes the two, and programs do not name it.
 ///
-/// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token, and a
-/// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) the tokens and names of its
-/// parts. `into()` makes both a plain `LockGuard`.
+/// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token. A
+/// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) has the tokens and names of
+/// its parts. `into()` converts each of these to a plain `LockGuard`.
 ///
-/// A drop writes the release and does not wait for the server. If the release fails, the client
-/// logs that and tries again in the background. [`unlock`](Self::unlock) waits, and returns the
-/// error. If another process handed the lock over, the next call over the same connection may first
-/// wait for the reply to the release. The waiting processes hear of the release sooner then.
+/// Dropping the guard sends the release and does not wait for the server. If the release fails, the
+/// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the
+/// server, and returns the error. If another process handed the lock on, the next call over the
+/// same connection first waits for the reply to the release. So the release reaches waiting
+/// processes before the server runs that call.
 ///
 /// ```no_run
 /// use std::thread;
@@ -61,19 +62,20 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 }
 
 /// A held lock that belongs to no thread, for thread pools and async runtimes. It can be sent to
-/// another thread and dropped there. Made by [`Lock::lock_owned`].
+/// another thread and dropped there. [`Lock::lock_owned`] returns one.
 ///
-/// A thread that has the guard does not hold the lock: `hold_count` does not count it, `unlock`
-/// does not release it, and `lock()` or `lock_owned()` on any thread waits for it. **So a thread
-/// that has this guard and calls `lock()` waits for itself**, for ever if no other thread drops the
-/// guard.
+/// A thread that has an owned guard does not count as the lock's holder: `hold_count` does not
+/// count the guard, `Lock::unlock` does not release it, and `lock()` or `lock_owned()` on any
+/// thread waits until it is dropped. **So a thread that has this guard and calls `lock()` waits for
+/// itself**, for ever if no other thread drops the guard.
 ///
 /// The watchdog renews the lease for as long as the guard lives. A leaked guard
 /// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
 /// for [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// The drop only writes the release. But if the guard is its client's last handle, its drop ends
-/// the client, which may take up to [`response_timeout`](crate::ClientBuilder::response_timeout).
+/// Dropping the guard only sends the release. But if the guard is its client's last handle, the
+/// drop also ends the client, which may take up to
+/// [`response_timeout`](crate::ClientBuilder::response_timeout).
 ///
 /// ```no_run
 /// use std::sync::mpsc;
@@ -103,15 +105,16 @@ pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 #[derive(Debug)]
 pub struct OfThread(PhantomData<dyn GuardStaysWithItsThread>);
 
-/// What the compiler says cannot be sent if a guard is: `dyn` of it has the traits named here, and
-/// so it is not `Send`. No type implements it.
+/// The name in the compiler's error if a program sends a guard to another thread. The type `dyn
+/// GuardStaysWithItsThread` has only the traits named here, so it is not `Send`. No type implements
+/// this trait.
 trait GuardStaysWithItsThread: Sync + Unpin + UnwindSafe + RefUnwindSafe {}
 
 /// The guard belongs to no thread.
 #[derive(Debug)]
 pub struct OfGuard(());
 
-/// The thread to which a hold belongs.
+/// Chooses the thread to which a guard's hold belongs.
 pub trait GuardOwner {
     fn thread() -> Arc<Thread>;
 }
@@ -122,8 +125,8 @@ impl GuardOwner for OfThread {
     }
 }
 
-/// A guard takes the lock under a `Thread` that equals no real one. So no thread re-enters the
-/// hold, and the holder never counts as dead.
+/// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. So no
+/// thread re-enters the hold, and the holder never counts as dead.
 impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
@@ -138,7 +141,7 @@ pub enum HeldLocks {
 }
 
 impl HeldLocks {
-    /// The held lock, if the guard holds a lock of one name.
+    /// Returns the held lock, if the guard holds a lock of one name.
     pub(super) fn one(self) -> Option<HeldLock> {
         match self {
             Self::One(held) => Some(held),
@@ -147,7 +150,7 @@ impl HeldLocks {
     }
 }
 
-/// Does the same for one lock and for several.
+/// Evaluates the same expression for one held lock and for several.
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
         match $held {
@@ -163,8 +166,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         Self { held, _of: PhantomData, _owner: PhantomData }
     }
 
-    /// Returns whether the lock is held: neither released nor lost, and before the deadline that
-    /// the server last confirmed. No I/O.
+    /// Returns whether the lock is held: it was not released or lost, and the lease that the server
+    /// last confirmed has not ended. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         each!(&self.held, held => held.is_held())
@@ -176,45 +179,45 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.state())
     }
 
-    /// Returns how long the lock is certainly held if no renewal succeeds any longer. Zero if it is
-    /// lost. For a lock that another process handed on, this is at first less than 2 s: see
-    /// [`check`](Self::check). No I/O.
+    /// Returns how long the lock is certainly held even if no further renewal succeeds. Returns
+    /// zero if the lock is lost. If another process handed the lock on, this is less than 2 s at
+    /// first: see [`check`](Self::check). No I/O.
     ///
-    /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the rest of that lease, even
-    /// if other readers of this process share the hold and have a longer one: they may leave at any
-    /// moment. Until they leave, the lock [is held](Self::is_held), also after the end of its own
-    /// lease.
+    /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the remaining time of that
+    /// lease. Other readers of this process may share the hold with a longer lease, but they may
+    /// leave at any moment. Until they leave, [`is_held`](Self::is_held) returns true even after
+    /// this guard's own lease has ended.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         each!(&self.held, held => held.remaining())
     }
 
-    /// Fails unless the lock is certainly held for `slack` more. Call it before each step that
-    /// needs the lock and takes no longer than `slack`.
+    /// Returns an error unless the lock is certainly held for `slack` from now. Call this before
+    /// each step that needs the lock. The step must take no longer than `slack`.
     ///
-    /// The watchdog renews a lease when a third of it has passed, so a little less than two thirds
-    /// of `watchdog_timeout` (20 s by default) are always left if all is well. Take a `slack` of at
-    /// most half of `watchdog_timeout`.
+    /// The watchdog renews a lease when a third of it has passed. So while renewals succeed, a
+    /// little less than two thirds of `watchdog_timeout` (20 s by default) remain at any time. Use
+    /// a `slack` of at most half of `watchdog_timeout`.
     ///
     /// # Blocking
     ///
-    /// None, or one round trip if another process has just handed the lock on. Such a lock has a
-    /// lease of 2 s at first, and a longer `slack` extends the lease at once.
+    /// Does not block, except for one round trip if another process has just handed the lock on.
+    /// The lease is then 2 s at first, and a call with a longer `slack` extends it at once.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held but may end within `slack`,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the lock is held but may end within `slack`,
     /// [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         each!(&self.held, held => held.check(slack))
     }
 
-    /// Registers `callback`, which the client calls once if the lock is lost before it is released:
+    /// Registers `callback`. The client calls it once if the lock is lost before it is released:
     /// when the lease ends, when the server answers a renewal with "not yours", or when this client
-    /// calls `force_unlock`. If the lock is lost already, the client calls it soon. If
-    /// [`unlock`](Self::unlock) finds the loss, it only returns the error.
+    /// calls `force_unlock`. If the lock is already lost, the client calls `callback` soon. If
+    /// [`unlock`](Self::unlock) detects the loss, it only returns the error.
     ///
     /// Once a lock has been held for 100 ms, the server notifies the client of changes of its key
     /// ([`client_tracking`](crate::ClientBuilder::client_tracking)). So the client calls `callback`
@@ -225,23 +228,24 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.on_lost(Box::new(callback)));
     }
 
-    /// Releases the lock, or one level of it.
+    /// Releases the lock, or one level of it if the thread has several.
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before. Its present holder keeps
-    ///   it.
-    /// - [`NotHeld`](ErrorKind::NotHeld) if all levels were released before, by [`Lock::unlock`].
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time. The caller no longer holds the lock. The client repeats the release in the
-    ///   background, so others get the lock when its lease ends or sooner. Also if the connection
-    ///   broke and the server, asked once more, no longer knows the hold: it was most likely
-    ///   released, but it may have been lost before.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call. Its present
+    ///   holder keeps it.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has already released all levels.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time. The caller no longer holds the lock. The client
+    ///   repeats the release in the background, so others get the lock when its lease ends or
+    ///   sooner. The error has the same meaning if the connection broke, and the server found no
+    ///   hold when the client sent the release again. The first request most likely released the
+    ///   hold, but the hold may have been lost before.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip. None for an inner level, or if a waiting thread of this process gets the
+    /// One round trip. None if other levels remain, or if a waiting thread of this process gets the
     /// lock.
     pub fn unlock(self) -> Result<(), Error> {
         each!(self.held, held => held.unlock())
@@ -251,30 +255,31 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// process or its machine ends. To run a job at intervals, see
     /// [`try_once_per`](Lock::try_once_per).
     ///
-    /// The thread no longer holds the lock, and nothing renews it. So the lock ends with the rest
-    /// of its lease: that of [`with_lease`](Lock::with_lease), or else two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more. The end of the client
-    /// does not release it, but [`force_unlock`](Lock::force_unlock) does. Of a quorum, at least a
-    /// majority is left taken, and the other parts are released.
+    /// After this call, the thread no longer holds the lock and the client no longer renews it. So
+    /// the lock ends with its remaining lease: the rest of the lease of
+    /// [`with_lease`](Lock::with_lease), or otherwise at least two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The end of the client does not
+    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. Of a quorum, at least a
+    /// majority of the parts stays taken, and the other parts are released.
     ///
-    /// If the thread has several levels, this ends one. The other levels hold the lock as before,
-    /// but the end of the last level does not release the lock before the end of the present lease.
-    /// The same is true of readers that share a hold in this process.
+    /// If the thread has several levels, the call ends one level. The other levels hold the lock as
+    /// before. Even if the thread then releases its last level, the lock stays taken until the
+    /// present lease ends. The same is true of readers that share a hold in this process.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
     /// [`Forked`](ErrorKind::Forked) as for [`unlock`](Self::unlock): the lock is not left taken.
     /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock on
-    /// and the server does not extend its lease: the lock is not left taken, and the client
-    /// releases it in the background. (If the server has extended the lease and its reply was lost,
-    /// the client repeats the release for as long as that lease lasts. The lock stays taken only if
-    /// the client ends before that.) After an error no lock of a [`MultiLock`](crate::MultiLock) is
-    /// left taken.
+    /// and the server did not extend the lease: the lock is not left taken, and the client releases
+    /// it in the background. (If the server extended the lease and the reply was lost, the client
+    /// repeats the release for as long as that lease lasts. The lock stays taken only if the client
+    /// ends before the release succeeds.) After an error, no lock of a
+    /// [`MultiLock`](crate::MultiLock) is left taken.
     ///
     /// # Blocking
     ///
-    /// None, or one round trip if another process has just handed the lock on.
+    /// Does not block, except for one round trip if another process has just handed the lock on.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         each!(self.held, held => held.leave_to_expire())
     }
@@ -285,21 +290,22 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.name())
     }
 
-    /// Returns the owner under which the server knows the hold: the client's
-    /// [`id`](crate::Client::id), a colon and a number. Log it beside what the lock guards. It is
-    /// what [`Client::status`](crate::Client::status), the command `redlatch who` and Redisson
-    /// show, and what [`release_for`](crate::Client::release_for) ends. No I/O.
+    /// Returns the owner under which the server stores the hold: the client's
+    /// [`id`](crate::Client::id), a colon and a number. Log this owner beside the data that the
+    /// lock guards. [`Client::status`](crate::Client::status), the command `redlatch who` and
+    /// Redisson show the same owner, and [`release_for`](crate::Client::release_for) ends its hold.
+    /// No I/O.
     ///
-    /// The levels of one thread have the same owner, and so have the threads of a process that pass
-    /// the lock to each other, or read together. After a wait on a
-    /// [`Condition`](crate::Condition), a guard has another owner. `None` for several locks that
-    /// are held together, which have one each: [`owners`](LockGuard::owners).
+    /// All levels of a thread have the same owner. Threads of one process that pass the lock to
+    /// each other, or read together, also have the same owner. After a wait on a
+    /// [`Condition`](crate::Condition), a guard has another owner. Returns `None` for the guard of
+    /// several locks, each of which has its own owner: see [`owners`](LockGuard::owners).
     #[must_use]
     pub fn owner(&self) -> Option<String> {
         self.one().map(HeldLock::owner)
     }
 
-    /// Runs `work`, and releases the lock: [`Lock::with`].
+    /// Runs `work`, and then releases the lock: see [`Lock::with`].
     pub(super) fn release_after<R, E: From<Error>>(
         self,
         work: impl FnOnce(&Self) -> Result<R, E>,
@@ -324,7 +330,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// The lock that it holds, if that is a lock of one name.
+    /// Returns the held lock, if the guard holds a lock of one name.
     pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),
@@ -332,7 +338,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// The locks that it holds together, if there are several.
+    /// Returns the held locks, if the guard holds several locks together.
     pub(super) fn several(&self) -> Option<&GuardLevels> {
         match &self.held {
             HeldLocks::Several(levels) => Some(levels),
@@ -342,7 +348,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock. `NotTaken`: the wait ended first.
+    /// Takes the lock. Returns `NotTaken` if the wait ended first.
     #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(
         lock: &K,
@@ -353,7 +359,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         Ok(Taken(Self::new(held)))
     }
 
-    /// Takes the lock. Only an error ends the wait first.
+    /// Takes the lock, with a wait that only an error can end early.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
         Self::try_take(lock, wait)?
@@ -363,9 +369,9 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
 }
 
 impl<L: ?Sized> LockGuard<L> {
-    /// Ends the guard and keeps the lock. [`Lock::unlock`] on the same thread or the end of the
-    /// client releases it; if the thread ends, the lock ends with its lease. For a lock that must
-    /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
+    /// Ends the guard without releasing the lock. [`Lock::unlock`] on the same thread, or the end
+    /// of the client, releases the lock. If the thread ends first, the lock ends with its lease.
+    /// For a lock that must outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
     pub fn forget(self) {
         each!(self.held, held => held.forget());
     }

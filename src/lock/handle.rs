@@ -16,20 +16,21 @@ use crate::scripts::{self, Mode, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::Wait;
 
-/// A way in which a handle differs from another one of its lock.
+/// A difference between two handles of one lock.
 #[derive(Clone, Copy, Debug)]
 pub enum Variant {
     On(Terms),
-    /// A second level is an error.
+    /// Taking a second level is an error.
     NonReentrant,
     /// The lock is held for at least this time.
     AtLeast(Duration),
 }
 
-/// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
+/// The handle of any lock: a client, a name, and the terms on which a thread takes the lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    // This is before the client: a site that is dropped must not be the client's last user.
+    // This field is dropped before `session`: the drop of a site must not be the last use of the
+    // client.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
@@ -73,7 +74,7 @@ impl Handle {
         [&self.site].into_iter().chain(other)
     }
 
-    /// The same handle with this difference.
+    /// Returns the same handle with this difference.
     pub(crate) fn varied(&self, variant: Variant) -> Self {
         match variant {
             Variant::On(terms) => {
@@ -105,8 +106,8 @@ impl Handle {
         self.terms.check(&self.site.name)
     }
 
-    /// Fails if the thread holds the lock and may not take it again. Only the thread itself takes its
-    /// levels, so the answer stays true until it enters the gate.
+    /// Fails if the thread holds the lock and may not take it again. Only the thread itself takes
+    /// its levels, so the result stays true until the thread enters the gate.
     #[inline]
     pub(crate) fn check_level(&self, thread: &Thread) -> Result<(), Error> {
         if self.is_reentrant {
@@ -123,8 +124,8 @@ impl Handle {
         }
     }
 
-    /// Completes the entry of a thread that found its own tenancy in the seat, or a hold that is
-    /// over. `None`: the thread must enter again.
+    /// Completes the entry of a thread that found its own tenancy, or an expired hold, in the seat.
+    /// Returns `None` if the thread must enter the gate again.
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
@@ -149,15 +150,15 @@ impl Handle {
         Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
-    /// Makes the lease as long as the terms of the level want that the thread has just taken.
-    /// `false`: the hold was lost.
+    /// Extends the lease if the level that the thread has just taken needs a longer lease. Returns
+    /// `false` if the hold was lost.
     #[inline]
     pub(crate) fn ensure_lease(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew the hold from now on. (The tenants that wanted this before
-            // may have left.)
+            // The watchdog must renew the hold from now on. (All tenants with such a lease may have
+            // left before.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
@@ -165,8 +166,8 @@ impl Handle {
         Ok(true)
     }
 
-    /// Asks the server for this lease, or ends the level that the thread has just taken. `false`:
-    /// the hold was lost.
+    /// Asks the server for this lease. If the request fails, ends the level that the thread has
+    /// just taken. Returns `false` if the hold was lost.
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let (site, hold) = (&self.site, &tenancy.hold());
         let sent_at = clock::now();
@@ -185,7 +186,7 @@ impl Handle {
                     hold.unconfirm();
                     site.clean_up_if_lost(hold);
                 }
-                // This ends the inner level. The outer ones stay as they were.
+                // This ends the inner level. The outer levels stay as they were.
                 let which = self.level(tenancy);
                 let _ = site.leave(tenancy, Some(which), Leaving::Posted);
                 let state = match site.gate.tenant_of(&tenancy.thread) {
@@ -197,7 +198,7 @@ impl Handle {
         }
     }
 
-    /// The level that the thread took last.
+    /// Returns the level that the thread took last.
     #[inline]
     pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> HoldLevel {
         let shares = self.site.mode == Mode::Read && !self.terms.is_watched();
@@ -207,9 +208,10 @@ impl Handle {
     /// Returns the tenancy of a granted hold, unless the client was shut down in the meantime.
     pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released the holds that it knew. This one came later.
+            // The end of the client released the holds that existed then. This hold came later.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
-            // Nothing sends the release again after the end, so no limit ends it.
+            // After the end of the client, no thread would repeat the release, so no limit may end
+            // this request.
             let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold(), Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
@@ -232,7 +234,7 @@ impl Handle {
         }
     }
 
-    /// Takes the lock away from its holder with `send`, the request of its kind.
+    /// Takes the lock away from its holder. `send` sends the request for this kind of lock.
     pub(crate) fn force_unlock(
         &self,
         send: impl FnOnce() -> Result<bool, Trouble>,
@@ -252,7 +254,8 @@ impl Handle {
         })
     }
 
-    /// Sends the request of all locks but the fair one. A writer's request also ends its reads.
+    /// Sends the forced unlock of every kind of lock except the fair lock. For a write lock, it
+    /// also ends the writer's reads.
     pub(super) fn send_force_unlock(&self) -> Result<bool, Trouble> {
         let send = || self.site.scripts().force_unlock();
         match &self.pair {
@@ -280,7 +283,7 @@ impl Handle {
             .map_err(|trouble| trouble.into_error().of(name))
     }
 
-    /// The calling thread's tenancy with its count, if it has the seat.
+    /// Returns the calling thread's tenancy and its number of levels, if the thread is in the seat.
     pub(crate) fn tenancy(&self) -> Result<Option<(Arc<Tenancy>, usize)>, Error> {
         Error::if_forked(&self.site.name)?;
         Ok(self.site.gate.tenant_of(&Thread::current()))

@@ -16,17 +16,17 @@ use crate::scripts::FencingToken;
 use crate::scripts::mutants;
 use crate::site::{Leaving, Site, go_together, leave_all};
 
-/// One level of a hold, which is left once. Nothing here depends on the calling thread.
+/// One level of a hold, which ends once. Nothing here depends on the calling thread.
 pub struct HeldLock {
-    /// The tenancy in which the thread took the level. It is dropped before the client, since its
-    /// drop may send a request.
+    /// The tenancy in which the thread took the level. This field is dropped before the handle with
+    /// its client, since the drop may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    /// The level that this guard ends. Other guards have the other levels of the tenancy. `None`:
-    /// the level that the thread took last.
+    /// The level that this guard ends. Other guards have the other levels of the tenancy. `None`
+    /// means the level that the thread took last.
     level: Option<HoldLevel>,
     left: bool,
-    /// The level beneath, and the time until which it [keeps](Self::leave_beneath) the lock taken.
+    /// The level beneath, and the time until which that level [keeps](Self::leave_beneath) the lock taken.
     beneath: Option<Box<(Self, u64)>>,
 }
 
@@ -37,19 +37,21 @@ impl HeldLock {
         Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
     }
 
-    /// The level that the thread took last, even if another guard has it.
+    /// Returns the level that the thread took last, even if another guard has it.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
     }
 
-    /// Adds a level beneath, which ends with this one unless the lock [stays](Self::stays) taken.
+    /// Adds a level beneath. It ends together with this level, unless [`stays`](Self::stays) leaves
+    /// it to expire.
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self
     }
 
-    /// Leaves the level beneath to its end. This comes when all locks that are taken together are
-    /// held. (If a lock is lost by then, its level is not left, and its guard reports the loss.)
+    /// Leaves the level beneath to expire. The caller does this when it holds all locks that it
+    /// takes together. (If the lock is lost by then, the level cannot be left, and the guard
+    /// reports the loss.)
     pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
@@ -74,8 +76,8 @@ impl HeldLock {
         self.tenancy.remaining()
     }
 
-    /// How long this level alone certainly keeps the lock. (A thread that keeps a shared hold for
-    /// longer may leave at any moment.)
+    /// How long this level alone certainly keeps the lock. (Another thread may keep a shared hold
+    /// for longer, but may leave at any moment.)
     fn own(&self) -> Duration {
         #[cfg(soak_mutants)]
         if mutants::is("a reader that counts the leases of others") {
@@ -96,8 +98,8 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                // This comes before the looks at the hold, so that a level that ends while the hold
-                // lasts counts as ended by itself.
+                // This reads the level's time before the hold's. So if the level has ended and the
+                // hold has not, the level certainly ended first.
                 let own = self.own();
                 let lasts = || self.tenancy.remaining();
                 let is_enough = |left: Duration| !left.is_zero() && left >= slack;
@@ -110,13 +112,14 @@ impl HeldLock {
                 }
                 let lasts = lasts();
                 if lasts.is_zero() {
-                    // The hold has ended since the look at its state.
+                    // The hold ended after this call had read its state.
                     return self.check(slack);
                 }
                 let remaining = own.min(lasts);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
-                // A later call may succeed if a renewal comes and is long enough.
+                // A later call may succeed after a renewal, if the renewed lease is longer than
+                // `slack`.
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
@@ -146,7 +149,8 @@ impl HeldLock {
         self.handle.site.leave(&self.tenancy, self.level, how)
     }
 
-    /// Leaves all, of which one request has the releases. `Err`: they need a request each.
+    /// Leaves all these levels with one request for all releases. Returns the levels in `Err` if
+    /// each needs a request of its own.
     pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
         let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
         if !go_together(&sites) || held.iter().any(|held| held.beneath.is_some()) {
@@ -158,14 +162,14 @@ impl HeldLock {
         Ok(leave_all(&levels))
     }
 
-    /// Leaves the hold to its end. The end of the lease may be far off, so nothing may go wrong
-    /// after the hold is left. (If it cannot be raised, the drop releases it.)
+    /// Leaves the hold to expire. The lease may be long, so no step may fail after the hold is
+    /// left. (If the hold cannot be raised, the drop releases it.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()
     }
 
-    /// Makes sure that the hold has the lease of its terms, before it is left to the end of that.
+    /// Ensures that the hold has the lease of its terms, before it is left to expire.
     pub(super) fn raise(&self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         let raised = self.handle.site.raise_to_keep(&self.tenancy);
@@ -177,7 +181,7 @@ impl HeldLock {
         raised
     }
 
-    /// Leaves a hold that was [raised](Self::raise) to the end of its lease.
+    /// Leaves a [raised](Self::raise) hold to expire.
     pub(super) fn leave_raised(self) -> Result<(), Error> {
         #[cfg(soak_mutants)]
         if mutants::is("a lock that is left to nobody") {
@@ -188,7 +192,7 @@ impl HeldLock {
         self.leave(Leaving::ToExpire { until })
     }
 
-    /// The tenancy, whose level no guard ends any longer.
+    /// Returns the tenancy. No guard ends its level from here on.
     pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
         self.left = true;
         Arc::clone(&self.tenancy)
@@ -226,7 +230,7 @@ impl fmt::Debug for HeldLock {
 impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left {
-            // If it was lost, `on_lost` and the log have reported it.
+            // If the lock was lost, `on_lost` and the log have reported the loss.
             let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
         }
     }
