@@ -25,17 +25,17 @@ use self::entry::{ConditionEntry, Ended};
 
 mod entry;
 
-/// A condition of a lock, on which threads wait until another thread, on any machine, makes a
-/// change and notifies them. It is `Condition` of java.util.concurrent, across processes. Made by
-/// [`ReentrantLock::new_condition`], and likewise by a [`FairLock`], a [`FencedLock`] and a
-/// [`WriteLock`]. (Readers have none, as in Java.)
+/// A condition of a lock. Threads wait on it until another thread, on any machine, makes a change
+/// and notifies them. It corresponds to `Condition` of java.util.concurrent, across processes.
+/// [`ReentrantLock::new_condition`] returns one. [`FairLock`], [`FencedLock`] and [`WriteLock`]
+/// have the same method. (A read lock has no conditions, as in Java.)
 ///
-/// A wait releases the lock, sleeps until it is notified, and takes the lock again before it
-/// returns. A notification goes to the thread that has waited longest. Without a waiter it has no
-/// effect. Both the waiter and the notifier must hold the lock.
+/// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before
+/// it returns. A notification goes to the thread that has waited longest. If no thread waits, a
+/// notification has no effect. Both the waiter and the notifier must hold the lock.
 ///
 /// A clone is the same condition, and so is every condition of the same lock and name. A lock may
-/// have many. The locks `x` and `{x}` have different conditions.
+/// have many conditions. The locks `x` and `{x}` have different conditions.
 ///
 /// A bounded buffer, in a Redis list (or any store that all processes can see):
 ///
@@ -82,37 +82,39 @@ mod entry;
 ///
 /// # The guard during a wait
 ///
-/// The thread releases all levels of the lock, including those of its other guards, and returns
-/// with all of them in a new hold. During the wait the guards say "released". Callbacks given to
-/// [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is no loss. A fixed lease begins
-/// anew after the wait; with several levels, it is the longest of their leases. The guards of a
-/// [`FencedLock`] have the higher token of the new hold.
+/// A wait releases all levels of the lock, including those of the thread's other guards. After the
+/// wait, the thread has all these levels again, in a new hold. During the wait the guards say
+/// "released". Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is
+/// no loss. A fixed lease begins anew after the wait. If the levels have different leases, the
+/// longest one applies. The guards of a [`FencedLock`] have the higher token of the new hold.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
-/// The lock is on another machine, so a wait may return **without the lock**. After every error
-/// except [`Cancelled`](ErrorKind::Cancelled) that comes after the release, the thread holds
-/// nothing. The guards say so, and dropping them does nothing. Check the guard after a wait, as
-/// after any other pause. In rare cases a wait returns without a notification, so wait in a loop,
-/// or with [`wait_while`](Self::wait_while).
+/// The lock is on another machine, so a wait may return **without the lock**. If a wait fails after
+/// the release, with any error but [`Cancelled`](ErrorKind::Cancelled), the thread holds nothing.
+/// The guards report that, and dropping them does nothing. Check the guard after a wait, as after
+/// any other pause. In rare cases a wait returns without a notification, so wait in a loop, or with
+/// [`wait_while`](Self::wait_while).
 ///
 /// # Deaths
 ///
-/// If the process of a notified waiter dies before that thread has released the lock again, the
-/// next waiter gets the notification within about a second, or three seconds if the process is only
-/// stopped. (That waiter then waits for the lock until the dead holder's lease ends.)
+/// If a notified waiter's process dies before the waiter has released the lock again, the next
+/// waiter gets the notification within about a second. If the process is only stopped, the next
+/// waiter gets it within three seconds. (The next waiter then waits for the lock until the dead
+/// holder's lease ends.)
 ///
-/// **Notify before you make the change** for which others wait. They cannot see it before the lock
-/// is released anyway. If your process dies between the notification and the change, a waiter wakes
-/// for nothing. In the other order, the waiters would miss the change.
+/// **Notify before you make the change** for which other threads wait. They cannot see the change
+/// before you release the lock anyway. If your process dies between the notification and the
+/// change, a waiter wakes for nothing. If you made the change first and your process died then, the
+/// waiters would miss the change.
 ///
 /// # In Redis
 ///
-/// `redlatch_condition:{lock}:name:length` has the waiters, and
-/// `redlatch_notified:{lock}:name:length` the notified ones. The keys expire a minute after the
-/// last sign of life. The server's user needs the rights to them
+/// The key `redlatch_condition:{lock}:name:length` has the waiters, and the key
+/// `redlatch_notified:{lock}:name:length` has the notified waiters. Both keys expire a minute after
+/// the last request of a waiter. The server's user needs rights to these keys
 /// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but its clients
-/// may hold the lock meanwhile.
+/// may hold the lock during a wait.
 #[derive(Clone)]
 pub struct Condition {
     lock: Arc<dyn Part>,
@@ -121,9 +123,9 @@ pub struct Condition {
 }
 
 impl ReentrantLock {
-    /// Returns the condition of this name, on which threads that hold the lock wait.
+    /// Returns the condition with this name. Threads that hold the lock can wait on it.
     ///
-    /// No I/O. If the name is empty, the first call returns an error.
+    /// No I/O. If the name is empty, the first call on the condition returns an error.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -131,10 +133,10 @@ impl ReentrantLock {
 }
 
 impl FairLock {
-    /// Returns the condition of this name, on which threads that hold the lock wait.
+    /// Returns the condition with this name. Threads that hold the lock can wait on it.
     ///
-    /// No I/O. If the name is empty, the first call returns an error. A notified waiter queues at
-    /// the end of the lock's queue.
+    /// No I/O. If the name is empty, the first call on the condition returns an error. A notified
+    /// waiter joins the lock's queue at the end.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -142,10 +144,10 @@ impl FairLock {
 }
 
 impl FencedLock {
-    /// Returns the condition of this name, on which threads that hold the lock wait.
+    /// Returns the condition with this name. Threads that hold the lock can wait on it.
     ///
-    /// No I/O. If the name is empty, the first call returns an error. After a wait the guards have
-    /// a higher [token](LockGuard::token).
+    /// No I/O. If the name is empty, the first call on the condition returns an error. After a wait
+    /// the guards have a higher [token](LockGuard::token).
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -153,11 +155,11 @@ impl FencedLock {
 }
 
 impl WriteLock {
-    /// Returns the condition of this name, on which threads that hold the lock wait.
+    /// Returns the condition with this name. Threads that hold the lock can wait on it.
     ///
-    /// No I/O. If the name is empty, the first call returns an error. A wait does not release the
-    /// read lock. If a thread holds that, too, a wait fails with
-    /// [`WouldDeadlock`](ErrorKind::WouldDeadlock), and the thread holds both as before.
+    /// No I/O. If the name is empty, the first call on the condition returns an error. A wait does
+    /// not release the read lock. If a thread also holds the read lock, its wait fails with
+    /// [`WouldDeadlock`](ErrorKind::WouldDeadlock), and the thread still holds both locks.
     #[must_use]
     pub fn new_condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -165,45 +167,46 @@ impl WriteLock {
 }
 
 impl Condition {
-    /// Releases the lock, sleeps until it is notified, and takes the lock again.
+    /// Releases the lock, sleeps until the thread is notified, and takes the lock again.
     ///
     /// # Errors
     ///
-    /// Before the release, the lock is held as before:
+    /// These errors come before the release, and change nothing:
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
-    ///   is that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    ///   is the guard of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time. [`Protocol`](ErrorKind::Protocol) if the server's
+    ///   answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
     ///   [`Client::shutdown`].
     ///
-    /// After the release, **the thread holds nothing**, at no level, and the message says so:
-    /// server trouble and `Protocol` as above, `ShutDown` when the client ends, and
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost at the moment in which the thread
-    /// took it again. If the thread was notified, the next waiter gets the notification.
+    /// These errors come after the release. **The thread then holds no level of the lock**, and the
+    /// message says so: server trouble and `Protocol` as above, `ShutDown` if the client ends, and
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost at the moment at which the thread
+    /// took it again. If the thread had been notified, the next waiter gets the notification.
     ///
-    /// All verbs that wait fail in these ways.
+    /// All methods that wait fail in these ways.
     ///
     /// # Blocking
     ///
-    /// One round trip before the release (and the first wait of a client opens a connection). Then
-    /// until the thread is notified, and until it has the lock again, as
-    /// [`Lock::lock`](crate::Lock::lock). While it sleeps, it asks the server about once a second,
-    /// in case a message was lost.
+    /// Blocks for one round trip before the release. (The first wait of a client also opens a
+    /// connection.) Then blocks until the thread is notified, and until it has the lock again, as
+    /// [`Lock::lock`](crate::Lock::lock) does. While the thread sleeps, it asks the server about
+    /// once a second whether it was notified, in case a message was lost.
     pub fn wait(&self, guard: &LockGuard<impl Lock + ?Sized>) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
 
-    /// Releases the lock, sleeps until it is notified or for at most `wait`, and takes the lock
-    /// again. Returns whether it was notified in time. The thread holds the lock in both cases. A
-    /// wait of zero does not release the lock.
+    /// Releases the lock, sleeps until the thread is notified or `wait` has passed, and takes the
+    /// lock again. Returns whether the thread was notified in time. The thread holds the lock in
+    /// both cases. If `wait` is zero, the call does not release the lock.
     ///
     /// # Blocking
     ///
-    /// For at most `wait` until the end of the sleep. After that the call asks whether the thread
-    /// was notified, and waits until it has the lock again.
+    /// The sleep ends after at most `wait`. Then the call asks the server whether the thread was
+    /// notified, and blocks until the thread has the lock again.
     pub fn wait_for(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -212,18 +215,18 @@ impl Condition {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
-    /// Releases the lock, sleeps until it is notified or `token` is cancelled, and takes the lock
-    /// again.
+    /// Releases the lock, sleeps until the thread is notified or `token` is cancelled, and takes
+    /// the lock again.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): **the thread holds the lock again**, with all levels,
-    /// as in Java. If the thread was notified before the cancel, this is no error. Also the errors
-    /// of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled before the thread was notified:
+    /// **the thread holds the lock again**, with all levels, as in Java. The call also returns the
+    /// errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Until the thread has the lock again. The cancel ends only the sleep.
+    /// Blocks until the thread has the lock again. The cancellation ends only the sleep.
     pub fn wait_cancellable(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -232,19 +235,19 @@ impl Condition {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
-    /// Releases the lock, sleeps until it is notified or until the end of `wait`, and takes the
-    /// lock again. Returns whether it was notified in time. All other waits are short forms of this
-    /// one.
+    /// Releases the lock, sleeps until the thread is notified or until the end of `wait`, and takes
+    /// the lock again. Returns whether the thread was notified in time. All other methods that wait
+    /// call this one.
     ///
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: **the thread holds
-    /// the lock again**. Also the errors of [`wait`](Self::wait).
+    /// the lock again**. The call also returns the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As for [`wait_for`](Self::wait_for) and [`wait_cancellable`](Self::wait_cancellable). With a
-    /// deadline that has passed, the call does not release the lock.
+    /// Blocks as [`wait_for`](Self::wait_for) and [`wait_cancellable`](Self::wait_cancellable) do.
+    /// With a deadline that has passed, the call does not release the lock.
     pub fn wait_within<'a>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -263,15 +266,16 @@ impl Condition {
         if !entry.listen(&wait).map_err(before)? {
             return Ok(Waited::TimedOut);
         }
-        // The entry must exist before the thread leaves the lock. If both requests went in one
-        // packet, they might be answered over two connections, and the client would not know
-        // whether the entry exists. A refusal must also find the lock still held.
+        // The entry must exist before the thread leaves the lock. If the request for the entry and
+        // the release were in one packet, their replies might come over two connections, and the
+        // client would not know whether the entry exists. Also, the thread must still hold the lock
+        // if the server refuses the entry.
         let stands = {
             let _limited = wait.limits(&site.core);
             let stands = entry.stand(&tenancy.hold().owner);
             if was_cut() {
                 // The wait is over, and the thread has not left the lock. The drop of the entry
-                // undoes a request that may have arrived.
+                // undoes the request, which may have reached the server.
                 wait.check_cancelled(&site.name).map_err(before)?;
                 return Ok(Waited::TimedOut);
             }
@@ -286,12 +290,13 @@ impl Condition {
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
-        // From here on a notification finds the entry, and no thread can notify before this one has
+        // From here on a notification finds the entry. No thread can notify before this thread has
         // left the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
-        // Neither time nor a cancel ends this, since the caller must get back what it had.
+        // No time limit and no cancellation ends this wait, since the caller must get its lock
+        // back.
         let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
@@ -314,12 +319,12 @@ impl Condition {
         }
     }
 
-    /// Waits while `condition` returns true. Calls it with the lock held, before the first wait and
-    /// after each wake-up.
+    /// Waits while `condition` returns true. Calls `condition` with the lock held, before the first
+    /// wait and after each wake-up.
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), for each wait.
+    /// Each wait blocks as [`wait`](Self::wait) does.
     pub fn wait_while(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -329,11 +334,11 @@ impl Condition {
     }
 
     /// Waits while `condition` returns true, for as long as `wait` allows. Returns
-    /// [`TimedOut`](Waited::TimedOut) if it is still true then.
+    /// [`TimedOut`](Waited::TimedOut) if `condition` still returns true at the end of `wait`.
     ///
     /// # Blocking
     ///
-    /// `wait` limits the sum of all sleeps.
+    /// `wait` limits the total time of all sleeps.
     pub fn wait_while_within<'a>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -343,15 +348,17 @@ impl Condition {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
-    /// Waits while `condition`, which may fail, returns true. It may for example read a database.
+    /// Waits while `condition`, which may fail, returns true. For example, `condition` may read a
+    /// database.
     ///
     /// # Errors
     ///
-    /// Those of `condition`: the lock is held. Also the errors of [`wait`](Self::wait).
+    /// The errors of `condition`, after which the thread holds the lock, and the errors of
+    /// [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), for each wait.
+    /// Each wait blocks as [`wait`](Self::wait) does.
     pub fn try_wait_while<E: From<Error>>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -364,16 +371,16 @@ impl Condition {
     }
 
     /// Waits while `condition`, which may fail, returns true, for as long as `wait` allows. Returns
-    /// [`TimedOut`](Waited::TimedOut) if it is still true then.
+    /// [`TimedOut`](Waited::TimedOut) if `condition` still returns true at the end of `wait`.
     ///
     /// # Errors
     ///
-    /// Those of `condition`: the lock is held. Also the errors of
+    /// The errors of `condition`, after which the thread holds the lock, and the errors of
     /// [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///
-    /// `wait` limits the sum of all sleeps.
+    /// `wait` limits the total time of all sleeps.
     pub fn try_wait_while_within<'a, E: From<Error>>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -390,18 +397,19 @@ impl Condition {
         Ok(Waited::InTime(()))
     }
 
-    /// Notifies the thread that has waited longest, and returns whether there was one. That thread
-    /// returns from its wait when it has the lock, after the calling thread has released it.
+    /// Notifies the thread that has waited longest. Returns `false` if no thread waits. The
+    /// notified thread returns from its wait when it has the lock again, after the calling thread
+    /// has released the lock.
     ///
     /// # Errors
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock,
-    ///   [`LeaseLost`](ErrorKind::LeaseLost) if it has lost it: no waiter was notified. (Take the
-    ///   lock again, and notify then.)
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time. If the message says that the outcome is not known, notify again: one
-    ///   notification too many does no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes
-    ///   no sense.
+    ///   [`LeaseLost`](ErrorKind::LeaseLost) if the calling thread has lost the lock: no waiter was
+    ///   notified. (Take the lock again, and then notify.)
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time. If the message says that the outcome is not
+    ///   known, notify again: one notification too many does no harm.
+    ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
     ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
@@ -413,8 +421,8 @@ impl Condition {
         self.notify(false).map(|told| told > 0)
     }
 
-    /// Notifies all waiters, and returns their number. They return from their waits one after the
-    /// other, each when it has the lock.
+    /// Notifies all waiters, and returns their number. The waiters return from their waits one
+    /// after the other, each when it has the lock again.
     ///
     /// # Blocking
     ///
@@ -429,7 +437,7 @@ impl Condition {
         &self.name
     }
 
-    /// Returns the name of its lock.
+    /// Returns the name of the condition's lock.
     #[must_use]
     pub fn lock_name(&self) -> &str {
         self.lock.handle().site.name.given()
@@ -450,8 +458,8 @@ impl Condition {
             return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
-        // The number rises, and names one notification of one client, so that a copy of the request
-        // finds its own.
+        // The number identifies one notification of this client. If the request is sent twice, the
+        // second copy finds the record that the first copy made.
         let number = site.core.id.next_number();
         let told = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
         match told {
@@ -482,7 +490,8 @@ impl Condition {
         Ok(())
     }
 
-    /// Checks a guard. Returns the lock's site, and the tenancy that a wait ends.
+    /// Checks the guard that a wait is given. Returns the lock's site, and the tenancy that the
+    /// wait ends.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

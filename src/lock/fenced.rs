@@ -8,16 +8,16 @@ use crate::scripts::FencingToken;
 use crate::site::Site;
 
 /// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
-/// token*, a number that is higher than that of every guard before. It is Redisson's `RFencedLock`.
-/// Made by [`Client::fenced_lock`].
+/// token*, a number that is higher than the tokens of all earlier guards. It corresponds to
+/// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns one.
 ///
-/// A lease cannot stop a process: a holder that is stopped for longer than its lease may write
-/// while another process has the lock. If the store keeps the highest token that it has seen, and
-/// refuses a lower one, it accepts no late write. [Fencing](crate::guide::fencing) shows this with
-/// SQL.
+/// A lease cannot stop a process: a holder that is paused for longer than its lease may write while
+/// another process has the lock. If the store keeps the highest token that it has seen, and refuses
+/// writes with a lower token, it accepts no late write. [Fencing](crate::guide::fencing) shows this
+/// with SQL.
 ///
-/// Otherwise it is a [`ReentrantLock`](crate::ReentrantLock). Its methods are those of
-/// [`Lock`](crate::Lock), but the guards of the trait's methods have no token.
+/// In all other respects, a `FencedLock` is a [`ReentrantLock`](crate::ReentrantLock). Its methods
+/// are those of [`Lock`](crate::Lock), but through the trait they return guards without a token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencingToken};
@@ -34,19 +34,20 @@ use crate::site::Site;
 ///
 /// # Tokens
 ///
-/// Tokens grow with every acquisition of the name, by any process, also when threads pass the lock
-/// to each other and when a thread takes it again after a wait on a
-/// [`Condition`](crate::Condition). Re-entry keeps the token. Tokens have gaps.
+/// The token grows with every acquisition of the name by any process. It also grows when threads
+/// pass the lock to each other, and when a thread takes the lock again after a wait on a
+/// [`Condition`](crate::Condition). A re-entry keeps the token. Tokens have gaps.
 ///
 /// After a `FLUSHALL`, a restart without persistence, or a failover to a replica that lags behind,
 /// **tokens begin anew or repeat**: see [Fencing](crate::guide::fencing#what-a-token-proves).
 ///
 /// # In Redis
 ///
-/// The keys of a [`ReentrantLock`](crate::ReentrantLock), and the last token in
-/// `redisson_lock_token:{name}` (`redisson_lock_token:name`, if the name has a `{`). Do not use one
-/// name for a fenced lock and another kind: they exclude each other, but the other lock's guards
-/// have no token, and a thread cannot re-enter one through the other.
+/// A fenced lock has the keys of a [`ReentrantLock`](crate::ReentrantLock). The key
+/// `redisson_lock_token:{name}` has the last token. (If the name has a `{`, this key is
+/// `redisson_lock_token:name`.) Do not use one name for a fenced lock and for a lock of another
+/// kind. The two locks exclude each other, but the guards of the other lock have no token, and a
+/// thread that holds one of the locks cannot take the other.
 #[derive(Clone, Debug)]
 pub struct FencedLock {
     handle: Handle,
@@ -91,13 +92,14 @@ pub type FencedLockGuard = LockGuard<FencedLock>;
 pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
 impl<O> LockGuard<FencedLock, O> {
-    /// Returns the token of this hold. It is higher than that of each guard before, on any machine,
-    /// and the same for all levels that a thread takes. It stays the same after the lock is lost.
-    /// After a wait on a [`Condition`](crate::Condition), all guards of the thread have the token
-    /// of the new hold.
+    /// Returns the token of this hold. The token is higher than the tokens of all earlier holds, on
+    /// any machine. All levels of a thread have the same token. The token stays the same after the
+    /// lock is lost. After a wait on a [`Condition`](crate::Condition), all guards of the thread
+    /// have the token of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        // A fenced lock is never granted without a token. (If it were, no fence would accept zero.)
+        // A fenced lock is never granted without a token. (If it were, no store would accept the
+        // token zero.)
         self.one().and_then(HeldLock::token).unwrap_or_else(|| FencingToken::from_number(0))
     }
 }

@@ -157,8 +157,8 @@ impl Handle {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew the hold from now on. (All tenants with such a lease may have
-            // left before.)
+            // The watchdog must renew the hold from now on. (Earlier tenants with a renewed lease
+            // may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}

@@ -1,6 +1,6 @@
-//! The hooks of all locks of one name but the fair one, which the driver calls. In such a lock one
-//! thread holds, or many read, and a process hands the lock to the next. (A fair lock's hooks are
-//! in `lock/fair.rs`.)
+//! The hooks that the driver calls, for every lock of one name except the fair lock. One thread
+//! holds such a lock, or many threads read under it. A process hands the lock on to the next
+//! process. (`lock/fair.rs` has the hooks of a fair lock.)
 //!
 //! `order/mod.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
@@ -24,11 +24,11 @@ use crate::waiting::{
 /// The hooks of a lock.
 struct Hooks<'a, 'b> {
     handle: &'a Handle,
-    /// It is one of several locks that are taken together.
+    /// `Some` if the lock is one of several that are taken together.
     together: Option<&'a Together<'b>>,
 }
 
-/// Takes the lock of this handle. `None`: the wait ended first.
+/// Takes the lock of this handle. Returns `None` if the wait ended first.
 pub(crate) fn acquire(
     handle: &Handle,
     thread: &Arc<Thread>,
@@ -37,19 +37,20 @@ pub(crate) fn acquire(
     acquire_of(None, handle, thread, wait)
 }
 
-/// The same for the next one of several locks.
+/// Does the same for the next of several locks that are taken together.
 pub(super) fn acquire_of(
     together: Option<&Together<'_>>,
     handle: &Handle,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // A name or a lease that is not usable, a client that was shut down, a forked process, a
-    // cancelled token, or a second level of a non-reentrant handle is an error before the client
-    // sends a request.
+    // This returns an error before the client sends any request: for an unusable name or lease, a
+    // client that was shut down, a forked process, a cancelled token, or a second level through a
+    // non-reentrant handle.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
-    // This is the driver. It calls the hooks below, and the thread sleeps between them.
+    // `waiting::acquire` is the driver. It calls the hooks below, and the thread sleeps between
+    // these calls.
     let claim = Claim { thread, need: handle.need(), wait };
     waiting::acquire(&Hooks { handle, together }, (core, name), &claim)
 }
@@ -59,7 +60,8 @@ impl Hooks<'_, '_> {
         self.handle.site.mode == Mode::Read
     }
 
-    /// Takes the read lock for a thread that writes. `None`: the thread must look again.
+    /// Takes the read lock for a thread that holds the write lock. Returns `None` if the thread
+    /// must enter the gate again.
     fn read_under(
         &self,
         writing: &Arc<Tenancy>,
@@ -73,7 +75,8 @@ impl Hooks<'_, '_> {
             refused => {
                 site.leave_queue(entry);
                 refused?;
-                // The thread has lost its write hold, without knowing it.
+                // The server no longer has the thread's write hold, and this process did not know
+                // that.
                 if writing.is_held() {
                     let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
@@ -84,13 +87,13 @@ impl Hooks<'_, '_> {
         let admitted = self.admit_or_join(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
             site.leave_queue(entry);
-            // The refused read grant proves nothing about the write hold.
+            // The gate did not admit the read grant. That proves nothing about the write hold.
             let is_late = clock::now() >= granted.hold().deadline();
             admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
-        // Another thread may write by now: it was granted the lock after this writer's holds were
-        // gone.
+        // This thread's holds may be gone, and another thread may have been granted the write lock
+        // since.
         if !site.gate.writes_alone(claim.thread) {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
@@ -99,8 +102,8 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Lets the leader read beside other threads of the process. During their turn it does so at
-    /// once. After the turn it does so if the server says that no process waits.
+    /// Lets the leader read beside other threads of the process. During their turn, the leader
+    /// joins at once. After the turn, the leader joins if the server says that no process waits.
     fn join(&self, claim: &Claim<'_, LockNeed>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !self.reads() {
             return Ok(None);
@@ -112,8 +115,8 @@ impl Hooks<'_, '_> {
         };
         let hold = &tenancy.hold();
         if !in_turn {
-            // The leader counts as a reader in the meantime, so the hold is not released during the
-            // request.
+            // During the request the leader already counts as a reader, so no thread releases the
+            // hold.
             let leave = || {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -121,7 +124,8 @@ impl Hooks<'_, '_> {
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
             let certain = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
-                // No lease was extended, except perhaps by a first copy that lost its reply.
+                // Processes wait, so this request extended no lease. (A first copy whose reply was
+                // lost may have extended it.)
                 Ok(Replied { reply: Some(1..), .. }) => {
                     leave();
                     return Ok(None);
@@ -158,8 +162,8 @@ impl Hooks<'_, '_> {
     }
 
     /// Admits the grant. If other threads of the process read under an older hold, the thread joins
-    /// them instead, since one hold is enough. `None`: the process no longer has the grant. This
-    /// calls `used_up` when no thread may ask under the grant's owner from then on.
+    /// them instead, since one hold is enough. Returns `None` if the process no longer has the
+    /// grant. Calls `used_up` at the moment from which no thread may ask under the grant's owner.
     fn admit_or_join(
         &self,
         granted: Arc<Tenancy>,
@@ -170,24 +174,25 @@ impl Hooks<'_, '_> {
         while self.reads()
             && let Some(older) = site.gate.hold()
         {
-            // The server certainly knows the new hold. If it has lost the older one, no thread may
-            // join that.
+            // The server certainly has the new hold. If it has lost the older hold, no thread may
+            // join the older hold.
             if !older.is_held_at(clock::now()) || !site.has_granted(&older)? {
                 site.lose_hold(&older, older.why_gone());
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server lets both read, so it no longer has a kept write hold.
+                // The server granted this read hold, so it no longer has a write hold that this
+                // process kept.
                 site.gate.keeps_none();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {
-                // Another hold has taken the seat in the meantime. The loop checks that one.
+                // Another hold has taken the seat in the meantime. The loop checks that hold next.
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
                 continue;
             }
-            // The new hold is not needed. The next request uses another owner.
+            // The new hold is not needed, so it is released. The next request uses another owner.
             used_up();
             let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));
@@ -217,10 +222,10 @@ impl Synchronizer for Hooks<'_, '_> {
         (kind, 1)
     }
 
-    /// Re-enters if the thread holds the lock, or joins readers of this process if it may.
-    /// Otherwise one thread asks Redis. A re-entry costs a command only for a fixed lease that is
-    /// longer than the rest of the present one. If the lease is over, `reentered` declares the hold
-    /// lost, and the thread enters anew.
+    /// Re-enters if the thread holds the lock. A reader joins other readers of this process if it
+    /// may. Otherwise one thread of the process asks Redis. A re-entry sends a command only if it
+    /// has a fixed lease that is longer than the remaining lease. If the lease of the present hold
+    /// is over, `reentered` declares the hold lost, and the thread enters again.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(lead) = self.together.and_then(Together::lead) {
             return Ok(Enter::Leads(lead.map(Box::new)));
@@ -255,7 +260,7 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Ends holds at their deadlines if the wheel, which usually does so, is late.
+    /// Ends holds whose deadlines have passed. Usually the wheel does that, but it may be late.
     fn look(&self) {
         for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {
@@ -264,8 +269,9 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Checks the passed hold again, since the thread may have slept through the rest of the lease.
-    /// If the client was shut down in the meantime, this fails and releases the hold.
+    /// Checks a hold that was passed to this thread, since the thread may have slept until the
+    /// lease ended. If the client was shut down in the meantime, this releases the hold and returns
+    /// an error.
     fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
@@ -326,9 +332,9 @@ impl Synchronizer for Hooks<'_, '_> {
         entry.ask(listening, site, claim, None)
     }
 
-    /// `None` has one of three reasons: the lease has ended since the grant, the server has
-    /// answered a forced unlock of this process (before or after the grant), or a fair lock's hold
-    /// has the seat and the server does not know this one.
+    /// Returns `None` for one of three reasons. The lease has ended since the grant. Or the server
+    /// has answered a forced unlock of this process, before or after the grant. Or a hold of the
+    /// name's fair lock has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,
@@ -336,7 +342,7 @@ impl Synchronizer for Hooks<'_, '_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let gate = &self.handle.site.gate;
-        // A leader without an entry has joined the readers, and already has a seat.
+        // A leader without an entry has joined readers, and is already in the seat.
         let has_joined = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
         let tenancy = match has_joined {
             true => tenancy,
@@ -348,10 +354,10 @@ impl Synchronizer for Hooks<'_, '_> {
         if self.reads() {
             gate.let_readers_in();
         } else {
-            // A thread that comes now finds the seat taken, so no thread needs to lead.
+            // A thread that enters now finds the seat taken, so no thread needs to lead.
             leadership.resign();
-            // A writer is alone, so readers of the process no longer have a hold, even if the
-            // process has not learned that yet.
+            // The server granted the write lock, so it no longer has the read hold of this process,
+            // even if this process has not noticed that yet.
             if let Some(pair) = &self.handle.pair
                 && let Some(hold) = pair.read.gate.hold()
             {

@@ -4,25 +4,26 @@ use std::sync::Arc;
 
 use super::{Handle, Lock, Variant};
 
-/// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or that of a
+/// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or the lock of a
 /// [`Condition`](crate::Condition).
 pub(crate) trait Part: Lock {
-    /// The kind of lock. Two kinds of one name are two locks that get in each other's way.
+    /// The kind of lock. Two locks of one name and of different kinds would wait for each other.
     fn kind(&self) -> &'static str;
 
     fn handle(&self) -> &Handle;
 
-    /// Whether each of its threads stands in Redis's queue for itself.
+    /// Whether each waiting thread has its own entry in Redis's queue.
     fn is_fair(&self) -> bool;
 
-    /// The same lock with this difference.
+    /// Returns the same lock with this difference.
     fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
 }
 
-/// A lock, or a pointer to one: `&FairLock`, `&dyn Lock`, `Box<dyn Lock>`, and `&Box<dyn Lock>`, as a
-/// list has them.
+/// A lock, or a pointer to a lock: `&FairLock`, `&dyn Lock`, `Box<dyn Lock>`, or `&Box<dyn Lock>`
+/// (an element of a list).
 ///
-/// ([`Lock`] is not implemented for pointers, so that `with_lease` and the others need not make one.)
+/// ([`Lock`] is not implemented for pointers, since `with_lease` and similar methods would have to
+/// return a pointer.)
 pub trait AsLock {
     fn as_lock(&self) -> &dyn Lock;
 }

@@ -2,10 +2,10 @@
 //!
 //! `docs/architecture.md`, "The path of one lock", follows a call from here to Redis and back.
 //!
-//! `one_lock!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire` (`lock/hooks.rs`) with the
-//! calling thread and a wait without an end. A `LockGuard` holds the tenancy that `acquire`
-//! returns. `try_lock` and the others have another wait, and `lock_owned` has another thread
-//! (`lock/guard.rs`).
+//! The macro `one_lock!` (`lock/verbs.rs`) makes all methods. `lock()` calls `acquire`
+//! (`lock/hooks.rs`) with the calling thread and an endless wait. A `LockGuard` has the tenancy
+//! that `acquire` returns. `try_lock` and similar methods pass another wait, and `lock_owned`
+//! passes a placeholder thread (`lock/guard.rs`).
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -14,8 +14,8 @@ use crate::runtime::Session;
 use crate::site::Site;
 
 /// A lock for one thread at a time, across processes and machines. Its holder may take it again. It
-/// is `ReentrantLock` of java.util.concurrent and Redisson's `RLock`. Made by
-/// [`Client::reentrant_lock`].
+/// corresponds to `ReentrantLock` of java.util.concurrent and to Redisson's `RLock`.
+/// [`Client::reentrant_lock`] returns one.
 ///
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of
 /// [`Lock`](crate::Lock).
@@ -45,36 +45,36 @@ use crate::site::Site;
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise they may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Fairness
 ///
 /// Processes get the lock in the order in which they began to wait: each release makes the next
 /// process the owner. The threads of one process, and its owned guards, get the lock in their order
 /// of arrival. A process may pass the lock among its own threads for up to 10 ms, or less if
-/// several processes wait. Then it rejoins the queue at the end. If the order of all threads on all
-/// machines matters, use a [`FairLock`](crate::FairLock).
+/// several processes wait. Then the process joins the queue again, at the end. If the order of all
+/// threads on all machines matters, use a [`FairLock`](crate::FairLock).
 ///
 /// [`try_lock`](Self::try_lock) may overtake the queue while the lock is free. A waiter in a killed
-/// process costs the others nothing. A waiter that does not respond (a stopped process, a network
-/// that is cut without an error) costs them 2 s.
+/// process costs the other waiters no time. A waiter that does not respond (because its process is
+/// stopped, or its network is cut without an error) costs the other waiters 2 s.
 ///
-/// Redisson's clients do not know this queue. While any of them wait, redlatch leaves them some of
-/// the releases: see [Coming from Redisson](crate::guide::redisson).
+/// Redisson's clients do not know this queue. While such a client waits, redlatch leaves some of
+/// the releases to Redisson: see [Coming from Redisson](crate::guide::redisson).
 ///
 /// # After a hand-off
 ///
-/// A lock that another process handed on has a lease of 2 s at first. After 50 ms the client
-/// extends it to the full lease, and [`LockGuard::check`](crate::LockGuard::check) does so sooner.
-/// If the process or the server stops for 2 s right after a hand-off, the lock is lost, and the
-/// guard says so.
+/// If another process handed the lock on, the lease is 2 s at first. The client extends it to the
+/// full lease after 50 ms, or sooner in a call of [`LockGuard::check`](crate::LockGuard::check). If
+/// the process or the server stops for 2 s right after a hand-off, the lock is lost, and the guard
+/// reports the loss.
 ///
 /// # In Redis
 ///
-/// The lock is a hash under its name, as Redisson's `RLock` is: owner to count, with the lease as
-/// its time to live. While processes wait, redlatch also has the keys `redlatch_queue:{name}`,
-/// `redlatch_window:{name}` and `redlatch_asked:{name}:…`. The server's user needs the rights to
-/// these ([table](crate::guide::operations#access-rights)).
+/// The lock is a hash under its name, as Redisson's `RLock` is. The hash maps the owner to a count,
+/// and its time to live is the lease. While processes wait, redlatch also has the keys
+/// `redlatch_queue:{name}`, `redlatch_window:{name}` and `redlatch_asked:{name}:…`. The server's
+/// user needs rights to these keys ([table](crate::guide::operations#access-rights)).
 #[derive(Clone, Debug)]
 pub struct ReentrantLock {
     handle: Handle,

@@ -1,5 +1,5 @@
-//! A waiter's entry on a condition. It exists from a moment at which the thread still has the lock
-//! until its notification is used.
+//! A waiter's entry on a condition. The thread makes its entry while it still has the lock. The
+//! entry exists until its notification is used.
 //!
 //! ```text
 //! listen (lock in hand) -> stand: one script (lock in hand) -> leave the lock -> sleep
@@ -10,13 +10,13 @@
 //! ```
 //!
 //! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry is among
-//! the waiters. If anything has removed the entry, waking up is right, and a message only makes
-//! that quick. So no notification is lost between the release and the sleep, or because a
-//! subscriber was cut off.
+//! the waiters. Whatever removed the entry, the thread must wake up, and a message only wakes it
+//! sooner. So no notification is lost between the release and the sleep, or while a subscriber has
+//! no connection.
 //!
-//! An unused notification is passed on: a notified waiter has a record until its thread has left
-//! the lock again. Every path on which the thread does not leave the lock again ends in `done` with
-//! "pass it on", or without further keep-alives.
+//! An unused notification is passed on to the next waiter. A notified waiter has a record at the
+//! server until its thread has taken the lock and left it again. If the thread does not get that
+//! far, either `done` says "pass it on", or the keep-alives of the record end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -37,12 +37,12 @@ use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
-/// How often a waiter without messages looks. The death of a waiter that was notified before it
-/// delays it by no more than this.
+/// How often a waiter asks the server if it gets no message. If a notified waiter dies, the next
+/// waiter gets the notification no later than this.
 const POLL: Duration = Duration::from_secs(1);
 /// How often the client sends a keep-alive for notified waiters that have not left the lock again.
-/// Three keep-alives fit into the time for which a record counts without one (`PATIENCE` in
-/// `waiters.lua`).
+/// Three such intervals fit into the time for which a record counts without a keep-alive
+/// (`PATIENCE` in `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
 /// How a sleep ended.
@@ -59,7 +59,7 @@ pub(super) struct ConditionEntry<'a> {
     thread: &'a Arc<Thread>,
     notice: Arc<Notice>,
     own: Subscription,
-    /// The version of that channel up to which no message can have been missed.
+    /// The version of `own` up to which the client has missed no message.
     seen: u64,
     enrolled: Enrolled,
     /// Whether the server may have the entry, or the record of its notification.
@@ -80,7 +80,7 @@ impl<'a> ConditionEntry<'a> {
             waker: thread.waker(),
             notified: AtomicBool::new(false),
         });
-        // The process knows the waiter before Redis does.
+        // The process registers the waiter before Redis knows it, so no message comes too early.
         let registered = core.recipients.register(waiter.number(), Arc::clone(&notice));
         let enrolled = Enrolled {
             site: Arc::clone(site),
@@ -92,8 +92,8 @@ impl<'a> ConditionEntry<'a> {
         Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
     }
 
-    /// Waits until messages reach this process. This comes before `stand`, since a notification
-    /// skips waiters that do not listen. `false`: the wait ended first.
+    /// Waits until messages reach this process. The caller does this before `stand`, since a
+    /// notification skips waiters that do not listen. Returns `false` if the wait ended first.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
@@ -101,14 +101,14 @@ impl<'a> ConditionEntry<'a> {
         Ok(confirmed)
     }
 
-    /// Adds the entry to the waiters. `false`: the owner no longer has the lock.
+    /// Adds the entry to the waiters. Returns `false` if the owner no longer has the lock.
     pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
         let Site { route, name, .. } = &**self.site;
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // If the entry exists nevertheless, the drop removes it again. If it comes to exist
-            // later and is notified, the notification is passed on (`pass_on`).
+            // The server may have added the entry: then the drop removes it. Or the server may add
+            // the entry later and notify it: then `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
         stands
@@ -135,10 +135,10 @@ impl<'a> ConditionEntry<'a> {
                         self.stands = false;
                         return Ok(ended);
                     }
-                    // Another thread has just notified it, and that counts.
+                    // Another thread has just notified this waiter, so the wait ends as notified.
                     Ok(Looked::Notified) => return Ok(Ended::Notified),
-                    // The caller wants the lock back. Neither a time limit nor a cancel ends that,
-                    // so this look outlasts an outage, as the request for the lock does.
+                    // The caller must get the lock back, despite its time limit or cancellation. So
+                    // this request is repeated during an outage, as the request for the lock is.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -159,7 +159,7 @@ impl<'a> ConditionEntry<'a> {
                 match looked {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
-                            // The message is on its way, or was lost.
+                            // The message about the notification is on its way, or was lost.
                             core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
@@ -168,9 +168,10 @@ impl<'a> ConditionEntry<'a> {
                         endurance.answered(Instant::now());
                         look_at = clock::now().saturating_add(Self::poll());
                     }
-                    // The wait has ended. The next pass of the loop finds out how.
+                    // The wait has ended. The next pass of the loop finds out whether by its limit
+                    // or by a cancellation.
                     Err(_) if was_cut => continue,
-                    // The next answer says whether the entry still exists.
+                    // The reply to the next request says whether the entry still exists.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -180,7 +181,7 @@ impl<'a> ConditionEntry<'a> {
             }
             let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
             let _waking = self.own.wake(self.thread.waker());
-            // The next pass of the loop finds out how a wait has ended.
+            // If the wait has ended, the next pass of the loop finds out why.
             let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
                 self.notice.notified.load(Ordering::Acquire)
                     || self.own.has_news_since(Some(version))
@@ -188,7 +189,7 @@ impl<'a> ConditionEntry<'a> {
         }
     }
 
-    /// Takes the notification, with which the thread takes the lock again.
+    /// Turns the entry into its notification, which the thread keeps while it takes the lock again.
     pub(super) fn notified(mut self) -> Notified {
         self.stands = false;
         let enrolled = self.enrolled.clone();
@@ -215,14 +216,14 @@ impl Drop for ConditionEntry<'_> {
     }
 }
 
-/// A waiter on a condition, as the server knows it.
+/// The waiter's identity: its condition, and its owner at the server.
 #[derive(Clone)]
 struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
-    /// Messages may name the waiter until its notification is used, so that a late message is not
-    /// passed on.
+    /// Keeps the waiter registered until its notification is used. Otherwise a late message would
+    /// find no recipient, and its notification would be passed on.
     _registered: Arc<Registered>,
 }
 
@@ -235,7 +236,7 @@ impl Enrolled {
         self.scripts().done_command(&self.waiter.text(), becomes)
     }
 
-    /// Posts the end of the notification, and does not wait for the reply.
+    /// Posts the request that ends the notification, without waiting for the reply.
     fn done(&self, becomes: Use) {
         let command = self.done_command(becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
@@ -262,19 +263,19 @@ impl Recipient for Arc<Notice> {
     }
 }
 
-/// A notification. It lives until the thread that it woke has left the lock again. If it is dropped
-/// before that, or after the lock was lost, it is passed on.
+/// A notification. It lives until the notified thread has left the lock again. If it is dropped
+/// before the thread has the lock, or after the lock was lost, it is passed on to the next waiter.
 pub(super) struct Notified {
     enrolled: Enrolled,
     signs: Arc<Signs>,
     back: Back,
 }
 
-/// The hold with which a notified waiter has the lock again.
+/// The hold under which a notified waiter has the lock again.
 type Back = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
-    /// Notes that the thread has the lock again, with this hold.
+    /// Notes that the thread has the lock again, under this hold.
     pub(super) fn is_back(&self, hold: &Arc<Hold>) {
         let _ = self.back.set(Arc::clone(hold));
     }
@@ -288,8 +289,8 @@ impl Drop for Notified {
         }
         signs.remove(enrolled.waiter);
         match back.get() {
-            // This is done in the background, since this may be the watchdog's thread, which finds
-            // most losses.
+            // The request is sent in the background, since this may be the watchdog's thread, which
+            // detects most losses and must do no I/O.
             Some(hold) if hold.lost().is_some() => {
                 let command = enrolled.done_command(Use::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;
@@ -301,7 +302,8 @@ impl Drop for Notified {
     }
 }
 
-/// The keep-alive of all notified waiters of this process on one condition, which is one request.
+/// The keep-alive of all notified waiters of this process on one condition. One request covers them
+/// all.
 struct Signs {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
@@ -312,7 +314,7 @@ struct Signs {
 #[derive(Default)]
 struct Given {
     waiters: BTreeMap<u64, (Owner, Back)>,
-    /// Whether the request is sent regularly.
+    /// Whether the next request is scheduled.
     is_due: bool,
 }
 
@@ -348,7 +350,8 @@ impl Signs {
 impl KeepAlive for Signs {
     fn command(&self) -> Option<Command> {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
-        // If a thread ends while it holds the lock, its hold is lost some time later.
+        // If a thread ends while it holds the lock, its hold is lost some time later. Then its
+        // keep-alive ends, too.
         waiters.retain(|(waiter, back)| {
             let lives = back.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {
@@ -378,7 +381,7 @@ impl Member for Signs {
         &self.name
     }
 
-    /// Each waiter ends by itself.
+    /// Each waiter notices the end of the client by itself.
     fn end(self: Arc<Self>) {}
 }
 
@@ -388,7 +391,7 @@ impl Drop for Signs {
     }
 }
 
-/// The request that ends a notification, on its way.
+/// Receives the reply to the request that ends a notification.
 struct Done {
     site: Arc<Site>,
     command: Command,
@@ -397,16 +400,16 @@ struct Done {
 impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
-            // If this request does not get through, either, the record ends for lack of a
-            // keep-alive, and an entry among the waiters ends when it is notified (`pass_on`).
+            // If the cleanup fails, too, a record ends because its keep-alives end, and an entry
+            // among the waiters ends when it is notified (`pass_on`).
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }
     }
 }
 
-/// Passes on a notification of an owner of this client that does not wait, since a request came
-/// late or its thread had left. The next waiter gets the notification.
+/// Passes a notification on to the next waiter, because the notified owner of this client no longer
+/// waits: the server ran its request late, or its thread had left.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {
