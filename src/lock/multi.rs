@@ -24,11 +24,11 @@ mod quorum;
 mod votes;
 
 /// Several locks taken together, all or none: Redisson's `RedissonMultiLock`.
-/// [`quorum`](Self::quorum) takes a majority of them, each on a server of its own.
+/// [`quorum`](Self::quorum) takes a majority of several locks, each on its own server.
 ///
-/// The parts may be locks of any kind, of one client or of several, on one server or on several. A
-/// `MultiLock` has no key in Redis: it excludes the holders of each of its parts. Its methods are
-/// those of [`Lock`].
+/// The parts are the locks in its list. They may be of any kind, of one client or of several, on
+/// one server or on several. A `MultiLock` has no key in Redis: it excludes the holders of each of
+/// its parts. Its methods are those of [`Lock`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -57,66 +57,67 @@ mod votes;
 /// # Order, and why there is no deadlock
 ///
 /// If all parts are free and nobody waits for one, one request may take them all
-/// ([below](#what-it-costs)). Otherwise it takes the parts one after the other. If it does not get a
-/// part, it releases those that it has taken. While it waits for a part, it holds the parts before,
-/// so others wait for those, too.
+/// ([below](#what-it-costs)). Otherwise the call takes the parts one after the other. If the call
+/// does not get a part, it releases the parts that it has taken. While the call waits for a part,
+/// it holds the earlier parts, so other threads wait for the earlier parts, too.
 ///
-/// **The order is that of the names (of their bytes). If parts have the same name, it is that of
-/// the servers' addresses (of the service names with Sentinels), and then of the databases.** The
-/// order of the list does not matter. So a `MultiLock` waits for a part only while it holds parts
-/// that come before it in one order, and no two `MultiLock`s can wait for each other. Parts with
-/// the *same* name on several servers need the same addresses in all processes. A lock that the
-/// thread already holds when it takes a `MultiLock` is outside this order, so take all locks in one
-/// `MultiLock`.
+/// **The parts are taken in the order of their names' bytes. Parts with the same name are taken in
+/// the order of their servers' addresses (with Sentinels, of the service names), and then of their
+/// databases.** The order of the list does not matter. So while a `MultiLock` waits for a part, it
+/// holds only parts that come earlier in the order, and no two `MultiLock`s can wait for each
+/// other. If parts on several servers have the *same* name, all processes must use the same
+/// addresses for these servers. A lock that the thread already holds when it takes a `MultiLock` is
+/// outside this order, so take all locks in one `MultiLock`.
 ///
-/// If no other thread holds a part, exactly one of many callers of [`try_lock`](Self::try_lock)
-/// gets them.
+/// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
+/// part, exactly one of them gets all parts.
 ///
-/// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In programs that share
-/// parts with a `MultiLock`, list them in the order of the names' bytes. Otherwise each side may
-/// wait for the other until Redisson gives up, again and again.
+/// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
+/// that share parts with a `MultiLock`, list the parts in the order of their names' bytes.
+/// Otherwise each side may wait for the other until Redisson gives up, again and again.
 ///
 /// # What it costs
 ///
-/// One round trip takes all parts, and one releases them at [`unlock`](MultiLockGuard::unlock), if
+/// One round trip takes all parts, and one round trip releases them at
+/// [`unlock`](MultiLockGuard::unlock), if
 ///
 /// - the parts are at most 100 locks of one client and of one kind: a `ReentrantLock`, a
 ///   `FencedLock` or a `WriteLock`,
 /// - in a cluster, their names are in one slot, as `{account}:3` and `{account}:7` are,
 /// - their leases are equally long, and the watchdog renews them,
-/// - for taking them, no other thread holds one of them or waits for one, this thread holds none,
-///   and there are no [`replica_acks`](crate::ClientBuilder::replica_acks).
+/// - (only for taking the parts) no other thread holds a part or waits for one, this thread holds
+///   no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
-/// Otherwise each part costs one round trip to take and one to release. If one of them is taken,
-/// the request for all costs one round trip more, except that a [`try_lock`](Self::try_lock) may
-/// end with it. A part that the thread already holds costs nothing, nor does a part that threads of
-/// this process pass to each other. The drop of the guard waits for no reply.
+/// Otherwise each part costs one round trip to take and one to release. If a part is taken, the
+/// request for all parts fails and costs one more round trip. (A [`try_lock`](Self::try_lock) may
+/// end there.) A part that the thread already holds costs no round trip. A part that threads of
+/// this process pass to each other costs none either. Dropping the guard waits for no reply.
 ///
-/// # The verbs
+/// # The methods
 ///
-/// - A verb that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
-///   name of that part and its server's address, and the call has taken nothing. It also fails with
-///   [`TimedOut`](ErrorKind::TimedOut) if a part was lost several times during the wait
-///   for the next ones. A time limit is for all parts together.
+/// - A method that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
+///   name of that part and its server's address, and the call has taken nothing. The method also
+///   fails with [`TimedOut`](ErrorKind::TimedOut) if a taken part was lost several times during the
+///   wait for later parts. A time limit covers all parts together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
-///   does not hold one of them, this is an error, and the others are released all the same.
+///   does not hold one of the parts, `unlock` returns an error, but releases the other parts.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
-/// - [`hold_count`](Self::hold_count) returns the least count of all parts,
-///   [`remaining_lease`](Self::remaining_lease) the least lease of those that are held, and
-///   [`is_locked`](Self::is_locked) whether any part is held.
+/// - [`hold_count`](Self::hold_count) returns the smallest count of all parts.
+///   [`remaining_lease`](Self::remaining_lease) returns the shortest lease of the held parts.
+///   [`is_locked`](Self::is_locked) returns whether any part is held.
 /// - [`name`](Self::name) returns the [names](Self::names) of the parts, separated by commas.
 ///
 /// # Parts
 ///
 /// - In the list of another `MultiLock`, a `MultiLock` stands for its parts.
 /// - A lock that is listed twice is taken once, even through two clients of one server.
-/// - A thread that holds some of the parts takes one more level of each, and each guard releases
-///   the levels that it took.
+/// - If a thread already holds some of the parts, it takes one more level of each of them. Each
+///   guard releases the levels that it took.
 /// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. So choose
-///   a lease that is longer than the wait for the others.
+///   a lease that is longer than the wait for the other parts.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
-    /// In the order of taking.
+    /// The parts, in the order of taking.
     parts: Arc<[Arc<dyn Part>]>,
     /// The names of the parts.
     name: Name,
@@ -130,19 +131,20 @@ own_verbs!(
     "One round trip for all parts, or [one for each](MultiLock#what-it-costs)"
 );
 
-/// How often the first parts may be lost during the wait for the others.
+/// How often the first parts may be lost during the wait for the later parts.
 const MOST_LOST: u32 = 3;
 
 impl MultiLock {
-    /// Returns all of these locks together, or of those to which these point: of `[&one, &other]`,
-    /// of `&locks`, or of a `Vec<Box<dyn Lock>>`. No I/O.
+    /// Returns a `MultiLock` of these locks. The list may have locks or pointers to locks: `[&one,
+    /// &other]`, `&locks`, or a `Vec<Box<dyn Lock>>`. No I/O.
     ///
     /// For re-entrant locks of one client there is [`Client::multi_lock`].
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the list is empty, has one name on one server as two kinds
-    /// of lock, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [`Config`](ErrorKind::Config) if the list is empty, has two kinds of lock with one name on
+    /// one server, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked
+    /// child.
     pub fn new(locks: impl IntoIterator<Item: AsLock>) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::new();
         for part in parts(locks, false)? {
@@ -164,34 +166,36 @@ impl MultiLock {
         Ok(Self::of(taken, Rule::All))
     }
 
-    /// Returns a lock that is held while a majority of these locks is, each on an independent
-    /// server: Redisson's RedLock. A thread can take it while more than half of the servers are up.
-    /// No I/O.
+    /// Returns a lock that is held while a majority of these locks is held. Each of these locks is
+    /// on an independent server. This is Redisson's RedLock. A thread can take the lock while more
+    /// than half of the servers are up. No I/O.
     ///
-    /// It asks all servers at the same time, each on a short-lived thread, and waits for each for a
-    /// fiftieth of the lease (at least 50 ms, and longer for a distant server). It has the lock if
-    /// more than half of the servers have granted it and their leases have not ended. A lease
-    /// counts from before the request, less a hundredth and 2 ms for clock drift. Otherwise it
-    /// releases all parts and tries again after a random time, so waiters have no order.
+    /// A call asks all servers at the same time, each on a short-lived thread. It waits for each
+    /// server for a fiftieth of the lease (at least 50 ms, and longer for a distant server). The
+    /// call has the lock if more than half of the servers have granted their part, and these leases
+    /// have not ended. Otherwise the call releases all parts and tries again after a random time,
+    /// so waiters have no order. A lease counts from before the request, and a hundredth of it and
+    /// 2 ms are subtracted for clock drift.
     ///
-    /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) is that of a
-    /// majority, and the guard is lost when fewer parts are left. Every verb fails if no majority
-    /// answers, and [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the
-    /// lock costs one round trip, and so does its release.
+    /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
+    /// majority of the parts is held. When fewer parts are left, the guard reports the loss of the
+    /// lock. Every method fails if no majority of the servers answers.
+    /// [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the lock costs one
+    /// round trip, and so does releasing it.
     ///
-    /// A part that its server has lost is not taken again: another thread may have counted that
-    /// vote meanwhile, and then held the lock. So a hold loses its vote at each server that restarts
-    /// without persistence, and a rolling restart over a majority of the servers ends a long hold.
+    /// If a server has lost its part, the client does not take that part again, because another
+    /// thread may have counted that server's vote in the meantime. So a hold loses the vote of each
+    /// server that restarts without persistence. A rolling restart of a majority of the servers
+    /// ends a long hold.
     ///
     /// # Guarantee
     ///
     /// No two threads hold the lock at the same time, **if**
     ///
-    /// - all programs list the same servers. If each program listed the servers that it could
-    ///   connect to, each list would have a majority of its own: of five servers, one program that
-    ///   lists {1, 2, 3} has the lock at 1 and 2, and another one that lists {3, 4, 5} has it at 4
-    ///   and 5. A program that lists only the servers that it could reach gives
-    ///   [`quorum_of`](Self::quorum_of) the number of all servers.
+    /// - all programs list the same servers. Otherwise each list has a majority of its own. For
+    ///   example, of five servers, a program that lists {1, 2, 3} takes the lock at 1 and 2, and a
+    ///   program that lists {3, 4, 5} takes it at 4 and 5. If a program lists only the servers that
+    ///   it could reach, it must pass the number of all servers to [`quorum_of`](Self::quorum_of).
     /// - no server forgets a grant. A server that restarts without persistence (or with persistence
     ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
     ///   longest lease has passed.
@@ -200,12 +204,12 @@ impl MultiLock {
     /// - every writer checks its guard first. As with one server, a process that is stopped between
     ///   its check and its write may write while another thread holds the lock.
     ///
-    /// The last is Kleppmann's objection: a lock that protects data needs a number that grows with
-    ///   each grant and that the store checks. A quorum has no such number, since votes on several
-    ///   servers have no order. So **where money is at stake, take one server with persistence, and
-    ///   make the write itself conditional** (by a version or a fencing token). Take a quorum for
-    ///   work that should be done once, even while a server is down, and that does no harm if it is
-    ///   done twice.
+    /// The last condition is Kleppmann's objection: a lock that protects data needs a number that
+    /// grows with each grant, and the store must check that number. A quorum has no such number,
+    /// since votes on several servers have no order. So **where money is at stake, use one server
+    /// with persistence, and make the write itself conditional** (by a version or a fencing token).
+    /// Use a quorum for work that should run once even while a server is down, and that does no
+    /// harm if it runs twice.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock, Taken};
@@ -232,9 +236,10 @@ impl MultiLock {
         Self::quorum_of(locks.len(), locks)
     }
 
-    /// Returns a lock as [`quorum`](Self::quorum) does, of so many `servers`, not all of which need
-    /// to have a lock in the list. It is for a program that starts while a server is down: a server
-    /// without a client is a vote that the program never gets. No I/O.
+    /// Returns a lock as [`quorum`](Self::quorum) does, with a majority of this number of
+    /// `servers`. Some of the servers may have no lock in the list. Use this in a program that may
+    /// start while a server is down: the program does without the vote of a server to which it has
+    /// no client. No I/O.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -251,8 +256,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) too if the list has no
-    /// majority of the servers, or more locks than there are servers.
+    /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list has locks
+    /// on less than a majority of the servers, or more locks than there are servers.
     pub fn quorum_of(
         servers: usize,
         locks: impl IntoIterator<Item: AsLock>,
@@ -289,7 +294,7 @@ impl MultiLock {
         }
     }
 
-    /// The levels of a guard, none of which is taken yet.
+    /// Returns the levels of a guard, before any part is taken.
     fn levels(&self) -> GuardLevels {
         let drift = match self.rule {
             Rule::All => Duration::ZERO,
@@ -303,9 +308,9 @@ impl MultiLock {
     }
 
     /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
-    /// is the result, unless the other parts of a quorum decide. They do if the answers of a
-    /// majority of the servers count, or if those that count could not become a majority even with
-    /// all servers that failed or have no part.
+    /// is the result, unless the answers of a quorum's other parts decide. They decide in two
+    /// cases: `counts` is true for the answers of a majority, or it could not become true for a
+    /// majority even with all servers that failed or have no part.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -340,8 +345,8 @@ impl MultiLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
-        // This comes before any mutex that another thread may have left locked when this process
-        // was forked.
+        // This comes before any use of a mutex: when this process was forked, a thread of the
+        // parent may have left it locked.
         Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
@@ -364,8 +369,8 @@ impl MultiLock {
         Err(Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true))
     }
 
-    /// Takes one part after the other, in their order, until it does not get one. The request for
-    /// the first one may take all of them: see `lock/together.rs`.
+    /// Takes the parts one after the other, in their order. Returns `None` if it does not get a
+    /// part. The request for the first part may take all parts: see `lock/together.rs`.
     fn acquire_all(
         &self,
         thread: &Arc<Thread>,
@@ -375,7 +380,7 @@ impl MultiLock {
         for part in &*self.parts {
             part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
-        // The drop of this releases the parts, the last one first.
+        // The drop of `levels` releases the parts, the last one first.
         let mut levels = self.levels();
         let together = Together::of(&self.parts);
         for part in &*self.parts {
@@ -494,7 +499,7 @@ fn majority(of: usize) -> usize {
     of / 2 + 1
 }
 
-/// The parts of these locks. In a quorum each lock is one part.
+/// Returns the parts of these locks. In a quorum, each lock must be one part.
 fn parts(
     locks: impl IntoIterator<Item: AsLock>,
     in_quorum: bool,
@@ -518,15 +523,15 @@ fn parts(
     Ok(parts)
 }
 
-/// The rank of a part in the one order. The name comes first, since it is the same for all
-/// processes, while an address may not be. A failover does not change the rank.
+/// The rank of a part in the order of taking. The name comes first, since it is the same in all
+/// processes, while an address may differ. A failover does not change the rank.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
     (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
-/// Whether both parts are one key. Two clients of one server are two owners, so one would wait for
-/// the other.
+/// Whether both parts are the same key in Redis. If they are parts of two clients, the thread would
+/// wait for its own hold, which has another owner.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
     *one.name == *other.name

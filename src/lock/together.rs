@@ -1,5 +1,5 @@
-//! Several locks that a thread takes together: one request takes all of them, if nobody has one of
-//! them or waits for one.
+//! Several locks that a thread takes together. One request takes all of them if nobody holds any of
+//! them or waits for any of them.
 //!
 //! ```text
 //! lead at the first one, as for one lock       (its threads wait; this one may wait there, too)
@@ -8,10 +8,10 @@
 //!              none is                         hand the others on, ask for the first one alone
 //! ```
 //!
-//! All or none: the request that takes nothing leaves this thread at the first gate alone, as a
-//! request for the first lock would. So while it waits there, other threads of this process take
-//! and release the others. If the request may have run and has no answer, each lock's entry gives
-//! back what it may have, as after a request for that lock.
+//! The request takes all locks or none. If it takes none, this thread waits at the first gate
+//! alone, as after a request for the first lock. So while this thread waits, other threads of this
+//! process can take and release the other locks. If the request may have run but has no reply, each
+//! lock's entry gives back a grant that it may have, as after a request for that lock alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,28 +27,29 @@ use crate::scripts::{Mode, Trouble};
 use crate::site::{AllAsked, LockNeed, Site, ask_for_all, go_together};
 use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
-/// See the module. Its locks are acquired one after the other.
+/// The locks of one call: see the module. The call acquires them one after the other.
 pub(crate) struct Together<'a> {
-    /// Those that come after the lock that is being acquired.
+    /// The locks after the one that is being acquired.
     others: Cell<&'a [Arc<dyn Part>]>,
-    /// The request for all was sent.
+    /// Whether the request for all locks was sent.
     is_asked: Cell<bool>,
-    /// Those of the others that it has taken.
+    /// Those of the other locks that this request has taken.
     taken: RefCell<VecDeque<Taken<'a>>>,
     /// The grant of the lock that is being acquired.
     granted: Cell<Option<Arc<Tenancy>>>,
 }
 
-/// A lock that is taken and has no seat. The lead has the entry, which gives the lock back if the
-/// thread does not go on.
+/// A lock that the request has taken, and whose hold is not in a seat yet. The entry in the lead
+/// gives the lock back if the thread does not go on.
 struct Taken<'a> {
     leadership: LeadershipGuard<'a, Arc<Site>>,
     tenancy: Arc<Tenancy>,
 }
 
 impl<'a> Together<'a> {
-    /// Several locks in the order in which they are acquired. `None`: one request cannot take them,
-    /// or is not to: their leases differ, or replicas must acknowledge each of them.
+    /// Takes the locks in the order in which the call acquires them. Returns `None` if one request
+    /// cannot or must not take all of them: for example, if their leases differ, or if replicas
+    /// must acknowledge each grant.
     pub(super) fn of(parts: &'a [Arc<dyn Part>]) -> Option<Self> {
         let [first, ..] = parts else { return None };
         let terms = first.handle().terms();
@@ -72,7 +73,7 @@ impl<'a> Together<'a> {
         })
     }
 
-    /// Takes the next lock, which is this one. `None`: the wait is over first.
+    /// Takes the next lock, which has this handle. Returns `None` if the wait ended first.
     pub(super) fn acquire(
         &self,
         handle: &Handle,
@@ -84,28 +85,29 @@ impl<'a> Together<'a> {
         Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
     }
 
-    /// The lead at the lock that is being acquired, if the request for all has taken it.
+    /// Returns the lead of the lock that is being acquired, if the request for all has taken that
+    /// lock.
     pub(super) fn lead(&self) -> Option<Option<Lead<Option<QueueEntry>>>> {
         let Taken { leadership, tenancy } = self.taken.borrow_mut().pop_front()?;
         self.granted.set(Some(tenancy));
         Some(leadership.into_lead())
     }
 
-    /// The grant of that lock.
+    /// Returns the grant of the lock that is being acquired.
     pub(super) fn granted(&self) -> Option<Arc<Tenancy>> {
         self.granted.take()
     }
 
-    /// Gives back the locks that the request for all has taken and that come after the one that is
-    /// being acquired. That one was lost before it was admitted, so the thread is about to wait for
-    /// it. It must have no lock and lead at no gate behind that in the order: another thread may
-    /// have it, and wait for one of these.
+    /// Gives back all taken locks that come after the one that is being acquired. That lock was
+    /// lost before its gate admitted it, so this thread A is about to wait for it. If A kept a
+    /// later lock or led at a later gate, it could deadlock with a thread B that now has the lost
+    /// lock and waits for the later one.
     pub(super) fn gives_back(&self) {
         drop(self.taken.take());
     }
 
-    /// Asks for the lock that is being acquired, at which the thread leads, and for all that come
-    /// after it. `None`: the thread asks for this one alone.
+    /// Asks for the lock that is being acquired, at whose gate the thread leads, and for all later
+    /// locks. Returns `None` if the thread must ask for this lock alone.
     pub(super) fn ask(
         &self,
         site: &Arc<Site>,
@@ -113,7 +115,7 @@ impl<'a> Together<'a> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Try<Arc<Tenancy>>>, Error> {
         let others = self.others.get();
-        // If another process has had the lock a moment ago, most likely it has it now.
+        // If another process had the lock a moment ago, it most likely has the lock again now.
         if others.is_empty() || self.is_asked.get() || site.gate.takes_turns(clock::now()) {
             return Ok(None);
         }

@@ -4,19 +4,20 @@ use super::MultiLock;
 use crate::lock::{HeldLock, LockGuard, OwnedLockGuard};
 use crate::scripts::FencingToken;
 
-/// Several held locks, or the majority of a quorum. Dropping the guard releases them all. Made by
-/// [`MultiLock::lock`].
+/// Several held locks, or the majority of a quorum. Dropping the guard releases all of them.
+/// [`MultiLock::lock`] returns one.
 ///
-/// - [`remaining`](LockGuard::remaining) is the least of all parts. For a quorum it is that of a
-///   majority, less a hundredth of the lease and 2 ms for clock drift.
-/// - When one part is lost (for a quorum: so many that the rest is no majority), the guard is lost,
-///   and calls its callbacks once. It holds and renews the others until it is dropped.
-/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part: in one round trip if
-///   the parts [allow it](MultiLock#what-it-costs), otherwise the last one first, in one round trip
-///   each (for a quorum, all at the same time). It waits only once for a server that does not
-///   answer.
-/// - An error has the name of one part, and the other parts are released all the same. For a
-///   quorum, it is an error only if no majority was released.
+/// - [`remaining`](LockGuard::remaining) returns the shortest time of all parts. For a quorum it
+///   returns how long a majority is held, less a hundredth of the lease and 2 ms for clock drift.
+/// - When one part is lost, the guard says "lost", and the client calls its callbacks once. (For a
+///   quorum, this happens when less than a majority is left.) The client holds and renews the other
+///   parts until the guard is dropped.
+/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, in one round trip if
+///   the parts [allow it](MultiLock#what-it-costs). Otherwise it releases the parts one by one, the
+///   last part first, with one round trip for each. The parts of a quorum are released at the same
+///   time. `unlock` waits only once for a server that does not answer.
+/// - An error of `unlock` has the name of one part, and the other parts are released all the same.
+///   For a quorum, `unlock` fails only if it released less than a majority.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::scripts::FencingToken;
 pub type MultiLockGuard = LockGuard<MultiLock>;
 
 /// Several held locks that belong to no thread: an [`OwnedLockGuard`](crate::OwnedLockGuard), which
-/// can be sent to another thread. Made by [`MultiLock::lock_owned`].
+/// can be sent to another thread. [`MultiLock::lock_owned`] returns one.
 ///
 /// ```no_run
 /// # use redlatch::{Error, MultiLock};

@@ -18,7 +18,7 @@ use crate::site::Leaving;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     All,
-    /// A majority of so many servers. Not each needs to have a part.
+    /// A majority of this number of servers, some of which may have no part.
     MajorityOf(usize),
 }
 
@@ -27,9 +27,9 @@ pub(super) enum Rule {
 pub struct GuardLevels {
     /// In the order of taking.
     pub(super) held: Vec<HeldLock>,
-    /// How many must be held.
+    /// How many parts must be held.
     pub(super) needed: usize,
-    /// The allowance for clock drift between several servers in one lease.
+    /// How much a lease may differ between servers because of clock drift.
     pub(super) drift: Duration,
     pub(super) rule: Rule,
     /// The names of all parts.
@@ -45,7 +45,7 @@ impl GuardLevels {
         !self.least(HeldLock::lasts).is_zero()
     }
 
-    /// The time that at least `needed` parts have left.
+    /// How long at least `needed` parts are certainly held.
     pub(in crate::lock) fn remaining(&self) -> Duration {
         self.least(HeldLock::remaining)
     }
@@ -77,7 +77,7 @@ impl GuardLevels {
         if passed.len() >= self.needed {
             return Ok(());
         }
-        // Of several errors, returns one that is true of all parts together.
+        // Of several errors, returns one that is true of the parts as a whole.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
@@ -102,20 +102,21 @@ impl GuardLevels {
         }
     }
 
-    /// First raises all locks, and then leaves them taken. A lock that is left to its end is not
-    /// taken back, so every failure must come before. (After a failure the drop releases all.) Of a
-    /// quorum, the raised locks are left taken, at least a majority, and the others are released.
+    /// First raises all locks, and then leaves them to expire. A lock that was left is not taken
+    /// back, so every step that can fail comes before. (After a failure the drop releases all
+    /// locks.) Of a quorum, the raised locks (at least a majority) are left to expire, and the
+    /// others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = match self.rule {
-            // The first failure ends this for all, without a wait for any other server.
+            // The first failure is the result, without a request to a further server.
             Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
             },
             Rule::MajorityOf(_) => votes::raise(&self.held),
         };
-        // A lease may have ended while the others were raised.
+        // A lease may have ended while other locks were raised.
         for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
             *raised = held.check(self.drift);
         }
@@ -124,7 +125,7 @@ impl GuardLevels {
             .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
         let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
         held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
-            // A loss at this moment counts as one after the call.
+            // A loss at this moment counts as a loss after the call.
             let _ = held.leave_raised();
         });
         Ok(())
@@ -143,7 +144,7 @@ impl GuardLevels {
         }
     }
 
-    /// The result of all ends together. A loss takes precedence over a failed request.
+    /// The result of ending all levels. A loss takes precedence over a failed request.
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
@@ -153,7 +154,7 @@ impl GuardLevels {
         }
     }
 
-    /// Forgets each level, which keeps the locks.
+    /// Forgets each level, so the locks stay taken.
     pub(in crate::lock) fn forget(mut self) {
         std::mem::take(&mut self.held).into_iter().for_each(HeldLock::forget);
     }
@@ -167,7 +168,7 @@ impl GuardLevels {
     }
 }
 
-/// Releases one lock after the other. It waits only once for a server that does not answer, and
+/// Releases the locks one after the other. If a server does not answer, this waits for it once, and
 /// then posts the releases of that client's other holds, as a drop does.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();

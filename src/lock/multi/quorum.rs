@@ -3,13 +3,14 @@
 //! ```text
 //! repeat: ask all at the same time, on a thread each, for a short time
 //!         more than half granted, and their leases not over: taken
-//!         otherwise release all; if so many failed that the rest is no majority: an error, or,
-//!         if that may pass, a longer sleep
+//!         otherwise release all; if too many failed for a majority: an error, or a longer sleep
+//!         if the trouble may pass
 //!         sleep for a random time
 //! ```
 //!
-//! No thread waits for a lock here while it holds another, so there is no order and no deadlock. If
-//! two threads each get less than half, both release all before they sleep.
+//! No thread waits for a part here while it holds another part, so there can be no deadlock and no
+//! order is needed. If two threads each get too few parts, both release their parts before they
+//! sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,8 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
-/// The pause after the first failed round. It doubles after each further one, up to the longest.
+/// The pause after the first failed round. It doubles after each further round, up to
+/// `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(128);
 
@@ -51,13 +53,14 @@ pub(super) fn acquire(
         }
         if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
-                // A client may have met its server just now.
+                // A client may have connected only now, and so shown which server it uses.
                 vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
             late += 1;
         }
-        // This comes before the sleep, since others need the parts that this thread cannot use.
+        // The parts are released before the sleep, since other threads need the parts that this
+        // thread cannot use.
         drop(levels);
         if parts.len() - failed.len() < needed {
             let error = no_majority(lock, failed);
@@ -87,7 +90,7 @@ pub(super) fn acquire(
     }
 }
 
-/// Whether an error ends the wait, whatever the other servers say.
+/// Whether an error ends the wait, whatever the other servers answer.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
@@ -119,7 +122,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // The wait goes on if there is a majority again once the transient trouble is over.
+    // The wait goes on if a majority of the servers works once the transient trouble is over.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);

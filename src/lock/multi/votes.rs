@@ -11,13 +11,13 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server is the lease divided by `PATIENCE`, but at least the two other values,
-/// since a connection may have to be opened.
+/// The wait for a server is the lease divided by `PATIENCE`, but at least `SHORTEST_PATIENCE` and
+/// at least `ROUND_TRIPS` round trips, since a connection may have to be opened.
 const PATIENCE: u32 = 50;
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
 
-/// Asks all at the same time, each for a short time.
+/// Asks all parts at the same time, and waits for each for a short time.
 pub(super) fn ask<T: Send>(
     parts: &[Arc<dyn Part>],
     ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -44,7 +44,7 @@ pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
     })
 }
 
-/// Runs `work` on each at the same time, on a thread of its own.
+/// Runs `work` on all items at the same time, each on a thread of its own.
 pub(super) fn at_once<T: Send, R: Send>(
     all: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> Result<R, Error> + Sync,
