@@ -26,9 +26,9 @@ mod queue;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A lock that threads get in the order of their requests, across processes and machines. It is a
-/// fair `ReentrantLock` of java.util.concurrent and Redisson's `RFairLock`. Made by
-/// [`Client::fair_lock`].
+/// A lock that threads get in the order of their requests, across processes and machines. It
+/// corresponds to a fair `ReentrantLock` of java.util.concurrent and to Redisson's `RFairLock`.
+/// [`Client::fair_lock`] returns one.
 ///
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of
 /// [`Lock`](crate::Lock).
@@ -57,53 +57,55 @@ mod tests;
 /// deadline, a cancel, an error or a panic) leaves the queue at once. Neighbours in the queue that
 /// belong to one process pass the lock to each other without a round trip.
 ///
-/// Threads of one process that come at the same time share one request, which keeps their order of
-/// arrival. If the process already has the lock or waits for it, it may hold a request back for up
-/// to 1 ms, so that other threads can join it.
+/// If threads of one process ask at the same time, they share one request, which keeps their order
+/// of arrival. If the process already has the lock or waits for it, it may delay a request by up to
+/// 1 ms, so that more threads can share the request.
 ///
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise they may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Waiters that die
 ///
-/// A release skips the waiters of a killed process, which costs the others nothing. A process keeps
-/// the lock for two seconds if it is stopped, or if it dies just when it is granted the lock or
-/// just after it began to wait. Many processes that stop together, as on a host without power, cost
-/// the others no more than these two seconds. When a stopped process goes on, its waiters return to
-/// the head of the queue. Each process gives a sign of life for its waiters every second, or every
-/// third of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a
-/// live waiter keeps its place, however long it waits.
+/// A release skips the waiters of a killed process, so they cost the other waiters no time. A
+/// process blocks the lock for two seconds if it is stopped, or if it dies just when it is granted
+/// the lock or just after it began to wait. Even if many processes stop together, as on a host that
+/// loses power, the other waiters lose only these two seconds. When a stopped process goes on, its
+/// waiters return to the head of the queue. Each process sends a keep-alive for its waiters every
+/// second, or every third of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that
+/// is less. So a live waiter keeps its place in the queue, however long it waits.
 ///
 /// # Redisson's clients in the queue
 ///
 /// Redisson's clients may stand in the same queue. Then
 ///
-/// - its waiters must not wait for longer at a time than
-///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout)
-///   (5 minutes), and the clocks of its machines must agree with the server's to about 7 s;
-/// - a dead waiter of Redisson's blocks the others for up to the lease and those 5 minutes;
-/// - if a timed wait of Redisson's ends at the moment of a release, the lock is idle until the next
-///   sign of life of a redlatch process, for at most a second;
-/// - if Redisson releases the lock and a dead redlatch waiter is first, the lock is idle for at
-///   most a second. If no live redlatch waiter is in the queue, it may be idle for the rest of a
-///   lease (30 s), and 5 minutes more for each earlier timed wait of Redisson's that ended early;
+/// - Redisson's waiters must not wait for longer at a time than
+///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
+///   minutes), and the clocks of Redisson's machines must agree with the server's clock to about 7
+///   s;
+/// - a dead Redisson waiter blocks the other waiters for up to the lease and these 5 minutes;
+/// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
+///   redlatch process sends its next keep-alive, for at most a second;
+/// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
+///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle for
+///   the rest of a lease (30 s), and 5 minutes more for each earlier timed wait of a Redisson
+///   client that ended early;
 /// - if a redlatch process is stopped when it gets the lock, and only Redisson's waiters are left,
-///   these wait for a lease or the fair wait.
+///   these waiters wait for the lease or for `fair_wait_timeout`.
 ///
 /// # Beside a re-entrant lock of the name
 ///
 /// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: they
-/// exclude each other, and a thread that took the lock through one may take it again through the
-/// other. But they do not know each other's queues. A waiter of one kind may wait for as long as
-/// threads of the other kind keep taking the lock.
+/// exclude each other, and a thread that took the lock through one handle may take it again through
+/// the other. But the two kinds do not know each other's queues. A waiter of one kind may wait for
+/// as long as threads of the other kind keep taking the lock.
 ///
 /// # What fairness costs
 ///
-/// Every thread has its own entry in Redis's queue, and the lock is idle until a granted process
-/// has read its message. If the order does not matter, a [`ReentrantLock`](crate::ReentrantLock) is
-/// several times as fast.
+/// Every waiting thread has its own entry in Redis's queue, and after a hand-off the lock is idle
+/// until the next process has read its message. If the order does not matter, a
+/// [`ReentrantLock`](crate::ReentrantLock) is several times as fast.
 #[derive(Clone, Debug)]
 pub struct FairLock {
     queue: Arc<FairQueue>,
@@ -145,7 +147,7 @@ impl Synchronizer for FairLock {
     }
 
     /// Re-enters if the thread holds the lock. Otherwise the thread joins the newcomers, which have
-    /// not asked yet. A thread that will not wait asks for itself.
+    /// not asked yet. A thread that does not wait asks for itself alone.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
         loop {
@@ -172,8 +174,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// The entry of a thread that comes first, or that takes over the newcomers' leadership from a
-    /// thread that is gone.
+    /// Makes the entry of a thread that comes first, or that takes the newcomers' leadership over
+    /// from a thread that has left.
     fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
         FairEntry::new(&self.queue, claim.thread, claim.need, true)
     }
@@ -201,10 +203,10 @@ impl Synchronizer for FairLock {
         lead.request_state.ask_once()
     }
 
-    /// `None`: see [`lock/hooks.rs`](crate::lock::hooks). It is also `None` if the thread slept
-    /// through the rest of the lease of a hold that was passed to it. In each case the thread then
-    /// asks as another owner: its entry is gone, or the release of the revoked hold gives that
-    /// entry up.
+    /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks), and also if a hold
+    /// was passed to the thread but its lease ended while the thread slept. In each case the thread
+    /// then asks under another owner, because its entry is gone, or because the release of the
+    /// revoked hold gives the entry up.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
@@ -222,8 +224,9 @@ impl Synchronizer for FairLock {
                 }
                 is_held
             }
-            // While the thread asked, a hold was passed to it and then revoked by force. Only in
-            // that case could the server grant the thread another hold.
+            // While this thread asked the server, another thread passed it a hold, which a forced
+            // unlock then revoked. Only in that case could the server grant this thread another
+            // hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

@@ -16,10 +16,11 @@ mod pair;
 
 pub(super) use self::pair::Pair;
 
-/// A lock for many readers or one writer: `ReentrantReadWriteLock` of java.util.concurrent,
-/// Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
+/// A lock for many readers or one writer. It corresponds to `ReentrantReadWriteLock` of
+/// java.util.concurrent and to Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns
+/// one.
 ///
-/// [`reader`](Self::reader) and [`writer`](Self::writer) are handles of its two locks and take
+/// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of its two locks, and take
 /// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every
 /// handle of the same name.
 ///
@@ -42,54 +43,56 @@ pub(super) use self::pair::Pair;
 ///
 /// Readers wait for a writer, and a writer waits for all readers and for another writer. Waiting
 /// processes stand in one queue, in the order in which they began to wait, so no thread starves.
-/// **A reader that comes while a writer waits queues behind the writer**, even if others read. When
-/// the lock goes to a reader, all readers behind it enter, too, up to the next writer. The threads
-/// of one process queue by the same rules. A thread that already holds the lock overtakes all
-/// others.
+/// **A reader that comes while a writer waits queues behind the writer**, even if other threads
+/// read. When the lock goes to a reader, all readers behind that reader enter, too, up to the next
+/// writer. The threads of one process queue by the same rules. A thread that already holds the lock
+/// overtakes all waiters.
 ///
 /// The reading threads of a process share one hold. For a turn of at most 3 ms, a new reader joins
-/// other readers of its process without asking the server. Then one thread asks, and if no writer
-/// waits, the next turn begins.
+/// other readers of its process without asking the server. Then one thread asks the server, and if
+/// no writer waits, the next turn begins.
 ///
 /// # Up and down
 ///
-/// A thread that holds the write lock may also take the read lock, and keep it after it has
-/// released the write lock: no other thread writes in between. The other way round would deadlock.
-/// A thread that holds the read lock and takes the write lock gets an error of kind
+/// A thread that holds the write lock may also take the read lock, and keep the read lock after it
+/// has released the write lock. No other thread writes in between. The reverse would deadlock: a
+/// thread that holds the read lock and asks for the write lock gets an error of kind
 /// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (There is no such
 /// check for an owned guard, which belongs to no thread.)
 ///
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise they may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Leases of readers
 ///
-/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins others of its process, it shares
-/// their hold. It holds the lock at least for its own lease, and [`check`](crate::LockGuard::check)
-/// promises it no more than that. When a reader leaves, the hold lasts until the latest end of the
-/// others' leases. So a fixed lease limits a thread that hangs, even if other readers come and go.
-/// If the process is killed, the server keeps the hold for the rest of its readers' longest lease.
-/// If the hold is lost, all its readers learn of it.
+/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process, it
+/// shares their hold. The reader holds the lock at least for its own lease, and
+/// [`check`](crate::LockGuard::check) promises no more than this lease. When a reader leaves, the
+/// hold lasts until the latest end of the other readers' leases. So a fixed lease limits a thread
+/// that hangs, even if other readers come and go. If the process is killed, the server keeps the
+/// hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
+/// readers report the loss.
 ///
-/// **Beside readers of Redisson, take no lease that is longer than their `lockWatchdogTimeout`**
-/// (30 s by default), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout).
-/// Each of their renewals cuts the lock's time to live to that time, for all readers. So the lock
-/// may end that long after the last renewal of a Redisson reader. A guard learns of that at its
-/// next renewal, or with a fixed lease at [`unlock`](crate::LockGuard::unlock).
+/// **If Redisson's clients also read, use no lease and no
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) that is longer than Redisson's
+/// `lockWatchdogTimeout`** (30 s by default). Each renewal by a Redisson reader cuts the lock's
+/// time to live to this timeout, for all readers. So the lock may end when this timeout has passed
+/// since the last renewal of a Redisson reader. A guard with a longer lease reports the loss at its
+/// next renewal, or at [`unlock`](crate::LockGuard::unlock) if its lease is fixed.
 ///
 /// # Differences from Redisson
 ///
-/// Redisson's clients do not know the queue. Their readers join readers, past waiting writers of
-/// either library. Their writers get the lock now and then if it is free for a moment, but while
-/// readers overlap they wait, as they do among Redisson's clients. (redlatch's writers do not,
-/// because its readers queue behind them.) When a redlatch writer goes on as a reader, it notifies
-/// Redisson's readers. A Redisson writer notifies nobody, and a waiting reader finds out within
-/// about a second.
+/// Redisson's clients do not know redlatch's queue. A Redisson reader joins other readers even if
+/// writers of either library wait. A Redisson writer gets the lock only if the lock is free for a
+/// moment. While readers overlap, a Redisson writer keeps waiting, as it does among Redisson's
+/// clients. (A redlatch writer does not, because redlatch's readers queue behind it.) When a
+/// redlatch writer goes on as a reader, it notifies Redisson's readers. When a Redisson writer goes
+/// on as a reader, it notifies nobody, and a waiting reader finds out within about a second.
 ///
 /// While a writer also reads, `is_locked` of the read lock returns `false`. `isLocked()` of
-/// Redisson's read lock returns `true` (from 3.24.1 on).
+/// Redisson's read lock returns `true` (since 3.24.1).
 ///
 /// # In Redis
 ///
@@ -103,10 +106,10 @@ pub struct ReadWriteLock {
     write: WriteLock,
 }
 
-/// The lock for readers, which many may hold at once: [`ReadWriteLock::reader`].
+/// The lock for readers, which many threads may hold at once. [`ReadWriteLock::reader`] returns it.
 ///
 /// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes all
-/// waiters if the lock is free. If others read, it takes the lock only if no writer waits.
+/// waiters if the lock is free. If other threads read, it takes the lock only if no writer waits.
 /// [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
 /// [`force_unlock`](Self::force_unlock) ends the holds of all readers.
 ///
@@ -121,10 +124,10 @@ pub struct ReadLock {
     handle: Handle,
 }
 
-/// The lock for one writer: [`ReadWriteLock::writer`].
+/// The lock for one writer. [`ReadWriteLock::writer`] returns it.
 ///
-/// Its methods are those of [`Lock`](crate::Lock). In a thread that holds the read lock, those that
-/// take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
+/// Its methods are those of [`Lock`](crate::Lock). If the calling thread holds the read lock, the
+/// methods that take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
 /// [`is_locked`](Self::is_locked) returns whether the lock has a writer, and
 /// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that hold.
 ///
@@ -161,14 +164,14 @@ impl ReadWriteLock {
         }
     }
 
-    /// Returns the lock for readers. [`ReadLock::lock`] takes it. No I/O.
+    /// Returns the lock for readers. Its [`lock`](ReadLock::lock) takes the read lock. No I/O.
     #[must_use]
     #[doc(alias = "read")]
     pub fn reader(&self) -> &ReadLock {
         &self.read
     }
 
-    /// Returns the lock for writers. [`WriteLock::lock`] takes it. No I/O.
+    /// Returns the lock for writers. Its [`lock`](WriteLock::lock) takes the write lock. No I/O.
     #[must_use]
     #[doc(alias = "write")]
     pub fn writer(&self) -> &WriteLock {

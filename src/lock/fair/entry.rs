@@ -1,10 +1,10 @@
 //! One thread's entry in a fair lock's queue, from its first request until it becomes a hold or the
 //! wait ends.
 //!
-//! The process knows the entry before Redis does: a hold may be passed to it from the moment at
-//! which it stands in the process's list. A grant or a passed hold wakes the thread, which then
-//! need not ask. The thread asks when a message of redlatch's or Redisson's scripts says so, after
-//! a reconnect, and, if it is first in the queue, when the holder's lease ends.
+//! The entry is in the process's list before Redis knows it. From then on, a thread of the process
+//! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
+//! need not ask the server. The thread asks when a message of redlatch's or Redisson's scripts says
+//! so, after a reconnect, and, if it is first in the queue, when the holder's lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +26,12 @@ use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
-/// A thread's entry. If it has not become a hold, its drop leaves the queue, on every path.
+/// A thread's entry. If the entry has not become a hold, its drop removes it from the queue, on
+/// every path.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry, which gets messages from before its first request. (For a thread that will not
-    /// wait, it gets none.)
+    /// The entry. It receives messages from a moment before its first request. (The entry of a
+    /// thread that does not wait receives none.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
@@ -38,7 +39,7 @@ pub(crate) struct FairEntry {
     leads: bool,
     /// Whether a request was answered "queued".
     was_queued: bool,
-    /// Whether it has become a hold.
+    /// Whether the entry has become a hold.
     is_used: bool,
 }
 
@@ -65,7 +66,8 @@ impl FairEntry {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether the inbox has something, or no thread is left that may join the request.
+    /// Whether the inbox has a message or a passed hold, or no thread is left that may join the
+    /// leader's request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
@@ -77,8 +79,8 @@ impl FairEntry {
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
-        // If a grant does not certainly count, the next step is a request, so this does not take a
-        // passed hold.
+        // If the messages have a grant, it may not count any longer. Then the next step is a
+        // request to the server, so a passed hold stays in the inbox.
         let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
@@ -92,8 +94,8 @@ impl FairEntry {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
         let mut company = if self.leads { queue.company() } else { Vec::new() };
-        // This comes before the request is sent, since messages may name all these owners and
-        // overtake the reply.
+        // The entries are listed before the request is sent, since messages may name all these
+        // owners and arrive before the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.entry.step_ask(asked, lease, false);
@@ -106,8 +108,9 @@ impl FairEntry {
         let others = if self.was_queued {
             Others::Nobody
         } else {
-            // Whether this is the client's first waiter, and the client does not listen yet. (An
-            // older waiter has lost its mark, and must not come behind a marked one.)
+            // Whether this is the client's first waiter, and the client does not listen yet. The
+            // script marks such a waiter. (The client's older waiters have lost their marks, and no
+            // marked waiter may stand before them.)
             let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
             Others::Company { owners: &owners, just_come }
         };
@@ -117,7 +120,7 @@ impl FairEntry {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
-                    // so each asks for itself at once.
+                    // so each companion asks for itself at once.
                     lead.request_state.entry.step_failure(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
@@ -151,9 +154,9 @@ impl FairEntry {
 
 /// The steps of a request.
 impl FairEntry {
-    /// Makes the entry stand in the process's list, since a request for it follows. From here on a
-    /// hold may be passed to it, and the keep-alive covers it. If messages on the client's own
-    /// channel after version `heard` may be missed, the client asks again.
+    /// Puts the entry into the process's list, before a request for it is sent. From here on a
+    /// thread may pass its hold to the entry, and the keep-alive covers it. If the client may have
+    /// missed messages on its own channel since version `heard`, the thread asks again.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
         if self.entry.mailbox.is_some() {
@@ -173,9 +176,9 @@ impl FairEntry {
         self.queue.stand(queued);
     }
 
-    /// Brings back the entry of a thread that has lost it, perhaps together with all waiters of
-    /// this process. One of them asks for all, and a waiter that this request places behind it need
-    /// not ask. If the request fails, the next keep-alive finds the missing entries.
+    /// Brings back the entry of a thread that has lost it. Perhaps all waiters of this process have
+    /// lost their entries: then one waiter asks for all of them, and the others need not ask. If
+    /// the request fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(returning) = queue.returns(&self.entry.owner) else {
@@ -191,7 +194,8 @@ impl FairEntry {
             FairAcquired::Missing { .. } => false,
         };
         if !replied.as_ref().is_ok_and(needs_no_question) {
-            // One of Redisson's clients may send them messages, so each has to listen for itself.
+            // Redisson's clients may send messages to the other waiters, so each waiter has to ask
+            // and to listen for itself.
             queue.ask_all_but(&self.entry.owner);
         }
         drop(returning);
@@ -223,14 +227,14 @@ impl FairEntry {
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
-                    // Redisson's release sends its message on a channel of this waiter alone. If
-                    // neither the holder nor a waiter ahead is Redisson's, that stays so until this
-                    // waiter asks again, since later waiters stand behind it.
+                    // A release by Redisson sends its message on a channel of this waiter alone. A
+                    // waiter behind no Redisson client needs no such channel: later Redisson
+                    // clients stand behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
-                // The process's keep-alive detects lost messages, so that many waiters need not
-                // each ask. Only the first ones in the queue have an earlier time to ask.
+                // The process's keep-alive detects lost messages, so its waiters need not poll.
+                // Only the first waiters in the queue have an earlier time to ask.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
                 self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
@@ -243,7 +247,7 @@ impl FairEntry {
         }
     }
 
-    /// The reply to a request. Fails if the server has not answered it.
+    /// Returns the reply to a request, or an error if the server has not answered the request.
     fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
             self.entry.step_failure(Some(&trouble));
@@ -251,7 +255,8 @@ impl FairEntry {
         })
     }
 
-    /// Takes the server's answer. `unacknowledged`: too few replicas have the grant.
+    /// Handles the server's answer. `unacknowledged` is the error if too few replicas have the
+    /// grant.
     fn steps(
         &mut self,
         reply: EntryReply<Followers>,
@@ -266,7 +271,7 @@ impl FairEntry {
         Ok(tried.map(|granted| self.tenancy_of(granted)))
     }
 
-    /// Makes a hold and its first tenancy, since the owner has got the lock.
+    /// Makes a hold and its first tenancy from the grant.
     fn tenancy_of(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
         let hold = self.entry.hold(self.terms, &granted);
         let followers = match granted.by {
@@ -280,9 +285,9 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Takes back a grant that too few replicas have. This gives the entry up here, and not in the
-    /// drop. The thread's next request has a new entry at the end of the queue, with a new owner
-    /// that messages may name.
+    /// Takes back a grant that too few replicas have. The old entry is given up here, since `self`
+    /// goes on with a new entry: the thread's next request puts it at the end of the queue, under a
+    /// new owner.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site));
@@ -298,14 +303,14 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted the hold to this entry. If not, a thread of this process has
-    /// passed it on.
+    /// Whether the server granted the hold to this entry. Otherwise a thread of this process has
+    /// passed the hold to the entry.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()
     }
 
-    /// Leaves the process's list, so that no hold is passed to it. `Some`: a hold was passed to it
-    /// before.
+    /// Removes the entry from the process's list, so that no further hold is passed to it. Returns
+    /// the tenancy if a hold was passed to it before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let queued = self.entry.mailbox.as_ref()?;
         self.queue.site.gate.stand_down(&queued.recipient)
@@ -338,8 +343,8 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // A hold was passed to this entry, and its thread cannot take it. So the next thread
-            // gets it.
+            // A hold was passed to this entry, but its thread no longer waits. So the next thread
+            // gets the hold.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
         // The entry is given up even if a hold was passed. If the server has taken that hold away,
@@ -351,7 +356,7 @@ impl Drop for FairEntry {
     }
 }
 
-/// The reply for the companion number `at`, which follows from the reply to the leader.
+/// Returns the reply for the companion number `at`, which follows from the reply to the leader.
 fn behind(
     leaders: &Result<Replied<FairAcquired>, Trouble>,
     at: usize,

@@ -1,5 +1,5 @@
-//! The threads of one process that wait for a fair lock, and the way of messages to them. The order
-//! is in Redis. This module only knows which thread to wake.
+//! The threads of one process that wait for a fair lock, and the delivery of messages to them.
+//! Redis keeps the order. This module only decides which thread to wake.
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
@@ -7,12 +7,13 @@
 //!            the lock, a thread of this process passes it on, or its wait is over
 //! ```
 //!
-//! Threads that one request names get neighbouring entries, so the lock goes from one to the next
-//! without the server. The server's order is that of the requests, and within a request that of
-//! arrival. If threads lock again and again, that order stays the same. Neighbours of different
-//! processes would then stay neighbours for ever, and each grant would be a hand-off between
-//! processes. So if the process already has the lock or stands in the queue, the leader waits for a
-//! moment before it asks. Threads that are just releasing the lock can join its request then.
+//! Threads that one request names get neighbouring entries, so they pass the lock on without the
+//! server. The server orders threads by their requests, and within a request by their arrival. If
+//! the same threads lock again and again, their order in the queue stays the same. Then threads of
+//! different processes that are neighbours would stay neighbours for ever, and each grant would be
+//! a hand-off between processes. So if the process already has the lock or stands in the queue, the
+//! leader waits for a moment before it asks. Threads that are just releasing the lock can join its
+//! request in that time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ const LINGER: Duration = Duration::from_millis(1);
 /// The most owners in one request.
 const MOST: usize = 256;
 
-/// One name in one client, as its fair lock's handles see it.
+/// A fair lock in one client. All handles of the name share it.
 pub(crate) struct FairQueue {
     /// The site, with the seat of the lock's present hold.
     pub(super) site: Arc<Site>,
@@ -58,11 +59,11 @@ pub(super) struct FairWaiters {
     kept_alive: bool,
     /// The time for which the server has answered keep-alives without a gap.
     steady: Option<Steady>,
-    /// Whether a thread is asking for all that have lost their entries.
+    /// Whether a thread is asking for all waiters that have lost their entries.
     are_returning: bool,
 }
 
-/// A time in which the server has answered each keep-alive in time.
+/// A period in which the server has answered each keep-alive in time.
 #[derive(Clone, Copy, Debug)]
 struct Steady {
     since: u64,
@@ -128,9 +129,11 @@ impl FairQueue {
     }
 
     /// Adds `queued` to the process's list. From here on a thread may pass its hold to `queued`,
-    /// and the keep-alive covers it.
+    /// and the keep-alive covers `queued`.
     pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
-        // The order matters: `command` looks for threads before it notes that nothing is scheduled.
+        // The thread is in the list before the flag is read, since `command` reads the list before
+        // it clears the flag. Otherwise `command` could end the keep-alives of a thread that has
+        // just come.
         self.site.gate.stand(queued);
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
@@ -138,7 +141,7 @@ impl FairQueue {
         }
     }
 
-    /// Takes the answers to the leader's request. The next newcomer gets the leadership. Each
+    /// Hands out the answers to the leader's request. The next newcomer gets the leadership. Each
     /// companion leads for itself from here on, or fails. If a companion has left in the meantime,
     /// its entry is given up.
     pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
@@ -161,8 +164,9 @@ impl FairQueue {
         told.into_iter().for_each(Wake::now);
     }
 
-    /// The waiters that were queued with this one, for a request that brings them back. No other
-    /// thread makes such a request in the meantime. `None`: another thread is making one.
+    /// Returns the other queued waiters of the process, for a request that brings all of them back.
+    /// Until the result is dropped, no other thread makes such a request. Returns `None` if another
+    /// thread is making one.
     pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
@@ -175,7 +179,7 @@ impl FairQueue {
         Some(Returning { queue: Arc::clone(self), owners })
     }
 
-    /// Makes all waiters but this one ask.
+    /// Makes all waiters except this owner ask the server.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
         let all = self.site.gate.standing();
         all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.prompt());
@@ -219,8 +223,8 @@ impl QueueSite for Arc<FairQueue> {
     }
 
     /// The drop of the lead removes the thread's entry from the queue. If the thread had the
-    /// newcomers' leadership, that goes to the next newcomer: the entry's drop does so, or this if
-    /// there is no entry.
+    /// newcomers' leadership, the leadership goes to the next newcomer. The drop of the entry does
+    /// that, or this method if there is no entry.
     fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
@@ -243,7 +247,8 @@ impl Member for FairQueue {
         true
     }
 
-    /// Removes the owner, and lets the next waiter in, which the lock's own scripts do not know.
+    /// Removes the owner, and grants the lock to the next waiter. The scripts of a plain lock do
+    /// not know this queue.
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
         self.site.core.watchdog.clean_up(Cleanup::unclaimed(&self.site.name, give_up));
@@ -287,7 +292,7 @@ impl KeepAlive for FairQueue {
             Ok(kept) => {
                 self.was_answered();
                 let queued = self.site.gate.standing();
-                // One waiter, the oldest, asks for all that are missing.
+                // The oldest of the missing waiters asks for all of them.
                 let missing =
                     |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
                 let all = || queued.iter().map(|queued| &**queued);
@@ -316,20 +321,21 @@ impl FairQueue {
         waiters.steady = Some(Steady { since, last: now, version });
     }
 
-    /// Whether neither the server nor this process has stood still since the last answer, and the
-    /// server is the same, as far as this process can see.
+    /// Whether the server and this process have run without a pause since the last answer, and the
+    /// server is still the same, as far as this process can see.
     fn goes_on(&self, steady: Steady, now: u64) -> bool {
         now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
             && steady.version == self.site.core.pubsub.own_version(&self.site.name)
     }
 }
 
-/// The longest time between two keep-alives, so that the others notice within it if a process is
-/// stopped when it is granted the lock.
+/// The longest time between two keep-alives. If a process is stopped when it is granted the lock,
+/// the other processes notice that within this time.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// The time for which a server must have answered before it may call other waiters silent. They
-/// must have been silent for the same time (`SILENT` in `keep_alive.lua`).
+/// The server must have answered this process for this time before a keep-alive may declare other
+/// waiters silent. These waiters must have been silent for the same time (`SILENT` in
+/// `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
-/// The longest delay of an answer that does not count as a gap.
+/// The longest delay of a keep-alive's answer that does not count as a gap.
 const GAP: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! Tests of orders of two threads' steps that no test can bring about from outside.
+//! Tests of interleavings of two threads that no test can bring about from outside.
 
 #![allow(clippy::unwrap_used)]
 
@@ -51,7 +51,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// The leadership from a newcomer's signal, with an entry if another thread asked for it.
+/// The leadership from a newcomer's signal, with an entry if another thread asked for the newcomer.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
@@ -63,7 +63,7 @@ fn number(leader: &Leader<'_>) -> u64 {
     leader.lead.as_ref().unwrap().request_state.entry.owner.number()
 }
 
-/// A thread that was granted the lock and has not read the grant yet.
+/// A thread that was granted the lock, but has not read the grant yet.
 struct Granted<'a> {
     lock: &'a FairLock,
     leader: Leader<'a>,
@@ -164,7 +164,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
     let line = numbers(&company);
     assert_eq!(queued(&server, "together"), line);
-    // The first in the queue asks when the holder's lease is over.
+    // The first thread in the queue asks when the holder's lease is over.
     let asks_within = |leader: &Leader<'_>| {
         leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
     };
@@ -200,7 +200,7 @@ fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
         let Try::Busy(sleep) = ask(&lock, &mut leader).unwrap() else { panic!("it is held") };
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
         let now = seconds * 1_000_000 + micros;
-        // The lock exists until the millisecond of its end is over.
+        // The lock's key exists until the millisecond of its expiry is over.
         let ends: u64 = redis::cmd("PEXPIRETIME").arg("ends").query(&mut redis).unwrap();
         let free = (ends + 1) * 1_000;
         let asks = now + u64::try_from(sleep.as_micros()).unwrap();
@@ -223,7 +223,7 @@ fn the_next_newcomer_leads_if_the_first_leaves_before_it_has_asked() {
     assert_eq!(queued(&server, "leads"), [number(&leads(&lock, &company[1]))]);
 }
 
-/// The companions of a leader stay newcomers until they are answered.
+/// The companions of a leader stay newcomers until the leader's request is answered.
 #[test]
 fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
     let server = Server::start().unwrap();
@@ -270,7 +270,8 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     guard.unlock().unwrap();
 }
 
-/// The companions have other limits, and the server may run the request later.
+/// The leader's limit cuts the shared request. The companions have other limits, and the server may
+/// run the request later.
 #[test]
 fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
@@ -313,7 +314,7 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
     assert!(queued(&server, "refused").is_empty());
 }
 
-/// A thread that stands in the queue behind another client, and listens.
+/// Puts a thread, which listens, into the queue behind another client.
 fn stands(lock: &FairLock) -> Leader<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
@@ -346,8 +347,8 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let (lock, name) = (client.fair_lock("on its way"), "on its way");
     let guard = other.fair_lock(name).lock().unwrap();
     let mut leader = stands(&lock);
-    // The mailbox, as the subscriber's thread has it after it has looked up the owner that a
-    // message names.
+    // The subscriber's thread has this mailbox after it has looked up the owner that a message
+    // names.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();

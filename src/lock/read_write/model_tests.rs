@@ -1,5 +1,5 @@
-//! Models of a whole read-write lock, in many orders of its threads' steps: handles, pair, gates,
-//! waiting loop and lane, of one client or of two, with a model's server behind them.
+//! Models of a whole read-write lock, in many interleavings of its threads. They run the handles,
+//! pair, gates, waiting loop and lane of one or two clients against a model's server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::waiting::QueueSite as _;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
-/// A time that is longer than readers may join without a request, and shorter than a turn.
+/// A time after which a reader no longer joins without a request, and that is shorter than a turn.
 const PAST_JOINING: u64 = 4_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PAST_A_LEASE: u64 = 40_000_000_000;
@@ -41,7 +41,7 @@ impl Process {
         Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
     }
 
-    /// Drops the client, after asserting that no thread of it has the lock or waits for it.
+    /// Asserts that no thread of the client has the lock or waits for it, and drops the client.
     fn end(self) {
         let pair = self.lock.read.handle.pair.as_ref().unwrap();
         for mode in [Mode::Read, Mode::Write] {
@@ -54,15 +54,16 @@ impl Process {
     }
 }
 
-/// The number of threads inside. (Lost holds do not count: see [`check_alone`].)
+/// The number of threads inside the lock. (No hold is lost meanwhile; for lost holds see
+/// [`check_alone`].)
 #[derive(Default)]
 struct Inside {
     reading: AtomicUsize,
     writing: AtomicUsize,
 }
 
-/// Counts of events over all schedules, since a test in which the event never happens proves
-/// nothing.
+/// Counts of events over all schedules. A test in which an event never happens proves nothing about
+/// it.
 #[derive(Default)]
 struct Seen {
     read: AtomicUsize,
@@ -71,12 +72,12 @@ struct Seen {
     went_down: AtomicUsize,
 }
 
-/// Takes a lock by a random verb.
+/// Takes a lock by a random method.
 fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     if chance(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
 }
 
-/// Takes a lock by a random verb with a limited wait.
+/// Takes a lock by a random method with a limited wait.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock().map(Attempt::into_option),
@@ -169,7 +170,7 @@ fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
             let (inside, seen) = (Arc::clone(&inside), Arc::clone(seen));
             thread::spawn(move || {
                 user(&lock, &inside, &seen);
-                // Others may wait for this thread's last release.
+                // Other threads may wait for this thread's last release.
                 session.core().read_replies();
             })
         })
@@ -213,8 +214,8 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
             tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
         })
     });
-    // This check comes when all are known. A guard that is held now was also held when it was asked
-    // before.
+    // This check comes after all tenancies are collected. A guard that is held now was also held
+    // while they were collected.
     for other in others.iter().flatten() {
         let both = writing.is_held() && other.is_held();
         assert!(!both, "{other:?} beside {writing:?}");
@@ -227,7 +228,7 @@ type Take = fn(&dyn Lock) -> Result<Option<LockGuard>, Error>;
 fn robbed(lock: &ReadWriteLock, take: Take) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
-            // This reader's lease is longer than those of others beside it.
+            // This reader's lease is longer than the leases of other readers beside it.
             let longer = lock.reader().with_lease(2 * LEASE);
             let side: &dyn Lock = if chance(0.5) { &longer } else { lock.reader() };
             let guard = take(side).unwrap();
@@ -273,7 +274,8 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_deleted() {
 #[test]
 fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     explore(1_000, || {
-        // The renewer would have to undo a late grant, and no thread may wait for that here.
+        // This uses only limited waits: the renewer would have to undo a late grant, and the model
+        // has no renewer for which a thread could wait.
         rob(try_to_take, |process, _| {
             let lock = &process.lock;
             let side: &dyn Lock = if chance(0.5) { lock.reader() } else { lock.writer() };
@@ -282,8 +284,8 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     });
 }
 
-/// A writer also takes the read lock. Between the server's reply and the seating the lock is
-/// deleted, a renewal finds that out, and the next writer writes.
+/// A writer also takes the read lock. After the server's reply and before the writer has its read
+/// seat, the lock is deleted, a renewal detects that, and the next writer writes.
 #[test]
 fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {
@@ -319,8 +321,8 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     });
 }
 
-/// A process is granted the read lock beside a hold that it already has. It gives the new hold
-/// back, and no thread asks under that owner again.
+/// A process is granted the read lock beside a read hold that it already has. The process gives the
+/// new hold back, and no thread asks under the new hold's owner again.
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {
@@ -338,7 +340,7 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
             let lock = process.lock.clone();
             thread::spawn(move || drop(lock.reader().lock().unwrap()))
         };
-        // These readers queue behind the writer, which then leaves.
+        // These readers queue behind the writer. Then the writer leaves.
         await_refusals(&server, 1);
         let mut threads = vec![writer, read()];
         await_refusals(&server, 2);
@@ -360,7 +362,7 @@ fn await_refusals(server: &ModelServer, refusals: usize) {
     }
 }
 
-/// This holds even while the loss is unnoticed.
+/// A lease is over, and no thread has noticed that yet.
 #[test]
 fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
