@@ -1,12 +1,12 @@
-//! The macros that give each lock its verbs.
+//! The macros that give each lock its methods.
 
-/// Gives a lock the verbs of [`Lock`](crate::Lock) as methods of its own, so that using one needs
-/// no import of the trait.
+/// Gives a lock type the methods of [`Lock`](crate::Lock) as its own, so a caller need not import
+/// the trait.
 macro_rules! own_verbs {
     ($lock:ident, $guard:ty, $owned:ty) => {
         $crate::lock::own_verbs!($lock, $guard, $owned, "One round trip");
     };
-    // `$trips`: what it costs to take the lock if it is free.
+    // `$trips` is the cost of taking a free lock.
     ($lock:ident, $guard:ty, $owned:ty, $trips:literal) => {
         const _: () = {
             use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ macro_rules! own_verbs {
                 }
             }
 
-            /// The verbs of [`Lock`](crate::Lock), which says more of each.
+            /// The methods of [`Lock`](crate::Lock). The trait says more about each method.
             impl $lock {
                 #[doc = concat!(
                     "Takes the `",
@@ -40,8 +40,8 @@ macro_rules! own_verbs {
                 ///
                 /// After an error the call has taken nothing.
                 ///
-                /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or
-                ///   does not answer in time, or if the key holds other data.
+                /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request,
+                ///   is unreachable, or does not answer in time, or if the key holds other data.
                 ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
                 /// - [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the
                 ///   thread has taken a million levels.
@@ -49,15 +49,16 @@ macro_rules! own_verbs {
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.
                 ///
-                /// All verbs that take the lock fail in these ways.
+                /// All methods that take the lock fail in these ways.
                 ///
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// A level more, for a thread that holds it already, needs no command. Otherwise
-                /// the thread waits in the queue of its process, and the process in the queue at
-                /// the server: [`Lock::lock`](crate::Lock::lock) says how. Each request ends after
-                /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
+                /// If the calling thread already holds the lock, the call adds a level without a
+                /// command. Otherwise the thread waits in the queue of its process, and the process
+                /// waits in the queue at the server: see [`Lock::lock`](crate::Lock::lock). Each
+                /// request ends after [`response_timeout`](crate::ClientBuilder::response_timeout),
+                /// also in an outage.
                 pub fn lock(&self) -> Result<$guard, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
@@ -75,8 +76,8 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// None if a thread of this process is in the way, or if the calling thread holds
-                /// it already. See also [`Lock::try_lock`](crate::Lock::try_lock).
+                /// None if a thread of this process is already using the lock: it holds the lock,
+                /// waits for it or asks for it. See also [`Lock::try_lock`](crate::Lock::try_lock).
                 pub fn try_lock(&self) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -126,14 +127,14 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. Also those of
-                /// [`lock`](Self::lock). If the lock was granted before the cancel, the call takes
-                /// it.
+                /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled before the lock was
+                /// granted: the call has taken nothing. The call also returns the errors of
+                /// [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The cancel ends a sleep and a request at once.
+                /// The cancellation ends a sleep or a request at once.
                 pub fn lock_cancellable(&self, token: &CancelToken) -> Result<$guard, Error> {
                     LockGuard::take(self, token.into())
                 }
@@ -144,13 +145,14 @@ macro_rules! own_verbs {
                     "`, or returns [`NotTaken`] at the end of `wait`."
                 )]
                 ///
-                /// All other ways to take the lock are short forms of this one: a limit, a deadline
-                /// and a cancel token become a wait by `into`.
+                /// All other methods that take the lock are short forms of this one. `into`
+                /// converts a time limit, a deadline or a cancel token to a `Wait`.
                 ///
                 /// # Errors
                 ///
                 /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the
-                /// call has taken nothing. Also those of [`lock`](Self::lock).
+                /// call has taken nothing. The call also returns the errors of
+                /// [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -173,9 +175,9 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The call is not re-entrant: it also waits for a guard of its own thread. In
-                /// async code call it where blocking is allowed: see
-                /// [`Lock::lock_owned`](crate::Lock::lock_owned).
+                /// The call is not re-entrant: even if the calling thread already holds the lock,
+                /// the call waits for its release. In async code, call this where blocking is
+                /// allowed: see [`Lock::lock_owned`](crate::Lock::lock_owned).
                 pub fn lock_owned(&self) -> Result<$owned, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
@@ -186,7 +188,7 @@ macro_rules! own_verbs {
                     "` for a guard that belongs to no thread, if that is possible now."
                 )]
                 ///
-                /// Returns [`NotTaken`] otherwise, also if the calling thread holds the lock.
+                /// Otherwise returns [`NotTaken`], even if the calling thread holds the lock.
                 ///
                 /// # Errors
                 ///
@@ -195,7 +197,8 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// None if a thread of this process is in the way.
+                /// None if a thread of this process already holds the lock, waits for it or asks
+                /// for it.
                 pub fn try_lock_owned(&self) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -213,7 +216,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The call takes at most `wait`, as [`try_lock_for`](Self::try_lock_for).
+                /// The call takes at most `wait`, as [`try_lock_for`](Self::try_lock_for) does.
                 pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait.into())
                 }
@@ -253,7 +256,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The cancel ends a sleep and a request at once.
+                /// The cancellation ends a sleep or a request at once.
                 pub fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<$owned, Error> {
                     LockGuard::take(self, token.into())
                 }
@@ -285,14 +288,15 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock): `work` did not run. `work`'s own error.
+                /// The errors of [`lock`](Self::lock), before `work` runs. The error of `work`.
                 /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before the end of
                 /// `work`: see [`Lock::with`](crate::Lock::with). If the release fails because of
-                /// the server, the client logs that and repeats it.
+                /// the server, the client logs the error and repeats the release.
                 ///
                 /// # Blocking
                 ///
-                /// As long as [`lock`](Self::lock), `work` and [`unlock`](Self::unlock) take.
+                /// Blocks for as long as [`lock`](Self::lock), `work` and [`unlock`](Self::unlock)
+                /// take.
                 pub fn with<R, E: From<Error>>(
                     &self,
                     work: impl FnOnce(&$guard) -> Result<R, E>,
@@ -315,8 +319,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// As long as [`try_lock`](Self::try_lock), `work` and [`unlock`](Self::unlock)
-                /// take.
+                /// Blocks for as long as [`try_lock`](Self::try_lock), `work` and
+                /// [`unlock`](Self::unlock) take.
                 #[must_use = "`None`: the lock was not free, and the work was not done"]
                 pub fn try_with<R, E: From<Error>>(
                     &self,
@@ -332,18 +336,19 @@ macro_rules! own_verbs {
                     "` that the calling thread took last."
                 )]
                 ///
-                /// It is for code that has no guard, after
+                /// This is for code that has ended its guard with
                 /// [`LockGuard::forget`](crate::LockGuard::forget).
                 ///
                 /// # Errors
                 ///
                 /// [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock:
-                /// nothing changes. Also those of [`LockGuard::unlock`](crate::LockGuard::unlock).
+                /// nothing changes. The call also returns the errors of
+                /// [`LockGuard::unlock`](crate::LockGuard::unlock).
                 ///
                 /// # Blocking
                 ///
-                /// One round trip. None for an inner level, or if a waiting thread of this process
-                /// gets the lock.
+                /// One round trip. None if other levels remain, or if a waiting thread of this
+                /// process gets the lock.
                 pub fn unlock(&self) -> Result<(), Error> {
                     Lock::unlock(self)
                 }
@@ -354,7 +359,7 @@ macro_rules! own_verbs {
                     "` away from its holder, on any machine, and gives it to the next in line."
                 )]
                 ///
-                /// Returns `false` if nobody held it. The holder learns of its loss
+                /// Returns `false` if nobody held the lock. The holder's guard reports the loss
                 /// ([`on_lost`](crate::LockGuard::on_lost)).
                 ///
                 /// # Errors
@@ -381,9 +386,9 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or
-                /// does not answer in time, or if the key holds other data.
-                /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+                /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+                /// unreachable, or does not answer in time, or if the key holds other data.
+                /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
                 /// [`Config`](ErrorKind::Config) if the name is empty.
                 /// [`ShutDown`](ErrorKind::ShutDown) after
                 /// [`Client::shutdown`](crate::Client::shutdown). [`Forked`](ErrorKind::Forked) in
@@ -422,11 +427,12 @@ macro_rules! own_verbs {
                     "` lasts unless its holder renews it."
                 )]
                 ///
-                /// Returns `None` if nobody holds it, or if the key holds other data.
+                /// Returns `None` if nobody holds the lock, or if the key holds other data.
                 ///
                 /// # Errors
                 ///
-                /// Those of [`is_locked`](Self::is_locked), except for a key that holds other data.
+                /// Those of [`is_locked`](Self::is_locked), but a key that holds other data is no
+                /// error.
                 ///
                 /// # Blocking
                 ///
@@ -451,8 +457,8 @@ macro_rules! own_verbs {
                     "` with a fixed lease, which is never renewed."
                 )]
                 ///
-                /// It begins anew each time the lock is taken. From 1 ms to 10¹³ ms; with another
-                /// lease, each call that takes the lock fails: see
+                /// The lease begins each time the lock is taken. It may be from 1 ms to 10¹³ ms.
+                /// With any other lease, each call that takes the lock fails: see
                 /// [`Lock::with_lease`](crate::Lock::with_lease). No I/O.
                 #[must_use]
                 pub fn with_lease(&self, lease: Duration) -> Self {
@@ -465,8 +471,9 @@ macro_rules! own_verbs {
                     "` with a renewed lease of this length."
                 )]
                 ///
-                /// From 10 ms to a year; with another lease, each call that takes the lock fails:
-                /// see [`Lock::with_watchdog`](crate::Lock::with_watchdog). No I/O.
+                /// The lease may be from 10 ms to a year. With any other lease, each call that
+                /// takes the lock fails: see [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+                /// No I/O.
                 #[must_use]
                 pub fn with_watchdog(&self, timeout: Duration) -> Self {
                     Lock::with_watchdog(self, timeout)
@@ -478,8 +485,8 @@ macro_rules! own_verbs {
                     "` unless another `try_once_per` has taken it within the last `interval`."
                 )]
                 ///
-                /// Returns [`NotTaken`] otherwise. To run a job once an hour on one of all
-                /// machines, call this on each machine: see
+                /// Returns [`NotTaken`] if the lock is not free. To run a job once an hour on one
+                /// of many machines, call this on each machine: see
                 /// [`Lock::try_once_per`](crate::Lock::try_once_per).
                 ///
                 /// # Errors
@@ -499,8 +506,8 @@ macro_rules! own_verbs {
                     "`, which stays taken for at least this long each time it is taken."
                 )]
                 ///
-                /// It does so even if its guard is dropped or its process ends. Taking it costs one
-                /// more round trip if another process handed it on: see
+                /// The lock stays taken even if its guard is dropped or its process ends. Taking
+                /// the lock costs one more round trip if another process handed it on: see
                 /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). No I/O.
                 #[must_use]
                 pub fn with_hold_at_least(&self, least: Duration) -> Self {
@@ -513,8 +520,8 @@ macro_rules! own_verbs {
                     "`, through a handle that is not re-entrant."
                 )]
                 ///
-                /// In a thread that already holds the lock, every verb that takes it fails with
-                /// [`WouldDeadlock`](ErrorKind::WouldDeadlock): see
+                /// If the calling thread already holds the lock, every method of this handle that
+                /// takes the lock fails with [`WouldDeadlock`](ErrorKind::WouldDeadlock): see
                 /// [`Lock::non_reentrant`](crate::Lock::non_reentrant). No I/O.
                 #[must_use]
                 pub fn non_reentrant(&self) -> Self {
@@ -525,7 +532,7 @@ macro_rules! own_verbs {
     };
 }
 
-/// Makes a type that has a `handle` a lock of one name.
+/// Implements a lock of one name for a type that has a field `handle`.
 macro_rules! one_lock {
     ($lock:ident) => {
         $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
@@ -562,7 +569,7 @@ macro_rules! one_lock {
 
         $crate::lock::one_lock!($lock with take and send_force_unlock, $guard, $owned);
     };
-    // A lock that has these methods of its own.
+    // A lock that has its own `take` and `send_force_unlock`.
     ($lock:ident with take and send_force_unlock) => {
         $crate::lock::one_lock!(
             $lock with take and send_force_unlock,
