@@ -178,7 +178,7 @@ pub(crate) enum Outlook {
 /// }
 ///
 /// # fn work(guard: LockGuard) {
-/// // Release: was the lock ours until now?
+/// // Release the lock. Was it held until now?
 /// match guard.unlock() {
 ///     Ok(()) => {}
 ///     Err(error) if error.kind() == ErrorKind::LeaseLost => {
@@ -367,7 +367,7 @@ impl Error {
     }
 
     /// Makes this the error of a grant that too few replicas have, and that the client gave back.
-    /// `is_free`: the grant is certainly undone.
+    /// `is_free`: whether the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"

@@ -47,8 +47,8 @@ pub(crate) use self::verbs::{one_lock, own_verbs};
 
 /// The methods of every lock of this library, for code that works with any lock.
 ///
-/// `&dyn Lock` works. Each lock type also has these methods itself, so a caller need not import
-/// this trait. Only this library's locks implement the trait.
+/// A lock can be used as `&dyn Lock`. Each lock type also has these methods itself, so a caller
+/// need not import this trait. Only this library's locks implement the trait.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -122,9 +122,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Blocking
     ///
-    /// One round trip. None if a thread of this process holds the lock, waits for it or asks for
-    /// it. (For a [`FairLock`], none only if a thread of this process holds the lock.) A thread
-    /// that already holds the lock may need a round trip to extend its lease: see
+    /// One round trip. No round trip if a thread of this process holds the lock, waits for it or
+    /// asks for it. (For a [`FairLock`], no round trip only if a thread of this process holds the
+    /// lock.) A thread that already holds the lock may need a round trip to extend its lease: see
     /// [`lock`](Self::lock).
     fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
@@ -377,10 +377,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.with_hold_at_least(interval).try_lock()
     }
 
-    /// Returns the same lock with a least time. Each time the lock is taken, it stays taken for at
-    /// least this long, even if its guard is dropped or unlocked sooner, or its process ends. After
-    /// the least time, the guard holds the lock as usual, and its release frees the lock. A wait on
-    /// a condition does not let other threads in before the least time is over.
+    /// Returns the same lock with a minimum time. Each time the lock is taken, it stays taken for
+    /// at least this time, even if its guard is dropped or unlocked sooner, or its process ends.
+    /// After the minimum time, the guard holds the lock as usual, and its release frees the lock. A
+    /// wait on a condition does not let other threads in before the minimum time is over.
     ///
     /// # Errors
     ///
@@ -402,9 +402,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the same lock, through a handle that is not re-entrant. If the calling thread
     /// already holds the lock, every method of this handle that takes the lock fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be
-    /// called under its own lock. Owned guards belong to no thread, so nothing changes for them. Of
-    /// a read-write lock, the handle covers only the read lock or the write lock: a writer may
-    /// still read.
+    /// called under its own lock. Owned guards belong to no thread, so nothing changes for them.
+    /// The handle of a read lock or a write lock checks only that lock: a thread that holds the
+    /// write lock may still read.
     #[must_use]
     fn non_reentrant(&self) -> Self
     where

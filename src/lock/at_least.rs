@@ -40,7 +40,7 @@ impl HeldLock {
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
         let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_at_once()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-        // The least time counts from now. The server counts its lease from an earlier time, at
+        // The minimum time counts from now. The server counts its lease from an earlier time, at
         // which it ran the request.
         let until = clock::now().saturating_add(clock::nanos(least));
         #[cfg(soak_mutants)]
@@ -49,8 +49,8 @@ impl HeldLock {
             false => until,
         };
         let left = Self::new(&first, Arc::clone(&tenancy));
-        // The second level is of the same tenancy. `take` would give an owned guard a new tenancy
-        // if it reads beside other readers.
+        // The second level belongs to the same tenancy. `take` would give an owned guard a new
+        // tenancy if it reads beside other readers.
         let again = match handle.site.gate.add_level(&tenancy, handle.terms()) {
             // The first level's lease is long enough, so no request extends it.
             GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),

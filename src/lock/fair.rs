@@ -78,7 +78,7 @@ mod tests;
 ///
 /// # Redisson's clients in the queue
 ///
-/// Redisson's clients may stand in the same queue. Then
+/// Redisson's clients may stand in the same queue. In that case:
 ///
 /// - Redisson's waiters must not wait for longer at a time than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5

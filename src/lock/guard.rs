@@ -44,7 +44,7 @@ use crate::waiting::Wait;
 ///         for part in 0..4 {
 ///             let guard = &guard;
 ///             scope.spawn(move || {
-///                 // Certainly ours for as long as this write takes?
+///                 // Is the lock certainly held for as long as this write takes?
 ///                 if guard.check(Duration::from_secs(2)).is_ok() {
 ///                     write(part);
 ///                 }
@@ -245,8 +245,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Blocking
     ///
-    /// One round trip. None if other levels remain, or if a waiting thread of this process gets the
-    /// lock.
+    /// One round trip. No round trip if other levels remain, or if a waiting thread of this process
+    /// gets the lock.
     pub fn unlock(self) -> Result<(), Error> {
         each!(self.held, held => held.unlock())
     }
@@ -259,8 +259,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// the lock ends with its remaining lease: the rest of the lease of
     /// [`with_lease`](Lock::with_lease), or otherwise at least two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The end of the client does not
-    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. Of a quorum, at least a
-    /// majority of the parts stays taken, and the other parts are released.
+    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. If the lock is a quorum, at
+    /// least a majority of its parts stays taken, and the other parts are released.
     ///
     /// If the thread has several levels, the call ends one level. The other levels hold the lock as
     /// before. Even if the thread then releases its last level, the lock stays taken until the

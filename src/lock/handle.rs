@@ -61,7 +61,7 @@ impl Handle {
         }
     }
 
-    /// The site of the lock's holds of this mode.
+    /// The site for the lock's holds of this mode.
     pub(super) fn site_of(&self, mode: Mode) -> &Arc<Site> {
         self.pair.as_ref().map_or(&self.site, |pair| pair.site(mode))
     }
@@ -124,14 +124,14 @@ impl Handle {
         }
     }
 
-    /// Completes the entry of a thread that found its own tenancy, or an expired hold, in the seat.
+    /// Finishes `enter` for a thread that found its own tenancy, or an expired hold, in the seat.
     /// Returns `None` if the thread must enter the gate again.
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             GateOutcome::Reentered(tenancy) => Ok(self.ensure_lease(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
-                // This may be a hold of the other mode.
+                // At a read-write lock, the expired hold may be of the other mode.
                 self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);
                 Ok(None)
             }

@@ -16,7 +16,7 @@ use crate::scripts::FencingToken;
 use crate::scripts::mutants;
 use crate::site::{Leaving, Site, go_together, leave_all};
 
-/// One level of a hold, which ends once. Nothing here depends on the calling thread.
+/// One level of a hold. The level ends once. Nothing here depends on the calling thread.
 pub struct HeldLock {
     /// The tenancy in which the thread took the level. This field is dropped before the handle with
     /// its client, since the drop may send a request.
@@ -98,8 +98,8 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                // This reads the level's time before the hold's. So if the level has ended and the
-                // hold has not, the level certainly ended first.
+                // This reads the level's remaining time before the hold's remaining time. So if the
+                // level has ended and the hold has not, the level certainly ended first.
                 let own = self.own();
                 let lasts = || self.tenancy.remaining();
                 let is_enough = |left: Duration| !left.is_zero() && left >= slack;

@@ -39,7 +39,7 @@ mod votes;
 /// let client = Client::connect("redis://127.0.0.1:6379")?;
 /// let (from, to) = (client.reentrant_lock("account:7"), client.reentrant_lock("account:3"));
 ///
-/// // In any order: a transfer in the other direction cannot deadlock with this one.
+/// // In any order: a transfer in the other direction cannot deadlock with this transfer.
 /// let both = MultiLock::new([&from, &to])?;
 /// let guard = both.lock()?;
 /// guard.check(Duration::from_secs(2))?; // both are held for 2 s more
@@ -79,7 +79,7 @@ mod votes;
 /// # What it costs
 ///
 /// One round trip takes all parts, and one round trip releases them at
-/// [`unlock`](MultiLockGuard::unlock), if
+/// [`unlock`](MultiLockGuard::unlock), if all of this is true:
 ///
 /// - the parts are at most 100 locks of one client and of one kind: a `ReentrantLock`, a
 ///   `FencedLock` or a `WriteLock`,
@@ -216,7 +216,7 @@ impl MultiLock {
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
-    /// // All must be up when the program starts (or see `quorum_of`); later two are enough.
+    /// // All servers must be up at the start (or see `quorum_of`). Later two are enough.
     /// let clients = servers.map(Client::connect).into_iter().collect::<Result<Vec<_>, _>>()?;
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
     ///
@@ -246,7 +246,7 @@ impl MultiLock {
     ///
     /// # fn main() -> Result<(), redlatch::Error> {
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
-    /// // Two must be up.
+    /// // Two servers must be up.
     /// let clients: Vec<_> = servers.iter().filter_map(|url| Client::connect(url).ok()).collect();
     /// let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("report")).collect();
     /// let guard = MultiLock::quorum_of(servers.len(), &locks)?.lock()?;
@@ -345,8 +345,8 @@ impl MultiLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
-        // This comes before any use of a mutex: when this process was forked, a thread of the
-        // parent may have left it locked.
+        // This comes before any use of a mutex: in a forked child, a thread of the parent may have
+        // left that mutex locked.
         Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);

@@ -2,10 +2,10 @@
 //! them or waits for any of them.
 //!
 //! ```text
-//! lead at the first one, as for one lock       (its threads wait; this one may wait there, too)
-//! lead at each of the others, without a wait   (a thread of this process is there: ask one by one)
-//! ask for all: taken                           each is admitted, in their order
-//!              none is                         hand the others on, ask for the first one alone
+//! lead at the first lock's gate, as for one lock     (this thread may have to wait there)
+//! lead at each other lock's gate, without a wait     (if a thread is there: ask one by one)
+//! ask for all locks: taken                           admit each, in order
+//!                    not taken                       leave the other gates, ask for the first lock
 //! ```
 //!
 //! The request takes all locks or none. If it takes none, this thread waits at the first gate

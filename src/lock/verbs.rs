@@ -76,8 +76,9 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// None if a thread of this process is already using the lock: it holds the lock,
-                /// waits for it or asks for it. See also [`Lock::try_lock`](crate::Lock::try_lock).
+                /// No round trip if a thread of this process is already using the lock: it holds
+                /// the lock, waits for it or asks for it. See also
+                /// [`Lock::try_lock`](crate::Lock::try_lock).
                 pub fn try_lock(&self) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -197,8 +198,8 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// None if a thread of this process already holds the lock, waits for it or asks
-                /// for it.
+                /// No round trip if a thread of this process already holds the lock, waits for it
+                /// or asks for it.
                 pub fn try_lock_owned(&self) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -347,8 +348,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// One round trip. None if other levels remain, or if a waiting thread of this
-                /// process gets the lock.
+                /// One round trip. No round trip if other levels remain, or if a waiting thread of
+                /// this process gets the lock.
                 pub fn unlock(&self) -> Result<(), Error> {
                     Lock::unlock(self)
                 }

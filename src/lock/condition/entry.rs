@@ -2,11 +2,11 @@
 //! entry exists until its notification is used.
 //!
 //! ```text
-//! listen (lock in hand) -> stand: one script (lock in hand) -> leave the lock -> sleep
+//! listen (lock held) -> stand: one script (lock held) -> leave the lock -> sleep
 //! woken by: the message      -> notified
-//!           a new subscription, a poll -> look: still there? else notified
-//!           the end of the wait        -> look and leave: was it there? else notified
-//! notified -> take the lock again -> until the lock is left: a sign of life now and then -> done
+//!           a new subscription, a poll -> look: is the entry still there? else notified
+//!           the end of the wait        -> look and leave: was the entry there? else notified
+//! notified -> take the lock again -> keep-alives until the lock is left -> done
 //! ```
 //!
 //! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry is among
@@ -400,8 +400,8 @@ struct Done {
 impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
-            // If the cleanup fails, too, a record ends because its keep-alives end, and an entry
-            // among the waiters ends when it is notified (`pass_on`).
+            // If the cleanup fails, too, the server drops a record when its keep-alives end. An
+            // entry among the waiters ends when it is notified: then `pass_on` removes it.
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }

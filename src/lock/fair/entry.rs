@@ -61,7 +61,7 @@ impl FairEntry {
         }
     }
 
-    /// How long the thread waits for others to join its request, before it asks.
+    /// How long the thread waits for other threads to join its request, before it asks.
     pub(super) fn linger(&self) -> Duration {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
@@ -79,8 +79,8 @@ impl FairEntry {
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
-        // If the messages have a grant, it may not count any longer. Then the next step is a
-        // request to the server, so a passed hold stays in the inbox.
+        // If the messages have a grant, a passed hold stays in the inbox: if that grant no longer
+        // counts, the next step is a request to the server.
         let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
@@ -89,7 +89,7 @@ impl FairEntry {
     }
 
     /// Sends one request. The first request of the thread with the newcomers' leadership also asks
-    /// for the other newcomers.
+    /// for the other newcomers, its companions.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());

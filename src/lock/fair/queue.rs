@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
-//! queued:    named in a request; each leads from here on, with an entry of its own, until it gets
-//!            the lock, a thread of this process passes it on, or its wait is over
+//! queued:    named in a request; each thread now leads for itself, with its own entry, until the
+//!            server or a thread of this process gives it the lock, or its wait is over
 //! ```
 //!
 //! Threads that one request names get neighbouring entries, so they pass the lock on without the
@@ -96,7 +96,7 @@ impl FairQueue {
         format!("{}{owner}", self.keys.channel_prefix).into()
     }
 
-    /// The line of threads that may have a hold after its owner.
+    /// The line of threads that may get a hold after the hold's owner.
     pub(super) fn line(&self, followers: Followers) -> Line {
         Line::new(&self.keys, followers)
     }
@@ -116,8 +116,9 @@ impl FairQueue {
         self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
-    /// The newcomers for which the leader asks. They stay newcomers until they are
-    /// [answered](Self::answer). If they are never answered, one of them gets the leadership next.
+    /// The leader's companions: the newcomers for which the leader asks. They stay newcomers until
+    /// they are [answered](Self::answer). If they are never answered, one of them gets the
+    /// leadership next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);

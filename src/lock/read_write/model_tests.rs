@@ -370,7 +370,7 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
         let process = Process::start(&server);
         let reading = process.lock.reader().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
-        // The server still has the hold, since no thread releases it in a model.
+        // The server still has the hold, since no thread of the model releases it.
         assert!(process.lock.writer().try_lock().unwrap().into_option().is_none());
         assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         process.end();
