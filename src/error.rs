@@ -37,8 +37,7 @@ use redlatch_client::sync::is_forked;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread does not hold the lock, or there is no permit with this id. Nothing was
-    /// changed.
+    /// The calling thread does not hold the lock, or no permit has this id. Nothing was changed.
     NotHeld,
     /// The lock or permit was lost before it was released: its lease ended, or it was deleted or
     /// taken by force. Work done since the loss was not protected.
@@ -84,8 +83,7 @@ pub enum ErrorKind {
     /// lock, or it holds a lock and asks for it again through a
     /// [`non_reentrant`](crate::Lock::non_reentrant) handle. Nothing was changed.
     WouldDeadlock,
-    /// The barrier is broken: a party left early or died. No party of this generation passed the
-    /// barrier.
+    /// The barrier is broken: a party left early or died. No party of this generation passed it.
     Broken,
     /// The latch's time to live ended before its count reached zero.
     Expired,
@@ -154,7 +152,7 @@ pub(crate) enum Outlook {
 /// An error of a lock or of its server.
 ///
 /// `{error}` prints one line: the lock, the failure, the present state of the lock, and the remedy.
-/// The cause (from the operating system or the server) is the error's [`source`](StdError::source).
+/// The cause (from the system or the server) is the error's [`source`](StdError::source).
 /// `{error:#}` and `{error:?}` print the whole chain of causes. No text contains a password or data
 /// stored in Redis.
 ///
@@ -237,16 +235,14 @@ impl Error {
     /// although the client got no usable answer.
     ///
     /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
-    ///   client releases in the background anything that the server granted: you may repeat the
-    ///   call.
+    ///   client releases in the background anything that was granted: you may repeat the call.
     /// - The client repeats a call that *gives* (`unlock`, a semaphore's or permit's `release`,
     ///   `release_many`, `count_down`) in the background: do not repeat it yourself. The client
     ///   also repeats the release after a `leave_to_expire` that failed.
     /// - The client does not repeat a call that *sets* (`force_unlock`, `try_set_permits`,
     ///   `set_permits`, `add_permits`, `try_set_count`, `update_lease_time`, `delete`, and also
     ///   `release_if_exists`): check the state before you repeat the call.
-    /// - A call that waits at a barrier may count as an arrived party, so the other parties may
-    ///   pass.
+    /// - A call that waits at a barrier may count as an arrived party: the other parties may pass.
     ///
     /// If the client cannot repeat a request in the background (because the client has ended, or
     /// the request is too old), the error's message says so.
@@ -361,8 +357,7 @@ impl Error {
     pub(crate) fn late_grant(name: &Name) -> Self {
         let message = "it was granted, but the lease was over before the reply was read; nothing is \
                        held, take a longer lease";
-        // The caller may try again with a longer lease. A longer wait would not help, so a wait
-        // ends with this error.
+        // The caller may try again with a longer lease. A longer wait would not help.
         Self::new(ErrorKind::TimedOut, message.to_owned()).transient(true).of(name)
     }
 
@@ -469,8 +464,8 @@ pub enum LostReason {
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
-    /// This process was forked from the process that took the lock. The parent still has the lock;
-    /// this child does not.
+    /// This process was forked from the process that took the lock. That process still has the
+    /// lock.
     Forked,
 }
 

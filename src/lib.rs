@@ -43,8 +43,7 @@
 //! | to end a wait from another thread | [`CancelToken`] | `Thread.interrupt()` |
 //!
 //! A [`Client`] makes the locks and the other synchronizers. The [guide] helps to choose one.
-//! [`status`] has the answers to questions about a lock, and [`observe`] reports events to the
-//! program.
+//! [`status`] answers questions about a lock, and [`observe`] reports events.
 //!
 //! All calls block their thread. In an async runtime, make these calls where blocking is allowed,
 //! and use owned guards: the [guide](guide#tokio) shows this for tokio.

@@ -123,9 +123,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// One round trip. No round trip if a thread of this process holds the lock, waits for it or
-    /// asks for it. (For a [`FairLock`], no round trip only if a thread of this process holds the
-    /// lock.) A thread that already holds the lock may need a round trip to extend its lease: see
-    /// [`lock`](Self::lock).
+    /// asks for it. (For a [`FairLock`], no round trip only if such a thread holds the lock.) A
+    /// call that adds a level may need one to extend the lease: see [`lock`](Self::lock).
     fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }
@@ -185,9 +184,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Takes the lock for a guard that belongs to no thread and can be sent to another thread. The
-    /// call is not re-entrant: even if the calling thread already holds the lock, the call waits
-    /// for its release (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the same
-    /// queues.
+    /// call is not re-entrant: even if the calling thread holds the lock, the call waits for its
+    /// release (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the same queues.
     ///
     /// # Blocking
     ///
@@ -256,8 +254,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     #[must_use = "`false`: nobody held it"]
     fn force_unlock(&self) -> Result<bool, Error>;
 
-    /// Returns whether any thread holds the lock, on any machine. The result may be out of date
-    /// when the call returns.
+    /// Returns whether any thread holds the lock, on any machine. The result may be out of date.
     ///
     /// # Errors
     ///
@@ -297,12 +294,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
-    /// Returns the same lock with a fixed lease. The lease begins each time the lock is taken, and
-    /// is never renewed.
+    /// Returns the same lock with a fixed lease, which begins when the lock is taken.
     ///
-    /// The lease may be from 1 ms to 10¹³ ms. With any other lease, each call that takes the lock
-    /// fails. If the calling thread already holds the lock with a shorter remaining lease, the call
-    /// extends that lease to this one (one round trip). The call never shortens a lease.
+    /// The lease is never renewed. It may be from 1 ms to 10¹³ ms. With any other lease, each call
+    /// that takes the lock fails. If the calling thread already holds the lock with a shorter
+    /// remaining lease, the call extends that lease to this length (one round trip). The call never
+    /// shortens a lease.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
@@ -313,8 +310,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Returns the same lock with a renewed lease of this length, in place of the client's
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The watchdog renews the lease
-    /// each time a third of it has passed. If a process dies, other processes wait for its lock for
-    /// up to this time.
+    /// when a third of it has passed. If a process dies, its lock stays taken for up to this time.
     ///
     /// The lease may be from 10 ms to a year. With any other lease, each call that takes the lock
     /// fails with an error of kind [`Config`](crate::ErrorKind::Config). If a thread takes several
@@ -413,8 +409,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::NonReentrant)
     }
 
-    /// Takes the lock, runs `work` with the guard, and releases the lock. No caller can forget to
-    /// bind the guard.
+    /// Takes the lock, runs `work` with the guard, and releases the lock: no guard is left to bind.
     ///
     /// Returns the result of `work`. If the release fails because of the server, the client logs
     /// the error and repeats the release in the background, since the work was done under the lock.
@@ -452,8 +447,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///   `work` ended, so another holder may have worked at the same time. (To keep the result, let
     ///   `work` store it in a variable outside the closure.)
     /// - [`NotHeld`](ErrorKind::NotHeld): `work` released the lock itself.
-    /// - [`Forked`](ErrorKind::Forked): `work` forked the process, and this call returns in the
-    ///   child.
+    /// - [`Forked`](ErrorKind::Forked): `work` forked, and this call returns in the child.
     /// - The errors of [`lock`](Self::lock): `work` did not run.
     ///
     /// # Blocking
@@ -505,7 +499,6 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     #[doc(hidden)]
     fn parts(&self) -> Parts;
 
-    /// Returns the same lock with this variant.
     #[doc(hidden)]
     fn varied(&self, variant: Variant) -> Self
     where

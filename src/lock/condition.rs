@@ -235,9 +235,8 @@ impl Condition {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
-    /// Releases the lock, sleeps until the thread is notified or until the end of `wait`, and takes
-    /// the lock again. Returns whether the thread was notified in time. All other methods that wait
-    /// call this one.
+    /// Releases the lock, sleeps until the thread is notified or `wait` ends, and takes the lock
+    /// again. Returns whether the thread was notified in time. All other waits call this method.
     ///
     /// # Errors
     ///
@@ -290,13 +289,11 @@ impl Condition {
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
-        // From here on a notification finds the entry. No thread can notify before this thread has
-        // left the lock.
+        // A notification finds the entry, and cannot come before this thread leaves the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
-        // No time limit and no cancellation ends this wait, since the caller must get its lock
-        // back.
+        // No limit and no cancellation ends this wait: the caller must get its lock back.
         let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
@@ -348,8 +345,7 @@ impl Condition {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
-    /// Waits while `condition`, which may fail, returns true. For example, `condition` may read a
-    /// database.
+    /// Waits while `condition`, which may fail, returns true. It may read a database, for example.
     ///
     /// # Errors
     ///
@@ -398,8 +394,7 @@ impl Condition {
     }
 
     /// Notifies the thread that has waited longest. Returns `false` if no thread waits. The
-    /// notified thread returns from its wait when it has the lock again, after the calling thread
-    /// has released the lock.
+    /// notified thread returns when it has the lock again, after the calling thread releases it.
     ///
     /// # Errors
     ///
@@ -490,8 +485,7 @@ impl Condition {
         Ok(())
     }
 
-    /// Checks the guard that a wait is given. Returns the lock's site, and the tenancy that the
-    /// wait ends.
+    /// Checks the guard of a wait. Returns the lock's site and the tenancy that the wait ends.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

@@ -82,8 +82,7 @@ mod tests;
 ///
 /// - Redisson's waiters must not wait for longer at a time than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
-///   minutes), and the clocks of Redisson's machines must agree with the server's clock to about 7
-///   s;
+///   minutes), and the clocks of Redisson's machines must agree with the server's to about 7 s;
 /// - a dead Redisson waiter blocks the other waiters for up to the lease and these 5 minutes;
 /// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
 ///   redlatch process sends its next keep-alive, for at most a second;
@@ -225,8 +224,7 @@ impl Synchronizer for FairLock {
                 is_held
             }
             // While this thread asked the server, another thread passed it a hold, which a forced
-            // unlock then revoked. Only in that case could the server grant this thread another
-            // hold.
+            // unlock then revoked. Only then could the server grant this thread another hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

@@ -12,9 +12,8 @@ use crate::site::Site;
 /// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns one.
 ///
 /// A lease cannot stop a process: a holder that is paused for longer than its lease may write while
-/// another process has the lock. If the store keeps the highest token that it has seen, and refuses
-/// writes with a lower token, it accepts no late write. [Fencing](crate::guide::fencing) shows this
-/// with SQL.
+/// another process has the lock. If the store keeps the highest token that it has seen and refuses
+/// lower tokens, it accepts no late write. [Fencing](crate::guide::fencing) shows this with SQL.
 ///
 /// In all other respects, a `FencedLock` is a [`ReentrantLock`](crate::ReentrantLock). Its methods
 /// are those of [`Lock`](crate::Lock), but through the trait they return guards without a token.
@@ -98,8 +97,7 @@ impl<O> LockGuard<FencedLock, O> {
     /// have the token of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        // A fenced lock is never granted without a token. (If it were, no store would accept the
-        // token zero.)
+        // A fenced lock is never granted without a token. (No store would accept the token zero.)
         self.one().and_then(HeldLock::token).unwrap_or_else(|| FencingToken::from_number(0))
     }
 }

@@ -105,9 +105,8 @@ pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 #[derive(Debug)]
 pub struct OfThread(PhantomData<dyn GuardStaysWithItsThread>);
 
-/// The name in the compiler's error if a program sends a guard to another thread. The type `dyn
-/// GuardStaysWithItsThread` has only the traits named here, so it is not `Send`. No type implements
-/// this trait.
+/// The name in the compiler's error if a program sends a guard to another thread. Its `dyn` type
+/// has only the traits named here, so it is not `Send`. No type implements this trait.
 trait GuardStaysWithItsThread: Sync + Unpin + UnwindSafe + RefUnwindSafe {}
 
 /// The guard belongs to no thread.
@@ -141,7 +140,6 @@ pub enum HeldLocks {
 }
 
 impl HeldLocks {
-    /// Returns the held lock, if the guard holds a lock of one name.
     pub(super) fn one(self) -> Option<HeldLock> {
         match self {
             Self::One(held) => Some(held),
@@ -245,7 +243,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Blocking
     ///
-    /// One round trip. No round trip if other levels remain, or if a waiting thread of this process
+    /// One round trip. No round trip if other levels remain, or a waiting thread of this process
     /// gets the lock.
     pub fn unlock(self) -> Result<(), Error> {
         each!(self.held, held => held.unlock())
@@ -292,9 +290,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 
     /// Returns the owner under which the server stores the hold: the client's
     /// [`id`](crate::Client::id), a colon and a number. Log this owner beside the data that the
-    /// lock guards. [`Client::status`](crate::Client::status), the command `redlatch who` and
-    /// Redisson show the same owner, and [`release_for`](crate::Client::release_for) ends its hold.
-    /// No I/O.
+    /// lock guards. [`Client::status`](crate::Client::status), `redlatch who` and Redisson show the
+    /// owner, and [`release_for`](crate::Client::release_for) ends its hold. No I/O.
     ///
     /// All levels of a thread have the same owner. Threads of one process that pass the lock to
     /// each other, or read together, also have the same owner. After a wait on a
@@ -330,7 +327,6 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// Returns the held lock, if the guard holds a lock of one name.
     pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),
@@ -338,7 +334,6 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
-    /// Returns the held locks, if the guard holds several locks together.
     pub(super) fn several(&self) -> Option<&GuardLevels> {
         match &self.held {
             HeldLocks::Several(levels) => Some(levels),

@@ -29,8 +29,7 @@ pub enum Variant {
 /// The handle of any lock: a client, a name, and the terms on which a thread takes the lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    // This field is dropped before `session`: the drop of a site must not be the last use of the
-    // client.
+    // This is dropped before `session`: a site's drop must not be the last use of the client.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
@@ -74,7 +73,6 @@ impl Handle {
         [&self.site].into_iter().chain(other)
     }
 
-    /// Returns the same handle with this difference.
     pub(crate) fn varied(&self, variant: Variant) -> Self {
         match variant {
             Variant::On(terms) => {
@@ -157,8 +155,7 @@ impl Handle {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew the hold from now on. (Earlier tenants with a renewed lease
-            // may have left.)
+            // The watchdog must renew from now on. (Earlier tenants that needed it may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
@@ -210,8 +207,7 @@ impl Handle {
         if self.session.core().is_shut_down() {
             // The end of the client released the holds that existed then. This hold came later.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
-            // After the end of the client, no thread would repeat the release, so no limit may end
-            // this request.
+            // No thread would repeat the release after this, so no limit may end the request.
             let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold(), Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));

@@ -42,16 +42,14 @@ impl HeldLock {
         Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
     }
 
-    /// Adds a level beneath. It ends together with this level, unless [`stays`](Self::stays) leaves
-    /// it to expire.
+    /// Adds a level beneath. It ends with this level unless it [stays](Self::stays).
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self
     }
 
-    /// Leaves the level beneath to expire. The caller does this when it holds all locks that it
-    /// takes together. (If the lock is lost by then, the level cannot be left, and the guard
-    /// reports the loss.)
+    /// Leaves the level beneath to expire. The caller then holds all locks that it takes together.
+    /// (If the lock is lost by then, this does nothing, and the guard reports the loss.)
     pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
@@ -118,8 +116,7 @@ impl HeldLock {
                 let remaining = own.min(lasts);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
-                // A later call may succeed after a renewal, if the renewed lease is longer than
-                // `slack`.
+                // A later call may succeed, if a renewal gives a lease longer than `slack`.
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
@@ -210,12 +207,10 @@ impl HeldLock {
         &self.handle.site.core
     }
 
-    /// The site of the lock, and the tenancy, for a wait on a condition.
     pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, &Arc<Tenancy>) {
         (&self.handle.site, &self.tenancy)
     }
 
-    /// The fencing token, if the lock has tokens.
     pub(super) fn token(&self) -> Option<FencingToken> {
         self.tenancy.token().map(|token| FencingToken::from_number(token.get()))
     }

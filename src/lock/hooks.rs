@@ -21,7 +21,6 @@ use crate::waiting::{
     Wait,
 };
 
-/// The hooks of a lock.
 struct Hooks<'a, 'b> {
     handle: &'a Handle,
     /// `Some` if the lock is one of several that are taken together.
@@ -44,13 +43,11 @@ pub(super) fn acquire_of(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // This returns an error before the client sends any request: for an unusable name or lease, a
-    // client that was shut down, a forked process, a cancelled token, or a second level through a
-    // non-reentrant handle.
+    // These are errors before any request: an unusable name or lease, a client that was shut down,
+    // a forked process, a cancelled token, a second level through a non-reentrant handle.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
-    // `waiting::acquire` is the driver. It calls the hooks below, and the thread sleeps between
-    // these calls.
+    // This is the driver, which calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
     waiting::acquire(&Hooks { handle, together }, (core, name), &claim)
 }
@@ -75,8 +72,7 @@ impl Hooks<'_, '_> {
             refused => {
                 site.leave_queue(entry);
                 refused?;
-                // The server no longer has the thread's write hold, and this process did not know
-                // that.
+                // The server no longer has the write hold, and this process did not know that.
                 if writing.is_held() {
                     let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
@@ -92,8 +88,7 @@ impl Hooks<'_, '_> {
             admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
-        // This thread's holds may be gone, and another thread may have been granted the write lock
-        // since.
+        // This thread's holds may be gone, and another thread may hold the write lock by now.
         if !site.gate.writes_alone(claim.thread) {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
@@ -115,8 +110,7 @@ impl Hooks<'_, '_> {
         };
         let hold = &tenancy.hold();
         if !in_turn {
-            // During the request the leader already counts as a reader, so no thread releases the
-            // hold.
+            // The leader already counts as a reader, so no thread releases the hold meanwhile.
             let leave = || {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -174,15 +168,13 @@ impl Hooks<'_, '_> {
         while self.reads()
             && let Some(older) = site.gate.hold()
         {
-            // The server certainly has the new hold. If it has lost the older hold, no thread may
-            // join the older hold.
+            // If the server has lost the older hold, no thread may join that hold.
             if !older.is_held_at(clock::now()) || !site.has_granted(&older)? {
                 site.lose_hold(&older, older.why_gone());
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server granted this read hold, so it no longer has a write hold that this
-                // process kept.
+                // The server granted a read hold, so it no longer has a kept write hold.
                 site.gate.keeps_none();
                 continue;
             };
@@ -270,8 +262,7 @@ impl Synchronizer for Hooks<'_, '_> {
     }
 
     /// Checks a hold that was passed to this thread, since the thread may have slept until the
-    /// lease ended. If the client was shut down in the meantime, this releases the hold and returns
-    /// an error.
+    /// lease ended. If the client was shut down meanwhile, releases the hold and fails.
     fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);

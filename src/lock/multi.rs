@@ -184,9 +184,8 @@ impl MultiLock {
     /// round trip, and so does releasing it.
     ///
     /// If a server has lost its part, the client does not take that part again, because another
-    /// thread may have counted that server's vote in the meantime. So a hold loses the vote of each
-    /// server that restarts without persistence. A rolling restart of a majority of the servers
-    /// ends a long hold.
+    /// thread may have counted that vote in the meantime. So a hold loses the vote of each server
+    /// that restarts without persistence. A rolling restart of most servers ends a long hold.
     ///
     /// # Guarantee
     ///
@@ -345,8 +344,7 @@ impl MultiLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
-        // This comes before any use of a mutex: in a forked child, a thread of the parent may have
-        // left that mutex locked.
+        // In a forked child, a mutex below may be locked for ever by a thread of the parent.
         Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);

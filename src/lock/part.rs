@@ -15,15 +15,12 @@ pub(crate) trait Part: Lock {
     /// Whether each waiting thread has its own entry in Redis's queue.
     fn is_fair(&self) -> bool;
 
-    /// Returns the same lock with this difference.
     fn varied_part(&self, variant: Variant) -> Arc<dyn Part>;
 }
 
-/// A lock, or a pointer to a lock: `&FairLock`, `&dyn Lock`, `Box<dyn Lock>`, or `&Box<dyn Lock>`
-/// (an element of a list).
+/// A lock, or a pointer to a lock: `&FairLock`, `&dyn Lock`, `Box<dyn Lock>`, or `&Box<dyn Lock>`.
 ///
-/// ([`Lock`] is not implemented for pointers, since `with_lease` and similar methods would have to
-/// return a pointer.)
+/// ([`Lock`] is not implemented for pointers, since `with_lease` would have to return a pointer.)
 pub trait AsLock {
     fn as_lock(&self) -> &dyn Lock;
 }

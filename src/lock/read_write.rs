@@ -16,9 +16,8 @@ mod pair;
 
 pub(super) use self::pair::Pair;
 
-/// A lock for many readers or one writer. It corresponds to `ReentrantReadWriteLock` of
-/// java.util.concurrent and to Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns
-/// one.
+/// A lock for many readers or one writer. It is like `ReentrantReadWriteLock` of
+/// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns one.
 ///
 /// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of its two locks, and take
 /// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every

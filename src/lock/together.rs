@@ -85,8 +85,7 @@ impl<'a> Together<'a> {
         Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
     }
 
-    /// Returns the lead of the lock that is being acquired, if the request for all has taken that
-    /// lock.
+    /// Returns the lead of the lock that is being acquired, if the request for all took it.
     pub(super) fn lead(&self) -> Option<Option<Lead<Option<QueueEntry>>>> {
         let Taken { leadership, tenancy } = self.taken.borrow_mut().pop_front()?;
         self.granted.set(Some(tenancy));

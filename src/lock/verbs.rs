@@ -1,7 +1,6 @@
 //! The macros that give each lock its methods.
 
-/// Gives a lock type the methods of [`Lock`](crate::Lock) as its own, so a caller need not import
-/// the trait.
+/// Gives a lock type the methods of [`Lock`](crate::Lock), for callers without the trait.
 macro_rules! own_verbs {
     ($lock:ident, $guard:ty, $owned:ty) => {
         $crate::lock::own_verbs!($lock, $guard, $owned, "One round trip");
@@ -76,9 +75,8 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// No round trip if a thread of this process is already using the lock: it holds
-                /// the lock, waits for it or asks for it. See also
-                /// [`Lock::try_lock`](crate::Lock::try_lock).
+                /// No round trip if a thread of this process holds the lock or waits for it. See
+                /// also [`Lock::try_lock`](crate::Lock::try_lock).
                 pub fn try_lock(&self) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -198,8 +196,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, ".")]
-                /// No round trip if a thread of this process already holds the lock, waits for it
-                /// or asks for it.
+                /// No round trip if a thread of this process holds the lock or waits for it.
                 pub fn try_lock_owned(&self) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, Wait::NONE)
                 }
@@ -337,8 +334,7 @@ macro_rules! own_verbs {
                     "` that the calling thread took last."
                 )]
                 ///
-                /// This is for code that has ended its guard with
-                /// [`LockGuard::forget`](crate::LockGuard::forget).
+                /// It is for code that has called [`LockGuard::forget`](crate::LockGuard::forget).
                 ///
                 /// # Errors
                 ///
@@ -348,7 +344,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// One round trip. No round trip if other levels remain, or if a waiting thread of
+                /// One round trip. No round trip if other levels remain, or a waiting thread of
                 /// this process gets the lock.
                 pub fn unlock(&self) -> Result<(), Error> {
                     Lock::unlock(self)
@@ -432,8 +428,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`is_locked`](Self::is_locked), but a key that holds other data is no
-                /// error.
+                /// Those of [`is_locked`](Self::is_locked). Other data in the key is no error.
                 ///
                 /// # Blocking
                 ///

@@ -9,10 +9,9 @@
 //! notified -> take the lock again -> keep-alives until the lock is left -> done
 //! ```
 //!
-//! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry is among
-//! the waiters. Whatever removed the entry, the thread must wake up, and a message only wakes it
-//! sooner. So no notification is lost between the release and the sleep, or while a subscriber has
-//! no connection.
+//! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry exists.
+//! Whatever removed the entry, the thread must wake up; a message only wakes it sooner. So no
+//! notification is lost between the release and the sleep, or when a subscriber is cut off.
 //!
 //! An unused notification is passed on to the next waiter. A notified waiter has a record at the
 //! server until its thread has taken the lock and left it again. If the thread does not get that
@@ -45,7 +44,6 @@ const POLL: Duration = Duration::from_secs(1);
 /// (`PATIENCE` in `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
-/// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Notified,
@@ -168,8 +166,7 @@ impl<'a> ConditionEntry<'a> {
                         endurance.answered(Instant::now());
                         look_at = clock::now().saturating_add(Self::poll());
                     }
-                    // The wait has ended. The next pass of the loop finds out whether by its limit
-                    // or by a cancellation.
+                    // The wait has ended. The next pass of the loop finds out why.
                     Err(_) if was_cut => continue,
                     // The reply to the next request says whether the entry still exists.
                     Err(error) => {
@@ -302,8 +299,7 @@ impl Drop for Notified {
     }
 }
 
-/// The keep-alive of all notified waiters of this process on one condition. One request covers them
-/// all.
+/// The one keep-alive of all notified waiters of this process on one condition.
 struct Signs {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
@@ -350,8 +346,7 @@ impl Signs {
 impl KeepAlive for Signs {
     fn command(&self) -> Option<Command> {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
-        // If a thread ends while it holds the lock, its hold is lost some time later. Then its
-        // keep-alive ends, too.
+        // If a thread ends while it holds the lock, its hold and its keep-alive end later.
         waiters.retain(|(waiter, back)| {
             let lives = back.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {

@@ -1,5 +1,4 @@
-//! One thread's entry in a fair lock's queue, from its first request until it becomes a hold or the
-//! wait ends.
+//! One thread's entry in a fair lock's queue, until it becomes a hold or the wait ends.
 //!
 //! The entry is in the process's list before Redis knows it. From then on, a thread of the process
 //! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
@@ -26,8 +25,7 @@ use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
-/// A thread's entry. If the entry has not become a hold, its drop removes it from the queue, on
-/// every path.
+/// A thread's entry. Its drop removes it from the queue if it has not become a hold.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
     /// The entry. It receives messages from a moment before its first request. (The entry of a
@@ -66,16 +64,14 @@ impl FairEntry {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether the inbox has a message or a passed hold, or no thread is left that may join the
-    /// leader's request.
+    /// Whether the inbox has a message or a passed hold, or no thread may still join the request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
         !inbox.messages.is_empty() || inbox.passed.is_some()
     }
 
-    /// Reads the inbox. Returns the tenancy, if the thread was granted the lock and the grant still
-    /// counts.
+    /// Reads the inbox. Returns the tenancy if the thread got the lock and the grant still counts.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
@@ -255,8 +251,7 @@ impl FairEntry {
         })
     }
 
-    /// Handles the server's answer. `unacknowledged` is the error if too few replicas have the
-    /// grant.
+    /// Handles the answer. `unacknowledged`: the error if too few replicas have the grant.
     fn steps(
         &mut self,
         reply: EntryReply<Followers>,
@@ -285,9 +280,8 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Takes back a grant that too few replicas have. The old entry is given up here, since `self`
-    /// goes on with a new entry: the thread's next request puts it at the end of the queue, under a
-    /// new owner.
+    /// Takes back a grant that too few replicas have. The old entry is given up here, and the
+    /// thread's next request has a new entry at the end of the queue, under a new owner.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site));
@@ -343,8 +337,7 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // A hold was passed to this entry, but its thread no longer waits. So the next thread
-            // gets the hold.
+            // A hold was passed to this entry, but its thread has left. So the next thread gets it.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
         // The entry is given up even if a hold was passed. If the server has taken that hold away,

@@ -117,8 +117,7 @@ impl FairQueue {
     }
 
     /// The leader's companions: the newcomers for which the leader asks. They stay newcomers until
-    /// they are [answered](Self::answer). If they are never answered, one of them gets the
-    /// leadership next.
+    /// they are [answered](Self::answer). If the leader never answers, one of them leads next.
     pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
@@ -133,8 +132,7 @@ impl FairQueue {
     /// and the keep-alive covers `queued`.
     pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
         // The thread is in the list before the flag is read, since `command` reads the list before
-        // it clears the flag. Otherwise `command` could end the keep-alives of a thread that has
-        // just come.
+        // it clears the flag. Otherwise `command` could end the keep-alives of a new thread.
         self.site.gate.stand(queued);
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
@@ -167,7 +165,7 @@ impl FairQueue {
 
     /// Returns the other queued waiters of the process, for a request that brings all of them back.
     /// Until the result is dropped, no other thread makes such a request. Returns `None` if another
-    /// thread is making one.
+    /// thread makes one.
     pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
@@ -248,8 +246,7 @@ impl Member for FairQueue {
         true
     }
 
-    /// Removes the owner, and grants the lock to the next waiter. The scripts of a plain lock do
-    /// not know this queue.
+    /// Removes the owner and grants the lock to the next waiter in this queue.
     fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
         self.site.core.watchdog.clean_up(Cleanup::unclaimed(&self.site.name, give_up));
@@ -268,7 +265,6 @@ impl fmt::Debug for FairQueue {
     }
 }
 
-/// The keep-alive of the process's waiters.
 impl KeepAlive for FairQueue {
     fn command(&self) -> Option<Command> {
         let mut waiters = self.waiters.lock();

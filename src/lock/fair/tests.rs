@@ -270,8 +270,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     guard.unlock().unwrap();
 }
 
-/// The leader's limit cuts the shared request. The companions have other limits, and the server may
-/// run the request later.
+/// The leader's limit cuts the shared request, but the server may run the request later.
 #[test]
 fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
@@ -347,8 +346,7 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let (lock, name) = (client.fair_lock("on its way"), "on its way");
     let guard = other.fair_lock(name).lock().unwrap();
     let mut leader = stands(&lock);
-    // The subscriber's thread has this mailbox after it has looked up the owner that a message
-    // names.
+    // The subscriber's thread has this mailbox after it has looked up a message's owner.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();

@@ -56,8 +56,7 @@ impl<O> LockGuard<MultiLock, O> {
         held.map(|held| (held.name(), held.owner()))
     }
 
-    /// Returns the names and fencing tokens of those parts that have a token, in the order of
-    /// taking.
+    /// Returns the names and tokens of the parts that have a fencing token, in the order of taking.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.filter_map(|held| Some((held.name(), held.token()?)))

@@ -102,10 +102,9 @@ impl GuardLevels {
         }
     }
 
-    /// First raises all locks, and then leaves them to expire. A lock that was left is not taken
-    /// back, so every step that can fail comes before. (After a failure the drop releases all
-    /// locks.) Of a quorum, the raised locks (at least a majority) are left to expire, and the
-    /// others are released.
+    /// First raises all locks, then leaves them to expire. A lock that was left is not taken back,
+    /// so all failures come before. (After a failure, the drop releases all locks.) Of a quorum,
+    /// the raised locks (at least a majority) are left to expire, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = match self.rule {

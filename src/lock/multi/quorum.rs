@@ -8,9 +8,8 @@
 //!         sleep for a random time
 //! ```
 //!
-//! No thread waits for a part here while it holds another part, so there can be no deadlock and no
-//! order is needed. If two threads each get too few parts, both release their parts before they
-//! sleep.
+//! No thread waits for a part while it holds another part, so no deadlock is possible. If two
+//! threads each get too few parts, both release their parts before they sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,8 +23,7 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
-/// The pause after the first failed round. It doubles after each further round, up to
-/// `LONGEST_PAUSE`.
+/// The pause after the first failed round. It doubles with each round, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(128);
 
@@ -59,8 +57,7 @@ pub(super) fn acquire(
             }
             late += 1;
         }
-        // The parts are released before the sleep, since other threads need the parts that this
-        // thread cannot use.
+        // Before the sleep, this releases the parts, which other threads need.
         drop(levels);
         if parts.len() - failed.len() < needed {
             let error = no_majority(lock, failed);

@@ -54,16 +54,14 @@ impl Process {
     }
 }
 
-/// The number of threads inside the lock. (No hold is lost meanwhile; for lost holds see
-/// [`check_alone`].)
+/// The number of threads inside the lock. (For lost holds see [`check_alone`].)
 #[derive(Default)]
 struct Inside {
     reading: AtomicUsize,
     writing: AtomicUsize,
 }
 
-/// Counts of events over all schedules. A test in which an event never happens proves nothing about
-/// it.
+/// Counts of events over all schedules: a test without its event proves nothing.
 #[derive(Default)]
 struct Seen {
     read: AtomicUsize,

@@ -12,7 +12,6 @@ use crate::site::{Gate, Site};
 use crate::snapshot::Held;
 use crate::waiting::QueueSite;
 
-/// The two sites of a read-write lock in one client.
 pub(in crate::lock) struct Pair {
     core: Arc<Core>,
     name: Name,
