@@ -1,19 +1,19 @@
--- Makes a party arrive, or gives its arrival up. The last party trips the barrier. If that party
+-- Makes a party arrive, or takes its arrival back. The last party trips the barrier. If that party
 -- has an action, `finish` trips the barrier after the action.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
--- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 how it comes: 0 = to wait, 1 =
---      to wait and with an action, 2 = to break the generation in which it waits, or would wait, 9
---      the least number that the present generation can have
--- reply: the generation's number, and in six further digits 1 + how many parties are still to come,
---        or 0: the generation is complete, and the party has not arrived (as text, since it is
---        longer than a number of Lua's); -1 = the generation is broken; 0 = there is no barrier; -2
---        = the party that leaves had arrived in a generation that has ended, and the server does
---        not know how
+-- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 why it sends this: 0 = to wait,
+--      1 = to wait, and it has an action, 2 = to break the generation in which it waits or would
+--      wait, 9 the lowest number that the present generation can have
+-- reply: the generation's number, followed by six digits: 1 + the number of parties that are still
+--        missing, or 0: the generation is complete, and the party has not arrived (as text, since
+--        Lua's numbers have too few digits); -1 = the generation is broken; 0 = there is no
+--        barrier; -2 = the party that leaves had arrived in a generation that has ended, and the
+--        server does not know whether it tripped
 --
--- If a party that leaves has sent an arrival before, it sends the same number again. So no later
--- copy of the arrival counts, and if the arrival was made, the script finds it in the record. If
--- its generation has tripped, the reply is that of the arrival.
+-- A party that leaves after it has sent an arrival reuses the request number of the arrival. So a
+-- later copy of the arrival changes nothing, and the script finds in the record whether the arrival
+-- was made. If the generation of the arrival has tripped, the reply is that of the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
@@ -29,8 +29,8 @@ if leaves then
         return went == 1 and result or went == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
-    -- A copy of the last party's arrival may come when the generation is broken already. Then the
-    -- action must not run.
+    -- A copy of the last party's arrival may come after the generation was broken. Then the action
+    -- must not run.
     return -1
 end
 
@@ -41,18 +41,19 @@ return once(function()
     end
     check()
     if number < tonumber(ARGV[9]) then
-        -- A new master that forgot trips counts parties that have passed already. The next reset
-        -- begins a generation that no party has met.
+        -- This server is a new master that lacks the last trips, so its present generation contains
+        -- parties that have passed already. The next reset begins a generation with an unused
+        -- number.
         ends = true
         return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    -- While the last party's action runs, the party that leaves would wait in the next generation,
-    -- so the next generation begins broken.
+    -- While the last party's action runs, a party that leaves would have waited in the next
+    -- generation. So the next generation begins broken.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
         if leaves then
-            -- Otherwise a copy that comes after a reset would break the next generation.
+            -- Without this, a copy that comes after a reset would break the next generation.
             remember(ARGV[1] .. '=-1')
         end
         return {'-1'}

@@ -4,7 +4,7 @@
 -- ARGV 1 channel, 2 generation, 3 party, 4 1 = trip, 0 = break
 -- reply: 1 = it tripped, 2 = it is broken, 3 = the server does not know
 --
--- A copy finds the generation ended, and answers the same.
+-- A copy of the request finds that the generation has ended, and gets the same reply.
 local number = tonumber(ARGV[2])
 if ARGV[4] == '1' and state(number) == 0 and redis.call('zscore', parties, ARGV[3])
     and not has_died()

@@ -3,13 +3,13 @@
 -- KEYS first the barrier, last its parties
 --
 -- The barrier is a hash with these fields:
---   parties     how many parties trip the barrier. If this field is missing, the barrier was
---               deleted: for a while the hash still tells late parties how their generation ended
+--   parties     how many parties trip the barrier. A deleted barrier lacks this field. Its hash
+--               stays for a while, so that late parties find out how their generation ended
 --   generation  the number of the present generation. The first number was a time in µs, so no
 --               other barrier of the name has these numbers
---   first       the number from which on each number was a generation
---   before      the first and the last number before the barrier began anew
---   broken      the numbers of the last broken generations, between spaces
+--   first the lowest number since which every number was a generation before the first and the last
+--   number before the barrier began anew broken the numbers of the last broken generations, between
+--   spaces
 --
 -- The parties that have arrived are a sorted set: party -> the end of the party's lease in ms since
 -- 1970.
@@ -50,15 +50,15 @@ local function is_broken(number)
     return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- The field `broken` with this generation added, cut to FULL characters. Many numbers must be
--- remembered: if each of many parties resets a broken barrier, as many generations break at once,
--- and a party that missed a message asks seconds later.
+-- The field `broken` with this generation added, cut to FULL characters. The field must hold many
+-- numbers. If each of many parties resets a broken barrier, one generation breaks for each reset,
+-- and a party that missed a message asks only seconds later.
 local FULL = 256 * 17 + 1
 local function broken_with(number)
     return string.sub(broken() .. text(number) .. ' ', -FULL)
 end
 
--- Whether the lease of any party has ended.
+-- Returns whether the lease of any party has ended.
 local function has_died()
     return redis.call('zcount', parties, '-inf', clock()) > 0
 end
@@ -75,16 +75,15 @@ local function check()
     end
 end
 
--- Lets the next command pass without memory: after a command that writes, the server refuses no
--- command for lack of memory. So leases are renewed and generations end on a server without memory,
--- too.
+-- Lets the next commands pass on a server that is out of memory. After a command that writes, such
+-- a server refuses no further command of the script.
 local function make_room()
     redis.call('hdel', barrier, '')
 end
 
 -- The state of a generation: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it
 -- has ended, and this server does not know how: it began at a server that was lost, or it is older
--- than the broken generations that are remembered.
+-- than the oldest number in the field `broken`.
 local function state(number)
     local now, last = present()
     if is_broken(number) or number == last and not now then
@@ -103,16 +102,16 @@ local function state(number)
     return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
 end
 
--- The fields of a barrier that begins anew with this number, broken or not. `last`: the barrier's
--- last generation, which has not tripped.
+-- The fields of a barrier that begins anew with the generation `number`, broken or not. `last`: the
+-- barrier's last generation, which has not tripped.
 local function anew(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
         'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),
         'broken', broken_with(last) .. (begins_broken and text(number) .. ' ' or '')
 end
 
--- Ends a generation's wait: removes the parties and sends the message. Without the right to
--- publish, the parties find out by their next look.
+-- Ends the wait of a generation's parties: removes them from the set and sends the message. If the
+-- user may not publish, each party finds out when it next runs look.lua.
 local function ended(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))

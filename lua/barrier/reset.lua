@@ -1,4 +1,4 @@
--- Begins the next generation. The parties of the present one, if any wait, find it broken.
+-- Begins the next generation. The parties that wait in the present one find it broken.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel

@@ -1,8 +1,8 @@
--- Ends a waiter's part: its notification was used, or is passed on.
+-- Removes a notified waiter's record: the waiter used its notification, or the script passes it on.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 waiter, 3 '1' = it did not use its notification, and does not wait either
--- reply: 1 = it had been notified; 0 = it had not, or its part has ended already
+-- ARGV 2 waiter, 3 '1' = it did not use its notification, and no longer waits
+-- reply: 1 = it had been notified; 0 = it has no record
 local pass = ARGV[3] == '1'
 if pass then
     redis.call('lrem', waiting, 1, ARGV[2])
@@ -12,17 +12,20 @@ if not mine then
     return 0
 end
 if pass then
-    -- If this were refused after the pass, the notification would be passed on twice.
+    -- Checks the right to HDEL. If HDEL were refused after `notify_first`, the notification would
+    -- be passed on twice.
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next look finds no sign of life, and passes the notification on.
+        -- The next run of look.lua finds no sign of life in the record, and passes the notification
+        -- on.
         return trouble
     end
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- If the one field is the time of the last look at all records, no record is left.
+    -- If the one field is the time of the last look at all records, no record is left. Otherwise
+    -- this removes nothing.
     redis.call('hdel', notified, '')
 end
 return 1

@@ -1,4 +1,4 @@
--- Gives a sign of life for waiters that were notified and have not left the lock again.
+-- Records a sign of life for waiters that were notified and have not yet left the lock again.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2… the waiters, all of one process

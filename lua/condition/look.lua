@@ -4,8 +4,9 @@
 -- ARGV 2 waiter, 3 '1' = it stops waiting
 -- reply: 1 = it waits, or waited until now; 0 = it was notified
 --
--- If many waiters were notified, one look at all their records serves all waiters that look soon
--- after. Any waiter may be the one that looks, so a dead waiter does not keep the others from it.
+-- If many waiters were notified, a waiter reads all their records only if no other waiter has done
+-- so in the last LOOKED ms. Any waiter may be the one that reads them, so no dead waiter prevents
+-- it.
 local FEW, LOOKED = 8, 300
 
 local mine = redis.call('hget', notified, ARGV[2])
@@ -27,7 +28,7 @@ if type(many) == 'number' and many > FEW then
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
-    -- If the server refuses this, each look reads all records.
+    -- If the server refuses this, each run reads all records.
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
@@ -38,8 +39,8 @@ for i = 1, #records, 2 do
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
-        -- If the server refused this only after the pass, each look would pass the notification on
-        -- again.
+        -- Checks the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
+        -- the notification on again.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
         if trouble then

@@ -2,16 +2,16 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
--- reply: how many were notified; -1 = this owner does not have the lock
+-- reply: how many waiters were notified; -1 = this owner does not have the lock
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
--- The uuid is a part of the number, since two clients may use the same one.
+-- The uuid is a part of the number, since two clients may use equal numbers.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- If all are notified, no waiter is left to pass a notification on to. So no notification needs
-    -- a record, neither this one nor an earlier one.
+    -- After all are notified, no waiter is left to which a notification could be passed on. So the
+    -- records of this notification and of all earlier ones are not needed.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0
@@ -24,8 +24,8 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- If the first copy notified a waiter, that waiter cannot take the lock before this owner has
-    -- left it, so the waiter's record is still there.
+    -- If the first copy notified a waiter, that waiter's record is still there: the waiter cannot
+    -- take the lock before this owner has left it.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then
             return 1

@@ -1,12 +1,12 @@
--- Begins a wait for a thread that holds the lock and is about to leave it.
+-- Adds a thread to the waiters. The thread holds the lock and is about to leave it.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 waiter
--- reply: 1 = it is among the waiters; 0 = this owner does not have the lock
+-- reply: 1 = the thread is among the waiters; 0 = this owner does not have the lock
 --
 -- A notifier must have the lock, too. So no thread can notify between this script and the release.
--- A copy that comes after the release finds another owner and does nothing. If the lock was passed
--- on inside the process, a copy finds the same owner, and the waiter's entry or its record.
+-- A copy of the request may come after the release. Then it finds another owner and does nothing,
+-- or, if the lock was passed on inside the process, it finds the waiter's entry or record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -14,16 +14,16 @@ end
 if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
--- A list never stays without an end, so the script asks for PEXPIRE first. It also asks for the
--- commands of the release that follows: if the release were refused, the thread would wait for the
--- end of its own lease. RPUSH is the first write: without memory the server refuses it, as it would
--- then refuse to grant the lock again.
+-- The list must never be left without a time to live, so the script first asks whether it may run
+-- PEXPIRE. It also asks for the commands of the release that follows: if the release were refused,
+-- the thread would wait for the end of its own lease. RPUSH is the first write. A server that is
+-- out of memory refuses it, as it would later refuse to grant the lock again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},
 }
 if string.sub(ARGV[2], -6) == ':write' then
-    -- The release of a writer lets readers in.
+    -- A writer's release grants the lock to readers, which needs these commands.
     local readers = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
     commands[#commands + 1] = {'lindex', waiting, '0'}
     commands[#commands + 1] = {'lrange', waiting, '0', '0'}

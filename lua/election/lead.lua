@@ -1,4 +1,4 @@
--- Records who leads: the owner that has the lock.
+-- Records the owner that has the lock as the leader.
 --
 -- KEYS 1 the lock, 2 its leader
 -- ARGV 1 owner, 2 token, 3 who, 4 host, 5 channel
@@ -6,18 +6,18 @@
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
     return 0
 end
--- (If the hold is passed on inside its process, the same owner leads anew, with another token.)
+-- (After a hold is passed on inside its process, the same owner leads with another token.)
 if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
     or redis.call('hget', KEYS[2], 'token') ~= ARGV[2]
 then
     local time = redis.call('time')
-    -- The owner has the lock already, so it must lead even if the server has no memory left: after
-    -- a DEL, the server refuses no command for lack of memory. (Another owner's record is worthless
-    -- by now.)
+    -- The owner has the lock already, so it must lead even if the server is out of memory. After a
+    -- DEL, the server refuses no further command of the script. (Another owner's record is out of
+    -- date.)
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
 end
--- Without the right to publish, observers find out by their next look.
+-- If the user may not publish, each observer finds out when it next runs look.lua.
 redis.pcall('publish', ARGV[5], '1')
 return 1

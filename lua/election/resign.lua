@@ -1,4 +1,4 @@
--- Forgets a leader that is about to release the lock.
+-- Removes the record of a leader that is about to release the lock.
 --
 -- KEYS 1 the leader
 -- ARGV 1 owner, 2 token, 3 channel
