@@ -1,35 +1,36 @@
 -- Takes a fair lock, or an entry in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1,
---      2) or not (0; 3: the same, and its client neither listens nor waits there yet), 7.. with 1:
---      the owners of the same client that wait and were queued as well; with 0 and 3: the
---      companions, the owners that come with this one, and get the entries behind it, in this order
+-- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued": 1
+--      and 2 = yes; 0 = no; 3 = no, and its client has no other waiter in the queue and does not
+--      listen yet, 7.. with 1: the other owners of the same client that wait and were queued; with
+--      0 and 3: the companions, which are owners that get the entries behind this one, in this
+--      order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; followers:
---        the numbers of the waiters of the same client directly behind, in their order, parted by
---        commas, or '-'; now: the server's time in ms, if others came with it
---        {0, now, ask, redisson, back} = queued; ask: ms after which it may ask again if no
---        message comes before (-1: only after a message; the same for its companions); redisson: 1
---        = a client of Redisson's may send that message, on each owner's own channel: that client
---        holds the lock, or (at the first request) stands ahead; back: 1 = the owner had lost its
---        entry, and has one again
---        {3, now} = with 2: the owner has lost its entry, and nothing was done for it
+--        the numbers of the waiters of the same client directly behind, in their order, separated
+--        by commas, or '-'; now: the server's time in ms if there are companions, otherwise 0
+--        {0, now, ask, redisson, back} = queued; ask: ms after which the owner may ask again if no
+--        message comes before (-1: only after a message, as always for its companions); redisson: 1
+--        = that message may come from a client of Redisson's, on each owner's own channel, since
+--        such a client holds the lock or (at the first request) stands ahead; back: 1 = the owner
+--        had lost its entry, and has one again
+--        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
--- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
--- waiter stays where it is. If a waiter was queued and has no entry now, it was dropped from the
--- head while it did not listen, or could not send signs of life. It goes back to the head, not to
--- the end. Each such request also brings back all dropped waiters of its client, in the order in
--- which they came. (With 2 it asks alone: a thousand waiters that ask after a reconnect name no
--- others.) A score holds time for Redisson's waiters ahead but not for ours, and a grant shifts no
--- score (docs/fair-lock.md, "Scores"). While the lock is held no waiter is dropped: a dead waiter
--- costs nothing yet, and a waiter that was only stopped may come back.
+-- The owner names one acquisition, so the request may be sent again: a holder is granted the lock
+-- again, and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped
+-- from the head while it did not listen, or could not send signs of life. It goes back to the head,
+-- not to the end. Each such request also brings back all dropped waiters of its client, in the
+-- order in which they came. (With ARGV 6 = 2 it names no other waiters. A thousand waiters that ask
+-- after a reconnect send such requests.) A score includes time for Redisson's waiters ahead, and
+-- none for ours. A grant shifts no score (docs/fair-lock.md, "Scores"). While the lock is held, no
+-- waiter is dropped: a dead waiter costs nothing yet, and a stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
--- Half a ms, taken off the score, marks a client's first waiter, which will listen soon. Its next
--- request once it is queued, or its next sign of life, takes the mark away. When the next waiter of
--- the client is first in line, the client listens, or is dead.
+-- A score that is half a ms lower marks a client's first waiter, whose client will listen soon. The
+-- waiter's next request or sign of life removes the mark. The client's later waiters need no mark:
+-- when one of them is first in line, the client listens or is dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
--- If a client of Redisson's is first in line of a free lock, and has not come after this time, it
--- gets another message.
+-- In ms: if a client of Redisson's is first in line of a free lock and does not take it within this
+-- time, the next waiter asks, and the client gets another message.
 local hesitation = 1000
 
 local held_by, left, foreign = holder()
@@ -40,11 +41,11 @@ if held_by == owner then
     raise(left, lease)
 end
 
--- The number of Redisson's waiters in the queue. If a live waiter of ours has the highest score,
--- that score tells the number n: it lies at most one fair wait above n times Redisson's wait, and
--- no waiter of Redisson's stands behind, since that waiter would have a higher score. (The rest
--- must be at least half the fair wait, and is less than Redisson's wait: for a smaller n, it would
--- exceed the fair wait.)
+-- Returns the number n of Redisson's waiters in the queue. If a live waiter of ours has the highest
+-- score, that score shows n: it lies at most one fair wait above n times Redisson's wait. No waiter
+-- of Redisson's stands behind, since it would have a higher score. (`rest` must be at least half
+-- the fair wait. It is less than Redisson's wait, so with a smaller n it would exceed the fair
+-- wait.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then
@@ -62,9 +63,9 @@ local function redissons()
     return count
 end
 
--- Adds these waiters to the set. Returns how many were not in the set before. A score that is there
--- stays, since the scores of Redisson's waiters behind are measured from it. `marked`: the index of
--- the waiter that gets the mark, if there is a mark.
+-- Adds these waiters to the set. Returns how many were not in the set before. A waiter that is in
+-- the set keeps its score, since the scores of Redisson's waiters behind are based on it. `marked`:
+-- the index of the waiter whose score is lowered by `mark`.
 local function set_scores(ids, redissons_ahead, marked)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
@@ -86,7 +87,7 @@ local function push(ids, command, ...)
 end
 
 -- Puts the owner and its companions at the end. Returns the owner's position. `stays`: the index of
--- the first owner that stays in the queue.
+-- the first of them that stays in the queue after this request.
 local function line_up(redissons_ahead, stays)
     local ids = {}
     for i = 5, #ARGV do
@@ -145,14 +146,15 @@ local function come_back(ids)
     local raised = run + 1
     local last = #back
     while last > 0 do
-        -- The owners that go behind the same entry, beginning with the last, and not too many at a
-        -- time.
+        -- The next owners that go behind the same entry, from the last one backwards, at most 500
+        -- at a time.
         local these, behind = {}, places[last]
         while last > 0 and places[last] == behind and #these < 500 do
             these[#these + 1] = back[last]
             last = last - 1
         end
-        -- They were in the queue before, so lack of memory is no reason to refuse them.
+        -- They were in the queue before, so they return even if the server is out of memory: after
+        -- the ZREM it refuses no further command.
         redis.call('zrem', timeouts, unpack(these))
         if behind == 0 then
             set_scores(these, 0)
@@ -216,8 +218,8 @@ if not held_by then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
         if company then
-            -- All get entries, the owner the first. The command that needs memory comes first, and
-            -- each later command could be undone.
+            -- The owner and its companions get entries, the owner the first. A command that may be
+            -- refused comes before the first change, and each later change can be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()
             permit('lrem', queue, 0, '')
@@ -230,7 +232,8 @@ if not held_by then
                 error(refusal)
             end
         elseif head then
-            -- It waits already, so lack of memory is no reason to refuse it.
+            -- The owner waits already, so it gets the lock even if the server is out of memory:
+            -- after the ZREM it refuses no further command.
             redis.call('zrem', timeouts, '')
             seat(owner, lease)
         else
@@ -238,19 +241,20 @@ if not held_by then
         end
         local behind = redis.call('lrange', queue, 0, FOLLOWERS - 1)
         -- A lock that lapses sends no message. If the lease ends before the next keep_alive is sure
-        -- to come, the new head must hear now.
+        -- to come, the new head needs a message now, so that it asks when the lease ends.
         if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
         return {1, followers(owner, behind, 1), company and now() or 0}
     elseif dropped or was_queued then
-        -- An owner that asks again has waited for the head in vain: the head missed its message.
+        -- If an owner behind the head asks again, the head has not taken the lock: it missed its
+        -- message.
         tell(head)
     end
 end
 
--- An owner that was queued has heard whether waiters of Redisson's stand ahead, and an owner that
--- comes back stands before them.
+-- An owner that was queued learned from its first reply whether waiters of Redisson's stand ahead.
+-- An owner that comes back stands before all of them.
 local redissons_ahead = was_queued and 0 or redissons()
 local place
 if was_queued then

@@ -1,9 +1,10 @@
--- Deletes a fair lock, with any holder. The first in line is next.
+-- Deletes a fair lock, whoever holds it. The first in line gets it.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- reply: 1 = there was a lock, 0 = there was none
 --
--- The line moves in either case, since a lock that lapsed or was deleted sent no message.
+-- The script hands the lock on even if there was none: a lock that lapsed or was deleted sent no
+-- message.
 local _, _, foreign = holder()
 if foreign then
     return foreign

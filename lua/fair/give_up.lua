@@ -1,15 +1,16 @@
 -- Leaves the queue of a fair lock, or the lock itself if it was granted meanwhile.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5 1 = give up only its entry, and no hold; otherwise 0
+-- ARGV 4 owner, 5 1 = give up only its entry and keep a hold; otherwise 0
 -- reply: 2 = it held the lock and has given it back, 1 = it waited and has left, 0 = neither
 --
 -- The scores of the waiters behind stay, since this waiter added no time to them. If the lock is
--- free, the line moves: the lock was granted to this owner, or this owner got the message of
--- Redisson's release. The whole script is allowed without memory.
+-- free now, the script hands it on: this owner may have held it, or may have got the message of
+-- Redisson's release. A server that is out of memory refuses none of these commands.
 local owner, only_place = ARGV[4], ARGV[5] == '1'
 
--- Each step by itself: other data under one key must not keep this owner under another.
+-- Each step runs by itself: if one key holds other data, the owner must still be removed from the
+-- other key.
 local left, entries = pcall(leave, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 

@@ -3,13 +3,13 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5 the time for which the hold is still kept, in ms, 6.. the followers to which the
 --      hold was passed: they leave the queue
--- reply: nil = this owner does not have it; 0 = the owner keeps it for no longer than that
+-- reply: nil = this owner does not have it; 0 = the owner keeps it for at most that time
 --
--- A copy never lengthens the lease, since less than that time is left by then. A message makes the
--- first in line ask again: the end that it knows is too late.
+-- A copy of the request never lengthens the lease: the script only shortens it. A message makes the
+-- first in line ask again, since it knows only the old, later end.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
--- The script writes even if nothing changes. A replica refuses that, since it may not know how the
--- lock is held.
+-- A replica may not know how the lock is held. So the script always writes, which a replica
+-- refuses.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
     leave(ARGV[i])

@@ -1,37 +1,40 @@
--- Keeps these waiters of one fair lock alive, and detects lost messages.
+-- Records signs of life of these waiters of one fair lock, and detects lost messages.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- KEYS 4 the last waiter of a queue in which only ours were seen
--- ARGV 4 1 = the server has answered this client's signs of life without a gap for 2 s, otherwise
+-- KEYS 4 the waiter that was last in the queue when the queue had only waiters of ours
+-- ARGV 4 1 = the server has answered this client's signs of life for 2 s without a gap, otherwise
 --      0, 5.. owners
--- reply: {again, first, owner...}: again = ms after which the next call is due, if it is due before
---        the next period (otherwise -1); first = the first in line of a free lock, which must ask
---        for it now, or ''; then the owners that have no entry
+-- reply: {again, first, owner...}: again = ms after which the next call is due, if that is sooner
+--        than the usual period (otherwise -1); first = the owner that is first in line of a free
+--        lock and must ask for it now, or ''; then those owners that have no entry
 --
--- Each process sends this for all its waiters of a name at once, every third of the fair wait, and
--- at least once while a grant by message lasts: the granted waiter may be stopped, and the reply
--- tells the first in line when the grant ends.
--- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
---   a live one of ours   base + fair wait: set, up or down
---   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
---   one of Redisson's    moves as the nearest of ours ahead of it does: its own time does not pass
---                        while it waits for us. If none of ours is ahead, it is not touched.
--- The script sets scores and adds to none. Redisson's sums of waits drift, shift all waiters at
--- each grant, and let live waiters lapse.
+-- Each process sends this for all its waiters of a name at once, every third of the fair wait. It
+-- also sends this at least once during the lease of a grant by message, since the granted process
+-- may be stopped: the reply tells the first in line when that lease ends.
 --
--- A long queue of ours alone is not read: the script only sets the scores of the owners. Our
--- waiters come back to the head or enter at the end, Redisson's enter at the end. So a queue that
--- once had only ours still has only ours, if no waiter of Redisson's stands behind the waiter that
--- was the last one then.
+-- The new scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters
+-- ahead:
+--   an owner in ARGV             base + fair wait
+--   another waiter of ours       its old score, but at least base (dead), at most base + fair wait
+--   a waiter of Redisson's       moves by as much as the nearest waiter of ours ahead of it, since
+--                                its time does not run while it waits for ours. If no waiter of
+--                                ours is ahead, its score stays.
+-- The script sets each score anew. Redisson adds to scores instead: its sums drift, shift all
+-- waiters at each grant, and let live waiters lapse.
 --
--- A waiter of ours that was silent for two seconds, while the server answered others, gets its base
--- as score: if the lock is free, the waiter is skipped as dead. Until then it keeps its entry, and
--- its next sign of life revives it. But no silence counts if this process was silent itself: then
--- the server stood still, or its clock was set forward. A free lock goes to the first in line.
--- While it is held no waiter is dropped.
+-- If a long queue has only waiters of ours, the script does not read it, and only sets the scores
+-- of the owners in ARGV. Our waiters come back to the head or enter at the end, and Redisson's
+-- enter at the end. So a queue that once had only ours still has only ours, if no waiter of
+-- Redisson's stands behind the waiter that was the last one then.
+--
+-- If a waiter of ours was silent for two seconds while the server answered others, its score
+-- becomes its base: if the lock is free, the waiter is skipped as dead. Until then it keeps its
+-- entry, and its next sign of life revives it. No silence counts if this process was silent itself:
+-- the server may have stood still, or its clock may have been set forward. The script hands a free
+-- lock to the first in line. While the lock is held, it drops no waiter.
 local SILENT = 2000
--- A queue longer than FEW is not read whole each time, but only its last END. For BELIEVED ms the
--- rest counts as ours alone.
+-- Of a queue longer than FEW, the script reads only the last END entries. It reads the whole queue
+-- once in BELIEVED ms.
 local FEW, END = 32, 16
 local BELIEVED = 60000
 
@@ -42,8 +45,9 @@ for i = 5, #ARGV do
     scores_of_mine[#scores_of_mine + 1] = ARGV[i]
 end
 
--- Without memory the server refuses ZADD even for a member that is there, unless the script has
--- written before. And a missing right must show before anything has changed.
+-- A server that is out of memory refuses even a ZADD that only changes a score, unless the script
+-- has written before. So the ZREM, which removes nothing, comes first. The script must find out
+-- about a missing right before the first change.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 
@@ -60,7 +64,7 @@ local function set_all(pairs, ...)
     return changed
 end
 
--- Whether only ours stand in the queue, each with a score.
+-- Returns whether the queue has only waiters of ours, each with a score.
 local function only_ours()
     local known = redis.pcall('get', KEYS[4])
     if type(known) == 'string' then
@@ -77,15 +81,15 @@ local function only_ours()
         end
     end
     local line = redis.call('lrange', queue, 0, -1)
-    -- Whether the set has as many members as the list: it has a member at the list's last index,
-    -- and no further one.
+    -- The set has as many members as the list if it has a member at the list's last index, and no
+    -- further one.
     local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
     local mixed = #last ~= math.min(#line, 1)
     for _, id in ipairs(line) do
         mixed = mixed or not is_ours(id)
     end
-    -- Other data under that key stays. Without the right to the key the whole queue is read each
-    -- time.
+    -- If the key holds other data, that data stays. If the user may not use the key, the script
+    -- reads the whole queue each time.
     if #line > FEW and not mixed and type(known) ~= 'table' then
         redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
     end
@@ -124,7 +128,7 @@ local reply = {-1, left == -2 and head and alive[head] and head or ''}
 if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
     first = redis.call('lrange', queue, 0, 0)[1]
     first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
-    -- The score may still hold time for waiters of Redisson's that are gone.
+    -- The score may still include time for waiters of Redisson's that have left.
     if first_score and first_score > now() + fair_wait then
         first_score = now() + fair_wait
         redis.call('zadd', timeouts, first_score, first)
@@ -138,7 +142,7 @@ else
     local all = redis.call('zrange', timeouts, 0, -1, 'withscores')
     for i = 1, #all, 2 do
         scores[all[i]] = tonumber(all[i + 1])
-        -- A waiter in the set and not in the list can never be served.
+        -- A waiter that is in the set and not in the list can never get the lock.
         if not in_line[all[i]] then
             redis.call('zrem', timeouts, all[i])
         end

@@ -1,19 +1,19 @@
 -- Stands before each script of a fair lock, behind ../prelude.lua: the line of waiters, and how the
 -- lock goes to the first of them.
 --
--- KEYS 1 the lock, 2 the queue, 3 the timeouts
--- ARGV 1 fair wait, a comma, and the time that a waiter of Redisson's adds to the scores behind it
---      (its fairLockWaitTimeout), in ms; 2 prefix of the channels of Redisson's waiters, 3 number
---      of the database; the script's own follow
+-- KEYS 1 the lock, 2 the queue (a list), 3 the timeouts (a sorted set: waiter -> its score)
+-- ARGV 1 the fair wait, a comma, and the time that a waiter of Redisson's adds to the scores behind
+--      it (its fairLockWaitTimeout), in ms, 2 prefix of the channels of Redisson's waiters, 3
+--      number of the database; the arguments of each script follow
 --
 -- One invariant: if the lock is free when a script of ours ends, the queue is empty, or its head is
--- a client of Redisson's that got a message or asks by itself. So the line moves without a
--- newcomer.
+-- a client of Redisson's that got a message or asks by itself. So the next waiter gets the lock
+-- even if no newcomer runs a script.
 --
--- If the server refuses a command (access rights, memory), it does so before anything has changed:
--- a command that could fail after a change is tried before, in a form that changes nothing. (Each
--- function costs a run of the script a twelfth of a microsecond, so the functions that are seldom
--- needed are made where they are used.)
+-- The server must refuse a command (for access rights or memory) before anything has changed. So a
+-- command that could fail after a change is first tried in a form that changes nothing. (Each
+-- function adds a twelfth of a microsecond to a run. So the functions that are seldom needed are
+-- made where they are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
@@ -46,14 +46,14 @@ local function tell(id)
     end
 end
 
--- Raises the lease. A late copy does not shorten a lease that was extended since. It always writes:
--- see lock/acquire.lua.
+-- Raises the lease, and never shortens it: a late copy of a request must not shorten a lease that
+-- was extended since. Always writes: see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end
 
--- Takes the free lock, which never stays without an end: if the lease is refused (as too long), the
--- HSET is undone.
+-- Takes the free lock. If the server refuses the lease (as too long), the function undoes the HSET:
+-- a lock must not stay without a time to live.
 local function take(owner, lease)
     permit('pexpire', lock, '')
     redis.call('hset', lock, owner, 1)
@@ -64,15 +64,15 @@ local function take(owner, lease)
     end
 end
 
--- As `take`, for an owner that no waiter precedes. The command that needs memory comes first: after
--- a command that writes, the server refuses no command for lack of memory.
+-- As `take`, for an owner with no waiter ahead. A server that is out of memory must refuse it. The
+-- ZADD is the command that it refuses: after a command that writes, it would not refuse the HSET.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)
 end
 
--- Fails if the user may not move the line. A script that takes waiters out of the queue and grants
--- them the lock calls this before its first change.
+-- Fails if the user may not run the commands of `hand_on`. A script that grants the lock to waiters
+-- calls this before its first change.
 local function may_hand_on()
     now()
     permit('zscore', timeouts, '')
@@ -83,7 +83,7 @@ local function may_hand_on()
     permit('publish', own_channel(''), '')
 end
 
--- The first in line, to which the script may have to hand on the lock.
+-- Returns the first entries of the queue, for `hand_on`.
 local function front()
     local line = redis.call('lrange', queue, 0, FOLLOWERS)
     if line[1] then
@@ -97,8 +97,8 @@ local function drop(head)
     redis.call('ltrim', queue, 1, -1)
 end
 
--- Makes the head of the queue the holder of the free lock. (Without memory the HSET is refused,
--- unless the script has written before.)
+-- Makes the head of the queue the holder of the free lock. (A server that is out of memory refuses
+-- the HSET, unless the script has written before.)
 local function seat(head, lease)
     take(head, lease)
     drop(head)
@@ -110,8 +110,9 @@ local function leave(id)
     return redis.call('lrem', queue, 1, id) + redis.call('zrem', timeouts, id)
 end
 
--- The numbers of the waiters directly behind `id` that belong to its client, or '-'. They may have
--- the hold after it without a message from the server. `line` is read from the index `first` on.
+-- The numbers of the waiters directly behind `id` that belong to its client, or '-'. They may get
+-- the hold after it without a message from the server. `line` holds the waiters behind `id` from
+-- the index `first` on.
 local function followers(id, line, first)
     local numbers = {}
     for i = first, math.min(#line, first + FOLLOWERS - 1) do
@@ -123,14 +124,14 @@ local function followers(id, line, first)
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
--- Finds the next owner of the free lock. It drops dead waiters. A waiter of ours whose process does
--- not listen counts as dead, unless it has only just come (acquire.lua): then it asks once it
--- listens, and finds itself the owner. A live waiter of ours becomes the owner, and gets a message.
--- `asks`: waiters that are asking, and will read the reply. `alive`: waiters that live, whether
--- they listen or not. `line`: the reply of `front`. Returns the first in line, whether it holds the
--- lock now, and whether a waiter was dropped. A first waiter that does not hold the lock asks, or
--- is Redisson's, and stays. PUBLISH alone would count another client's pattern subscription, so a
--- dead process would look alive.
+-- Finds the next owner of the free lock, and drops dead waiters. A waiter of ours whose process
+-- does not listen counts as dead, unless its score has the mark of acquire.lua: then it asks once
+-- it listens, and finds that it is the owner. A live waiter of ours becomes the owner and gets a
+-- message. `asks`: the waiters that send this request and will read the reply. `alive`: waiters
+-- that live, whether they listen or not. `line`: the result of `front`. Returns the first in line,
+-- whether it holds the lock now, and whether a waiter was dropped. If the first in line does not
+-- hold the lock now, it keeps its entry: it is in `asks` or `alive`, or is Redisson's. PUBLISH
+-- alone would count another client's pattern subscription, so a dead process would look alive.
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()
@@ -154,7 +155,7 @@ local function hand_on(asks, alive, line)
             return head, false, dropped
         elseif lives then
             seat(head, PROVISIONAL)
-            -- Lua's format would end the name at a zero byte.
+            -- The name is appended, since Lua's format would end it at a zero byte.
             redis.call('publish', own_channel(head), string.format('grant %s %.0f %d %s %s ',
                 number(head), now(), PROVISIONAL, followers(head, line, 2), database) .. lock)
             return head, true, dropped
@@ -164,9 +165,9 @@ local function hand_on(asks, alive, line)
     end
 end
 
--- Moves the line of a lock that has become free. Returns 1: the lock has its next owner; 0: there
--- is no waiter, or the first got a message; 5: the server refused that message. If anything is
--- wrong with the queue, the lock stays free.
+-- Hands on a lock that has become free. Returns 1: the lock has its next owner; 0: there is no
+-- waiter, or the first one got a message; 5: the server refused that message. If `hand_on` fails,
+-- the lock stays free.
 local function move_on(line)
     local done, head, granted = pcall(hand_on, nil, nil, line)
     local told = not done or not head or granted or pcall(tell, head)

@@ -1,17 +1,17 @@
 -- Releases a fair lock, to the first in line if there is one.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5.. the followers to which this hold was passed meanwhile, and the owner itself if
---      a late request may have queued it: they leave the queue, too
--- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and the first in line has a
---        message if it is Redisson's; 5 = free, but the server refused that message
+-- ARGV 4 owner, 5.. owners that leave the queue, too: the followers to which this hold was passed,
+--      and the owner itself if a late copy of its request may have queued it
+-- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and if the first in line is
+--        Redisson's, it got a message; 5 = free, but the server refused that message
 --
--- One HDEL checks the owner and deletes the lock. It is allowed without memory. Before it, the
--- script asks whether it may run the later commands. The owner names one acquisition, so a copy
--- answers nil.
+-- One HDEL checks the owner and deletes the lock. A server that is out of memory allows it. Before
+-- it, the script asks whether it may run the later commands. The owner names one acquisition, so a
+-- copy of the request gets nil.
 local owner, line = ARGV[4], front()
 
--- If other data was written over the lock, this owner does not have it either.
+-- WRONGTYPE: other data was written over the lock, so this owner does not have it.
 local deleted = redis.pcall('hdel', lock, owner)
 if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
     return deleted

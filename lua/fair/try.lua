@@ -2,7 +2,7 @@
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner
--- reply: 1 = taken (or held by this owner already), 0 = not
+-- reply: 1 = taken (or held by this owner already), 0 = not taken
 local lease, owner = ARGV[4], ARGV[5]
 
 local held_by, left, foreign = holder()
