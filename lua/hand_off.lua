@@ -1,28 +1,28 @@
 -- Stands behind prelude.lua and before every script of a lock that one process hands to the next:
 -- the queue of processes, the messages to them, and the window for clients outside the queue.
--- docs/hand-off.md has the reasons. The lock's holders come after it: lock/holder.lua or
--- read_write/holders.lua.
+-- docs/hand-off.md has the reasons. lock/holder.lua or read_write/holders.lua stands behind this
+-- file.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window
--- ARGV are each script's own. The script sets `database` (its number, which is sent if it is not 0)
---      and, if it may release, `public`, the lock's public channel. An argument costs nothing if it
---      is not sent.
+-- ARGV differ from script to script. Each script sets `database` (its number, an argument only if
+--      it is not 0) and, if it may release, `public`, the lock's public channel.
 --
 -- The queue is a list of owners, one for each waiting process, the first in line first.
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
--- In ms: the length of a window, for which a lock is left to clients that know only the public
--- channel; the age of a chain at which a window may be due.
+-- In ms: the length of a window, in which only clients that know the public channel alone may take
+-- the lock; the age from which on a chain may open a window.
 local WINDOW, AGE = 4, 10
--- The time for which the queue outlives the last request. (Text costs the server no conversion.)
+-- The time for which the queue outlives the last request. (It is text, so the server need not
+-- convert a number.)
 local KEPT = '60000'
 -- In ms: the time for which an entry counts as alive after its owner's last request (a waiter asks
--- at least every 1.2 s); the age up to which a request does not show that the server stood still.
+-- at least every 1.2 s); the age at which a request shows that the server stood still.
 local HEARD, PROMPT = 2000, 400
 
--- Fails on a replica, and changes nothing on a master. A replica may know an old state of the lock.
--- A client that believed it would leave its hold at the master behind.
+-- Fails on a replica, and changes nothing on a master. A replica may have an old state of the lock.
+-- A client that relied on this state would leave its hold at the master.
 local function ensure_master()
     redis.call('lrem', queue, 1, '')
 end
@@ -31,33 +31,34 @@ local function length()
     return redis.call('llen', queue)
 end
 
--- A refusal if the user may not run this command, otherwise nil. Before a change, a script asks
--- this about the commands that come after it.
+-- Returns a refusal if the user may not run this command, otherwise nil. Before its first change, a
+-- script calls this for the commands that come later.
 local function denied(command, key, ...)
     if not redis.acl_check_cmd(command, key, ...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper(command) .. ' ' .. key)
     end
 end
 
--- A refusal if this user may not grant the lock to waiters, otherwise nil. (The caller has asked
--- for the queue's length, which fails if the queue's key has other data.)
+-- Returns a refusal if the user may not run the commands that grant the lock to waiters, otherwise
+-- nil. (The caller has called `length` before, which fails if the queue's key holds other data.)
 local function stuck()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
         or denied('pubsub', 'numsub', '') or denied('publish', own_channel(''), '')
 end
 
--- The key that exists while an entry counts as alive, with the time at which its owner came. Only a
--- repeated request writes it, so that a first request and a hand-off need no command for it.
+-- The key that exists while an entry counts as alive. Its value is the time at which the owner
+-- came. Only a repeated request writes the key, so a first request and a hand-off need no command
+-- for it.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
--- Makes a new entry for an owner that came at that time and has lost its entry: in front of the
+-- Makes a new entry for an owner that came at the time `came` and has lost its entry: before the
 -- entries of owners that came later, but behind each entry whose owner is known to have come
--- earlier. Returns its position, or nil if it belongs at the end. If this owner came HEARD ago or
--- more, an entry without an "asked" key counts as later, too: the owner of an earlier one would
--- have asked by now.
+-- earlier. Returns its position, or nil if the entry belongs at the end. If this owner came HEARD
+-- ago or more, an entry without an "asked" key counts as later, too: an owner that came earlier
+-- would have asked again by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
     local place, first
@@ -74,9 +75,9 @@ local function come_back(owner, came)
 end
 
 -- Returns the owner's position, and 1 if its entry is new. An owner without an entry gets one at
--- the end. `came`: not nil if the owner asks again, and then the time since when it has waited, by
--- the server's clock. Commands that may be refused come before the entry. The first PEXPIRE also
--- makes room: after a command that writes, the server refuses no command for lack of memory.
+-- the end. `came`: nil at the owner's first request, later the server's time at which it came.
+-- Commands that may be refused come before the entry is made. After the first PEXPIRE has written,
+-- a server that is out of memory refuses no further command.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)
@@ -93,13 +94,13 @@ local function stand(owner, came)
     return place, 1
 end
 
--- Removes the silent entries ahead of `asker`, when the lock is free though entries wait: a grant
--- was not used, or the holder died. Otherwise each silent entry would be granted the lock for
--- PROVISIONAL. An entry is silent if its owner has sent no request for HEARD, while the server
--- answered the asker. `sent`: the server's clock when the request was sent, as the client reckons
--- it; nil if the server has not answered the client promptly for HEARD. If the request came late,
--- the server or its clock stood still or jumped: requests of the others may still be on the way, so
--- no entry counts as silent.
+-- Removes the silent entries ahead of `asker`. Without this, each silent entry would be granted the
+-- lock for PROVISIONAL. A caller finds the lock free although entries wait: a grant was not used,
+-- or the holder died. An entry is silent if its owner has sent no request for HEARD, while the
+-- server answered the asker. `sent`: the server's time at which the client sent this request, as
+-- the client reckons it; nil if the server has not answered the client promptly for HEARD. If the
+-- request arrives late, the server stood still or its clock jumped. Then requests of other owners
+-- may still be on the way, so no entry counts as silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return
@@ -117,8 +118,8 @@ local function pass_silent(asker, sent)
     end
 end
 
--- The owner's channel, or nil if its process does not listen. PUBLISH alone would count another
--- client's pattern subscription, so a dead process would look alive.
+-- Returns the owner's channel, or nil if its process does not listen. PUBLISH alone would count
+-- another client's pattern subscription, so a dead process would look alive.
 local function channel_of(owner)
     local channel = own_channel(owner)
     return redis.call('pubsub', 'numsub', channel)[2] > 0 and channel or nil
@@ -129,16 +130,17 @@ local function tell(channel, owner, verb, details)
     redis.call('publish', channel, table.concat({verb, number, details, database, lock}, ' '))
 end
 
--- The rest of an open window, or nil. A key that lasts longer than WINDOW does not count: the
--- server's clock was set back.
+-- Returns the time left of an open window, or nil. A key that lasts longer than WINDOW does not
+-- count: the server's clock was set back.
 local function window_left()
     local left = redis.pcall('pttl', window)
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Tells the first process that listens to ask in `left` ms, when the window ends, or at once (0).
--- Without the message no process would ask. Removes the entries before it, but not that of `asker`:
--- its subscription may be on the way, and it asks again when that is confirmed.
+-- Sends the first process in the queue that listens a message to ask in `left` ms, when the window
+-- ends, or at once (0). Without the message no process would ask. Removes the entries in front of
+-- that process, but keeps the entry of `asker`: the subscription of the asker may be on the way,
+-- and the asker asks again once that is confirmed.
 local function announce(left, asker)
     while true do
         local head = redis.call('lindex', queue, 0)
@@ -153,36 +155,37 @@ local function announce(left, asker)
     end
 end
 
--- Says in public that the lock is free. Returns whether the server refused the message. Then the
--- lock is free all the same, but Redisson's waiters sleep on, at most until the end of the lease
--- that they know.
+-- Publishes on the public channel that the lock is free. Returns whether the server refused the
+-- message. In that case the lock is free all the same, and Redisson's waiters sleep on, at most
+-- until the end of the lease that they know.
 local function is_muted(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end
 
--- Hands on a lock that was just freed. The release itself grants it, which costs two scripts and
--- one message for any number of waiters. If it woke all waiters, all would ask and one would get
--- the lock. Returns 1: `grant` made the next process its owner; 2: the lock is left to others for a
--- window; 0: it is free, and `message` says so in public; 3: as 0, and the chain ends, since no
--- other client listens; 5: as 0, but the message was refused. The chain travels with the grant and
--- comes back with the release. `since`: the time when the chain began, in ms by the server's clock;
--- or zero or less, and then minus the chain's age. `count`: how many of our processes have had the
--- lock in it.
+-- Hands on a lock that was just freed. The releasing script itself grants the lock, so a hand-off
+-- costs two scripts and one message for any number of waiters. A message to all waiters would make
+-- all of them ask, and one would get the lock. Returns 1: `grant` made the next process the owner;
+-- 2: a window is open, in which other clients may take the lock; 0: the lock is free, and `message`
+-- was published on the public channel; 3: as 0, and the chain ends, since no other client listens;
+-- 5: as 0, 2 or 3, but the server refused the message. The chain travels with the grant and comes
+-- back with the release. `since`: if above 0, the server's time in ms at which the chain began;
+-- otherwise minus the chain's age in ms. `count`: how many times a process of ours got the lock in
+-- this chain.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain that began in the future: the clock was set back.
     local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
-        -- The number of Redisson's clients that wait. Those of our processes that listen to the
-        -- public channel also listen to the second channel.
+        -- The number of Redisson's clients that wait: the listeners of the public channel without
+        -- ours, which also listen to the second channel.
         local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
         local others = refused(heard) and 0 or heard[2] - heard[4]
-        -- Each of Redisson's clients gets one turn in the time in which each of our processes gets
-        -- one: the waiting processes and the one that leaves. If only the age counted, Redisson's
+        -- Each of Redisson's clients gets one turn in the time in which each of our processes
+        -- (those that wait, and the one that leaves) gets one. If only the age counted, Redisson's
         -- clients would get many times their share when holds are long.
         if others > 0 and count * others > length() then
-            -- The server keeps the window, since the next request of this process may be in the
-            -- same packet.
+            -- A key at the server opens the window, since the next request of this process may be
+            -- in the same packet and must find the window open.
             redis.pcall('set', window, '', 'px', WINDOW)
             local muted = is_muted(message)
             pcall(announce, WINDOW)

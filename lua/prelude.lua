@@ -1,7 +1,8 @@
--- Stands before every script of a lock or a condition except lock/renew.lua and lock/owners.lua,
--- and behind a lock's shortcuts: the helpers for owners, the clock and refusals.
+-- Stands before every script of a lock or a condition except lock/renew.lua and lock/owners.lua:
+-- the helpers for owners, the clock and refusals. A lock's short scripts (such as lock/free.lua)
+-- stand before it.
 
--- The lease of a grant by message, in ms. The granted process may be stopped, so it gets the whole
+-- The lease of a grant by message, in ms. The granted process may be stopped, so it gets its full
 -- lease only after it has shown that it runs.
 local PROVISIONAL = 2000
 

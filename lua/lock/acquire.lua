@@ -1,24 +1,24 @@
--- Takes a lock, or an entry in its queue. Two parts run before the rest. free.lua takes a free lock
--- without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are tokens. queue_up.lua serves an
--- owner that comes while another has the lock: HRANDFIELD, TIME, RPUSH, PTTL or LPOS, and PEXPIRE.
--- After either, nothing else runs.
+-- Takes a lock, or makes an entry in its queue. Two parts run before the rest of this script.
+-- free.lua takes a free lock without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are
+-- tokens. queue_up.lua serves an owner that comes while another owner has the lock: HRANDFIELD,
+-- TIME, RPUSH, PTTL or LPOS, and PEXPIRE. If a part succeeds, nothing else runs.
 --
 -- KEYS see holder.lua
--- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or more follows; in any
---      request but the first: 4 the time since when it waits, from a reply (ms, the server's
---      clock), 5 the present time of that clock, if the owner's client may judge others silent
---      (`pass_silent`)
--- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and -1
---        - n wait; with tokens {n, the last of this hold's}
---        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until
---        another request is worth it (2000 for an owner behind others that asks for the first
---        time); place 0 = first in line; whose: 0 = a holder of ours, 1 = Redisson's, 2 = none, a
---        window is open; fresh: 1 = the entry is new
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows; in every
+--      request after the first: 4 the time since which the owner waits, from a reply (ms, the
+--      server's clock), 5 if the owner's client may judge others silent (`pass_silent`): the
+--      present time of that clock
+-- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
+--        -1 - n processes wait; if the lock has tokens, {n, the last token of this hold}
+--        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms after
+--        which another request may succeed (2000 if an owner behind others asks for the first
+--        time); place: the number of entries ahead; whose: 0 = the holder is ours, 1 = it is
+--        Redisson's, 2 = no holder, and a window is open; fresh: 1 = the entry is new
 --        WRONGTYPE = the key holds no lock
 --
--- Every request is this one: the first, a copy, a poll, the one after a reconnect. So a lost entry
--- is replaced, and a grant whose message was lost is found. A late copy does not shorten a lease
--- that was extended since.
+-- A waiter sends this script in every request: in its first one, in a copy, in a poll, and after a
+-- reconnect. So each request replaces a lost entry, and finds a grant whose message was lost. A
+-- late copy does not shorten a lease that was extended since.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
@@ -34,7 +34,7 @@ elseif who == owner then
     return take_tokens() or taken(-1 - length())
 end
 
--- TIME comes before the entry: if the server refuses TIME, no entry must stay there.
+-- TIME comes before the entry is made: if the server refuses TIME, no entry must stay in the queue.
 now()
 local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
     or denied('lrem', queue, '', ''))
@@ -59,8 +59,9 @@ if not who then
         place = redis.call('lpos', queue, owner)
     end
 elseif whose == 1 and place > 1 and fresh == 0 then
-    -- Redisson's client releases by a public message, and only our first two in line listen for it.
-    -- The hold has lasted for a while: the first two may be dead, or not know that they are first.
+    -- When Redisson's client releases, it sends a public message, and only our first two processes
+    -- in line listen for it. This owner asks again, so the hold has lasted for a while: those two
+    -- may be dead, or may not know that they are first.
     announce(0, owner)
 end
 return {now(), left, place, whose, fresh}

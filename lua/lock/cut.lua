@@ -10,9 +10,9 @@ local function timeout_of(key, owner, n)
 end
 
 -- Cuts a lock's time to live to `to`, the lease of its owner. A read-write lock is not cut below
--- any reader's timeout, since a writer would enter beside that reader. The lock stays as it is if a
--- timeout is not known, or if another owner writes: only the lock's own time to live shows a
--- writer's lease. Returns the time left, if the lock was cut.
+-- any reader's timeout, since a writer would enter beside that reader. The lock keeps its time to
+-- live if a timeout is not known, or if another owner writes: only the lock's own time to live
+-- shows a writer's lease. Returns the time left if the lock was cut.
 local MOST = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)

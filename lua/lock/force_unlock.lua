@@ -1,4 +1,4 @@
--- Ends the hold of the lock's owner, whoever it is. The first in the queue is next.
+-- Ends the hold of the lock's owner, whoever it is. The first in the queue gets the lock.
 --
 -- KEYS see holder.lua
 -- ARGV 1 the lock's public channel, 2 number of the database, if it is not 0

@@ -1,8 +1,8 @@
 -- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
 -- The rest of the script would do the same, but making its functions costs as much as these
--- commands. (A number as an argument costs a server as much as a command, since it is written out
--- with a fraction. Each use of a name that is not local costs, too.)
+-- commands. (The arguments here are text: the server writes out a number with a fraction, which
+-- costs as much as a command. The names are local, since each use of a global name costs time.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')
@@ -11,10 +11,10 @@ if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
         if redis.pcall('pexpire', KEYS[1], ARGV[1]) == 1 then
             return token and {0, token} or 0
         end
-        -- A lock never stays without an end.
+        -- A lock must not stay without a time to live.
         redis.pcall('hdel', KEYS[1], ARGV[2])
     elseif type(token) == 'number' and token < 1024 then
-        -- Undone: the rest refuses such a value (take_tokens in holder.lua).
+        -- Undo the INCRBY: the rest of the script refuses such a value (take_tokens in holder.lua).
         redis.pcall('incrby', KEYS[4], '-1024')
     end
 end

@@ -4,9 +4,9 @@
 -- ARGV as of release.lua
 -- reply: as of release.lua
 --
--- An owner that was granted a lock and does not want it sends this, too. Only the head knows of an
--- open window, so if the head leaves, `look` tells the next one. If a writer leaves, the readers
--- behind it are let in.
+-- An owner that was granted a lock and does not want it sends this, too. Only the head of the queue
+-- knows of an open window, so if the head leaves, `look` tells the next process. If a waiting
+-- writer leaves, `look` grants the lock to the readers behind it.
 public, database = ARGV[2], ARGV[5] or 0
 redis.call('lrem', queue, 1, ARGV[1])
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

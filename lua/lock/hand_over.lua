@@ -1,13 +1,12 @@
--- Stands behind unwanted.lua in release.lua: hands a lock without tokens to the first in line that
--- listens, or sets it free, while it is too early for a window (AGE of ../hand_off.lua).
+-- Stands behind unwanted.lua in release.lua: if it is too early for a window (AGE of
+-- ../hand_off.lua), hands a lock without tokens to the first in line that listens, or frees it.
 --
--- The rest of the script would do the same. (It costs more because of its functions, as in
--- free.lua.)
+-- The rest of the script would do the same, but making its functions costs more, as in free.lua.
 --
 -- One HDEL checks the owner and ends its hold, since a lock has one field. LLEN has shown that the
--- queue is a list. The script asks only for the right to send the grant's message: an owner that
--- hears nothing would keep the lock from others. If another command is refused, the lock is free,
--- and the waiters find that when they ask.
+-- queue is a list. The script checks only the right to send the grant's message: an owner that does
+-- not receive it would keep the lock from others. If another command is refused, the lock is free,
+-- and the waiters find it free when they ask.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'
 if since >= 0 and not KEYS[4] then

@@ -1,28 +1,29 @@
 -- Stands behind ../hand_off.lua and before every script of a lock with one holder: how the head of
 -- the queue becomes the holder. docs/hand-off.md has the reasons.
 --
--- KEYS, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing token, if
---      the lock has tokens
+-- KEYS 1 to 3, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing
+--      token, if the lock has tokens
 --
 -- One invariant: if the lock is free when a script of ours ends, the queue is empty or a window is
 -- open, unless the server refused a command that a grant needs.
 local tokens = KEYS[4]
 
--- The number of tokens that a grant takes: one for each thread to which its process passes the
--- lock. Lua cannot count beyond 2^53.
+-- The number of tokens that a grant takes. The process uses one for each of its threads that gets
+-- the lock in turn. Lua cannot count beyond 2^53.
 local TOKENS = 1024
 
 -- The last token of the hold that this run granted, or nil if the lock has no tokens.
 local token
 
--- Takes tokens for a hold. Returns nil, or the refusal. Unused tokens are never handed out again.
+-- Takes tokens for a hold. Returns nil, or the server's refusal. No later grant takes the unused
+-- tokens of this one.
 local function take_tokens()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
     local trouble = refused(token)
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
         or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
     if type(token) == 'number' and token < TOKENS then
-        -- Undone: the next request must not count on from it.
+        -- Undo the INCRBY, so that the next request does not count on from such a value.
         redis.call('incrby', tokens, -TOKENS)
         is_no_number = true
     end
@@ -32,16 +33,16 @@ local function take_tokens()
     return trouble
 end
 
--- The reply to an owner that was granted the lock: the number of waiting entries, or -1 less that
--- number if this owner had the lock already.
+-- The reply to an owner that has the lock now. `places`: the number of waiting entries, or -1 minus
+-- that number if this owner had the lock already.
 local function taken(places)
     return token and {places, token} or places
 end
 
--- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, and then nothing
--- is done: a lock never stays without an end. (If nobody waits, HSET must be the first write, so
--- that the server refuses it without memory. After another write, such as a release's DEL, the
--- server would not refuse it. So PEXPIRE cannot be tried before it.)
+-- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, after which
+-- nothing has changed: a lock must not stay without a time to live. (If nobody waits, HSET must be
+-- the first write, so that a server that is out of memory refuses it. After another write, such as
+-- a release's DEL, the server would not refuse it. So PEXPIRE cannot be tried before it.)
 local function hold(owner, lease)
     local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))
@@ -52,9 +53,9 @@ local function hold(owner, lease)
 end
 
 -- Grants the free lock to the first process in the queue that listens. Returns the owner that got
--- it, and as second result the refusal because of which no owner got it. `asker` reads the reply,
--- so it needs no message and gets `lease`. The token, if there is one, travels with the chain (see
--- `hand_on`). (The caller has asked `stuck`.)
+-- it. The second result is the server's refusal, if there was one. `asker` reads the reply, so it
+-- needs no message and gets `lease`. The message to any other owner has the chain (see `hand_on`)
+-- and the token, if there is one. (The caller has called `stuck`.)
 local function grant_head(start, count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do
@@ -74,7 +75,7 @@ local function grant_head(start, count, asker, lease)
     return head, head and hold(head, lease)
 end
 
--- Hands a free lock on: any script that finds it free does so.
+-- Hands the lock on if it is free, whatever request the script serves.
 local function look()
     if redis.call('exists', lock) == 1 then
         return
@@ -87,13 +88,13 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. Returns false if it has none, otherwise as `hand_on`. release.lua does
--- only this. For a lock without waiters, unwanted.lua has done it before: LLEN, HDEL, PUBLISH, and
--- before them PUBSUB NUMSUB if the chain is old. DEL is the first write, and is allowed without
--- memory.
+-- Ends the hold of `owner`. Returns false if the owner has none, otherwise the result of `hand_on`.
+-- release.lua only calls this. If a lock has no waiters, unwanted.lua releases it and this does not
+-- run: LLEN, HDEL, PUBLISH, and before them PUBSUB NUMSUB if the chain is old. DEL is the first
+-- write here, and a server that is out of memory allows it.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- If other data was written over the lock, this owner does not have it either.
+    -- WRONGTYPE: other data was written over the lock, so this owner does not have it.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then

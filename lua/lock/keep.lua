@@ -4,9 +4,9 @@
 -- KEYS see ../hand_off.lua
 -- ARGV 1 owner, 2 the time for which the hold is still kept, in ms, 3 number of the database, if it
 --      is not 0
--- reply: nil = this owner does not have it; 4 = the owner keeps it for no longer than that
+-- reply: nil = this owner does not have it; 4 = the owner keeps it for at most that time
 --
--- A copy never lengthens the lease, since less than that time is left by then. A message makes the
+-- A copy of the request never lengthens the lease: the script only shortens it. A message makes the
 -- first in line ask at the new end, which is earlier than the end that it knows.
 database = ARGV[3] or 0
 local owner, rest = ARGV[1], tonumber(ARGV[2])
@@ -14,7 +14,7 @@ local held = redis.pcall('hexists', lock, owner)
 if refused(held) and not string.find(held.err, 'WRONGTYPE') then
     return held
 end
--- The script writes even if nothing changes: see `ensure_master`.
+-- The script always writes: see `ensure_master`.
 ensure_master()
 if held ~= 1 then
     return false

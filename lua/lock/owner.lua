@@ -1,9 +1,10 @@
--- Stands behind holder.lua or ../fair/line.lua, before the scripts that ask for the owner of a lock
--- with one owner.
+-- Stands behind holder.lua or ../fair/line.lua, before the scripts that ask for the one owner of a
+-- lock.
 
 -- Returns the lock's owner and its time left, or nil. The third result is an error if the key holds
--- no lock. A lock always has a time to live and one field, its owner: a wait for any other hash
--- would not end. (The hash may have a million fields, but two are enough to see that.)
+-- no lock. A lock always has a time to live and one field, its owner. A wait for any other hash
+-- would not end. (The script reads two fields at most, since another program's hash may have a
+-- million.)
 local function holder()
     local fields = redis.call('hrandfield', lock, 2)
     local owner = fields[1]

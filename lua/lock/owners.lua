@@ -1,13 +1,13 @@
--- Returns those owners of one client that have these locks, or an entry in their queues.
+-- Returns the owners of one client that hold these locks, or have an entry in their queues.
 --
 -- KEYS 1..n the locks
 -- ARGV 1 the client's uuid
--- reply: for each lock a list of those owners
+-- reply: for each lock the list of these owners
 --
 -- A master that lagged behind the one before it may still have holds and entries of owners that no
--- thread uses. The script changes nothing. A queue that may not be read counts as empty. pcall for
--- each, as in renew.lua. A hash of more fields than MOST is another program's data, even if many
--- readers have the lock.
+-- thread uses. The script changes nothing. A queue that may not be read counts as empty. Each
+-- command runs in a pcall, as in renew.lua. A hash of more fields than MOST is another program's
+-- data, even if many readers have the lock.
 local MOST = 1000
 
 -- Adds the client's owners in one queue of this lock to `reply`.

@@ -1,17 +1,17 @@
--- Stands behind or before free.lua in acquire.lua, and does its work while another of our owners
--- has the lock. It adds an entry for an owner that asks for the first time, and answers one that
--- asks again and has its entry.
+-- Stands behind or before free.lua in acquire.lua, and serves a request while another owner of ours
+-- has the lock. It adds an entry for an owner that asks for the first time, and answers an owner
+-- that asks again and has its entry.
 --
--- The rest of the script would do the same, but with PTTL for every first request. Here only the
--- first in line gets the time left, since it asks when the lease ends. The others learn it from
--- their poll. (The rest costs more because of its functions, as in free.lua: a poll would take
--- nearly twice as long, and a process that waits for thousands of names sends thousands of polls a
--- second. If the key holds no lock, each later request finds that out.)
+-- The rest of the script would do the same, but would run PTTL for every first request. Here only
+-- the first in line gets the time left, since it asks when the lease ends. The other owners get it
+-- from their next poll. (With the functions of the rest, a poll would take nearly twice as long, as
+-- in free.lua, and a process that waits for thousands of names sends thousands of polls a second.
+-- This part need not find out whether the key holds a lock: each later request does.)
 --
--- RPUSH comes first, since its reply says whether anybody waits. The later commands must not be
--- refused. So before RPUSH, the script asks whether it may run them. The new entry is removed if
--- the owner had an entry before, or if the lock has no end. Any command of a poll may be refused,
--- as in `stand`: a poll adds no entry, and writes only its own time.
+-- RPUSH is the first write, since its reply shows whether anybody waits. The later commands must
+-- not be refused. So before RPUSH, the script asks whether it may run them. It removes the new
+-- entry if the owner had an entry before, or if the lock has no time to live. In a poll, the server
+-- may refuse any command, as in `stand`: a poll adds no entry, and writes only its own time.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]
@@ -30,7 +30,8 @@ if is_held and ARGV[4] then
 elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
     and may('pexpire', KEYS[2], '') and may('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
-    -- (Without memory RPUSH is refused. The rest can do without.)
+    -- (A server that is out of memory refuses RPUSH. The rest of the script can add the entry even
+    -- then.)
     if type(length) == 'number' then
         local place = length - 1
         local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000

@@ -4,8 +4,8 @@
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
---        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken; WRONGTYPE = the
---        key holds no lock
+--        -1 - n processes wait; if the lock has tokens, {n, the last token of this hold}; nil = not
+--        taken; WRONGTYPE = the key holds no lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local who, left, foreign = holder()
@@ -14,7 +14,7 @@ if foreign then
 elseif not who then
     local places, trouble = length(), hold(owner, lease)
     if trouble then
-        -- The server may have no memory. A waiter needs none: see `hold`.
+        -- The server may be out of memory. It would still grant the lock to a waiter: see `hold`.
         look()
         return trouble
     end

@@ -1,10 +1,10 @@
 -- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters in its queue, and
--- no waiters of Redisson's in public. (It asks for the latter only if the chain is older than AGE
--- of that file.)
+-- no waiters of Redisson's in public. (It asks for Redisson's waiters only if the chain is older
+-- than AGE of ../hand_off.lua.)
 --
 -- The rest of the script would do the same, but making its functions costs as much as these
 -- commands. (If the chain's beginning is a time of the server's clock, there was a waiter a moment
--- ago, so hand_over.lua serves it.)
+-- ago. Then hand_over.lua does the release.)
 --
 -- One HDEL checks the owner and ends its hold, since a lock has one field. The message comes after
 -- the HDEL: if the message is refused, the lock is free all the same.

@@ -1,21 +1,22 @@
--- Takes several locks of one kind, all or none, if nobody has one of them or waits for one.
+-- Takes several locks of one kind, all or none. It takes them only if nobody holds or waits for any
+-- of them.
 --
--- Before it stands the function `one`, which takes a free lock without waiters: ../lock/free.lua or
+-- Stands behind the function `one`, which takes a free lock without waiters: ../lock/free.lua or
 -- ../read_write/free.lua.
 --
 -- KEYS for each lock, one behind the other: the lock, the queue, the window, and the last fencing
 --      token if the locks have tokens
--- ARGV 1 lease in ms, 2 and on each lock's owner
--- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil =
---        none is taken, since an owner of another client has one of them; 0 = none is taken for
---        another reason, and the client asks for one lock after the other
+-- ARGV 1 lease in ms, 2… the owner for each lock
+-- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil = no
+--        lock is taken, since an owner of another client holds one of them; 0 = no lock is taken
+--        for another reason, and the client asks for one lock after the other
 --
--- All or none: it looks at all locks before it changes one, and grants nothing past a queue or a
--- window. If the server refuses a command after the first change, the script gives back the locks
--- that it has taken. No other client has seen them taken, and no owner queues for them.
+-- The script checks all locks before it changes one, and takes no lock that has a queue or a
+-- window. If the server refuses a command after the first change, the script frees the locks that
+-- it has taken. No other client has seen these locks taken, and no owner queues for them.
 --
 -- The request may be sent again. A lock that its owner has already counts as free: the first copy
--- has taken it, and the lease counts from before that copy.
+-- has taken it. (The client counts the lease from before it sent the first copy.)
 local all = #ARGV - 1
 local size = #KEYS / all
 
@@ -23,8 +24,9 @@ local function keys_of(i)
     return {unpack(KEYS, (i - 1) * size + 1, i * size)}
 end
 
--- Whether another client's owner has this lock, so that no request for it alone would take it. (An
--- owner of this client may be about to leave: its release may go over another connection.)
+-- Returns whether an owner of another client holds this lock. Then a request for this lock alone
+-- would not take it either. (An owner of this client does not count: its release may be on the way
+-- over another connection.)
 local function is_taken(lock, owner)
     local fields = redis.pcall('hrandfield', lock, 2)
     local who = fields[1]
@@ -32,7 +34,7 @@ local function is_taken(lock, owner)
         and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36) and redis.call('pttl', lock) >= 0
 end
 
--- The reply for a lock that the first copy has taken. It gets new tokens.
+-- Returns the reply for a lock that the first copy has taken, with new tokens.
 local function again(keys)
     local places, token = redis.call('llen', keys[2]), keys[4] and redis.call('incrby', keys[4], 1024)
     return token and {places, token} or places

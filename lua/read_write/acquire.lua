@@ -1,12 +1,12 @@
--- Takes a read-write lock to read or to write, or an entry in its queue.
+-- Takes a read-write lock to read or to write, or makes an entry in its queue.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of ../lock/acquire.lua
 -- reply: as of ../lock/acquire.lua. `whose`: 1 = a client of Redisson's is among the holders
 --
--- Every request is this one, as for a lock. So a holder learns whether others wait. A reader enters
--- beside readers only if there is no waiter: a waiter then wants to write, and no later reader may
--- pass it.
+-- As with ../lock/acquire.lua, a waiter sends this script in every request. A reader enters beside
+-- readers only if there is no waiter: while readers hold the lock, the first waiter wants to write,
+-- and no later reader may pass it.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
@@ -51,8 +51,9 @@ if mode ~= 'write' and not open then
 end
 local whose = open and 2 or is_foreign() and 1 or 0
 if whose == 1 and place > 1 and fresh == 0 then
-    -- Redisson's client releases by a public message, and only our first two in line listen for it.
-    -- The hold has lasted for a while: the first two may be dead, or not know that they are first.
+    -- When Redisson's client releases, it sends a public message, and only our first two processes
+    -- in line listen for it. This owner asks again, so the hold has lasted for a while: those two
+    -- may be dead, or may not know that they are first.
     announce(0, owner)
 end
 return {now(), open or left or PROVISIONAL, place, whose, fresh}

@@ -1,12 +1,12 @@
--- Ends the holds of all readers, or that of the writer. The first in line is next.
+-- Ends the holds of all readers, or the hold of the writer. The first in line gets the lock.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 the lock's public channel, 2 `read` or `write`: which, 3 number of the database, if it is
---      not 0
--- reply: 1 = there was a hold; 0 = it is not held so; WRONGTYPE = the key holds no read-write lock,
---        and stays
+-- ARGV 1 the lock's public channel, 2 `read` or `write`: which holds to end, 3 number of the
+--      database, if it is not 0
+-- reply: 1 = there was such a hold; 0 = there was none; WRONGTYPE = the key holds no read-write
+--        lock, and stays
 --
--- The readers' timeouts expire by themselves, since their owners hold nothing.
+-- The script leaves the readers' timeouts: they do no harm, and expire by themselves.
 public, database = ARGV[1], ARGV[3] or 0
 local mode, _, foreign = mode_of()
 if foreign then

@@ -3,20 +3,21 @@
 --
 -- KEYS, and the variables that each script sets, see ../hand_off.lua
 --
--- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. The queue has it
--- in the same form, so an entry shows whether its owner waits to read or to write.
+-- The fields of the hash are the owners: `uuid:number` reads, `uuid:number:write` writes. The
+-- entries of the queue have the same form, so an entry shows whether its owner waits to read or to
+-- write.
 --
--- When a script of ours ends, the first in line waits only for one of these reasons: a writer holds
--- the lock; or readers hold it and the first wants to write; or a free lock is left to others for a
--- window; or the server refused a command that a grant needs.
+-- When a script of ours ends, the first in line still waits only for one of these reasons: a writer
+-- holds the lock; or readers hold it and the first in line wants to write; or the lock is free and
+-- a window is open; or the server refused a command that a grant needs.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
 -- The key that lasts as long as the read hold number `n` of an owner. Each reader has such a key
--- for each level (ours have one). Without this key, the next reader of Redisson's that leaves
--- deletes the lock.
+-- for each of its levels (ours have one level). If this key is missing, the next reader of
+-- Redisson's that leaves deletes the lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
@@ -29,8 +30,8 @@ local function stuck()
 end
 
 -- Returns how the lock is held, `read` or `write`, and for how long; nil if it is free. The third
--- result is an error if the key holds no read-write lock. Such a lock always has a mode and a time
--- to live: a wait for any other hash would not end.
+-- result is an error if the key holds no read-write lock. A read-write lock always has a mode and a
+-- time to live: a wait for any other hash would not end.
 local function mode_of()
     local mode = redis.call('hget', lock, 'mode')
     if not mode and redis.call('exists', lock) == 0 then
@@ -44,7 +45,7 @@ local function mode_of()
     return mode, left
 end
 
--- Whether a client of Redisson's is among the holders.
+-- Returns whether a client of Redisson's is among the holders.
 local function is_foreign()
     for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
@@ -54,17 +55,17 @@ local function is_foreign()
     return false
 end
 
--- Raises a lease, and leaves a longer one. It always writes: see lock/acquire.lua. Returns 0 if the
--- key does not exist.
+-- Raises a lease, and keeps a longer one. Always writes: see lock/acquire.lua. Returns 0 if the key
+-- does not exist.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
     return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
 end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
--- refusal. The timeout of a reader that stood still may have lapsed while another reader kept the
--- lock. This function makes the timeout anew, as lock/renew.lua does. Otherwise the next reader
--- that leaves would find no other reader, and free the lock for a writer.
+-- refusal. If a reader's process was stopped, its timeout may have lapsed while another reader kept
+-- the lock. Then this function makes the timeout anew, as lock/renew.lua does. Without the timeout,
+-- the next reader that leaves would find no other reader, and would free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -75,12 +76,12 @@ local function raise_hold(owner, lease)
     raise(lock, lease)
 end
 
--- Makes these owners holders: one writer, or readers. They must not contradict the present holders.
--- Returns nil, or the server's refusal, and then nothing is done. A lock never stays without an
--- end, and no reader without its timeout, so commands that may be refused come first. (The script
--- asks whether it may run PEXPIRE, and does not try it: after a PEXPIRE, the server would refuse no
--- command for lack of memory.) `lasts`: this script has made sure that others hold the lock for at
--- least so long.
+-- Makes these owners holders: one writer, or readers. The mode of the present holders must allow
+-- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must not stay
+-- without a time to live, and a reader not without its timeout, so commands that may be refused
+-- come first. (The function only checks the right to PEXPIRE and does not run it first: after a
+-- PEXPIRE, a server that is out of memory would refuse no further command.) `lasts`: the time for
+-- which others hold the lock at least, if this script has made sure of it.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
@@ -106,8 +107,8 @@ local function hold(owners, lease, lasts)
     return trouble
 end
 
--- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed. (MOST
--- bounds an impossible count, which would stop the server.)
+-- Returns how long the longest level of a reader lasts, below 0 if all levels have lapsed. (MOST
+-- bounds a count that no reader can have: a loop over such a count would block the server.)
 local MOST = 1000
 local function longest_of(reader, count)
     local longest = -2
@@ -117,10 +118,11 @@ local function longest_of(reader, count)
     return longest
 end
 
--- Looks at the lock without `owner`. Returns how long the longest of the other readers' holds lasts
+-- Examines the holders other than `owner`. Returns how long the longest of the readers' holds lasts
 -- (0: all have lapsed), whether another owner writes, whether one of the readers is ours, and the
 -- dead readers whose fields are to be removed: ours, and if there are many readers also Redisson's.
--- (Redisson's unlock after its lease is an error if its field is gone.)
+-- (If there are few, Redisson's fields stay: without its field, Redisson's unlock after the end of
+-- the lease would throw an error.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -128,7 +130,7 @@ local function others(owner, size)
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
-            -- This one leaves now.
+            -- `owner` leaves now, and `mode` is no owner.
         elseif writes(field) then
             writer = true
         else
@@ -144,11 +146,12 @@ local function others(owner, size)
     return longest, writer, ours, dead
 end
 
--- As `others`, for a lock with many readers: looks at a few of them at random. Returns nil if all
--- readers must be looked at: no hold of the few lasts, or no live reader among them is ours, or the
--- leaving owner might be the reason why the lock lasts for so long. Otherwise the lock keeps its
--- time to live, which may be that of a reader that left before. When all but MANY readers have
--- left, the lock gets the time of the longest hold again. If all readers die, see `outlived`.
+-- As `others`, for a lock with many readers: examines a few of them at random. Returns nil if
+-- `others` must examine all readers: all holds of the few have lapsed, or no live reader among them
+-- is ours, or the lock may last so long only because of `owner`. Otherwise returns the lock's time
+-- to live, which the lock keeps, and the dead readers. That time may come from a reader that has
+-- left. Once only MANY readers are left, the lock gets the time of the longest hold again. If all
+-- readers die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -174,13 +177,14 @@ local function some(owner)
     end
 end
 
--- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether it is
--- left to Redisson's readers alone. The third result is a refusal, and then nothing is done. As in
--- Redisson, the remaining readers keep the lock for as long as the longest of their holds, and it
--- is free if all holds have lapsed. Queries come before the change. DEL and HDEL are allowed
--- without memory.
+-- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether only
+-- Redisson's readers hold it now. The third result is the server's refusal, after which nothing has
+-- changed. As in Redisson, the remaining readers keep the lock for the longest of their holds, and
+-- the lock is free if all their holds have lapsed. Queries come before the first change. A server
+-- that is out of memory allows DEL and HDEL.
 local function drop(owner)
-    -- (A writer's lock has at most one field more.)
+    -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
+    -- writer's own read hold.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
     local longest, writer, ours, dead, left = 0, false, false, {}, nil
     if size > MANY and not writes(owner) and redis.call('hget', lock, 'mode') == 'read' then
@@ -191,7 +195,7 @@ local function drop(owner)
         longest, writer, ours, dead = others(owner, size)
     end
     local free = not left and longest == 0 and not writer
-    -- (If others of ours read on, no message is needed.)
+    -- (If other readers of ours remain, no message is needed.)
     local trouble = public and (free or not ours or writes(owner))
         and (length() > 0 and stuck() or not now())
     if trouble then
@@ -200,9 +204,10 @@ local function drop(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- The HSET of the mode, below, is tried first, in a form that changes nothing: if it
-            -- were refused behind the HDEL of the owner, no owner could enter. (The HDEL of nothing
-            -- comes before both: behind a write, no command is refused for lack of memory.)
+            -- The HSET of the mode, below, is tried first in a form that changes nothing: if the
+            -- server refused it after the HDEL of the owner, no owner could take the lock. (The
+            -- first HDEL removes nothing. After it, a server that is out of memory refuses neither
+            -- HSET.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end
@@ -223,20 +228,19 @@ local function drop(owner)
     return free, not ours
 end
 
--- Looks at all readers when a writer asks while many read. Returns whether it did: then the lock
--- may be held in another way. If the readers died, the lock's time to live may be that of a reader
--- that left long before (`some`). Then a few readers at random are all dead, so this function looks
--- at every reader.
+-- Examines all readers when a writer asks while many read. Returns whether it did: then the lock
+-- may be free now. If the readers died, the lock's time to live may come from a reader that left
+-- long before (see `some`), and no reader leaves any more to correct it.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
-        -- (No owner leaves, but dead readers are removed.)
+        -- (No owner leaves, so this only removes dead readers.)
         drop('')
         return true
     end
 end
 
--- How many wait behind a hold that `owner` gets now. For a reader, these are the waiters behind the
--- readers that enter with it.
+-- Returns how many waiters stand behind a hold that `owner` gets now. For a reader, these are the
+-- waiters behind the readers that enter with it.
 local function behind(owner)
     if writes(owner) then
         return length()
@@ -250,8 +254,8 @@ local function behind(owner)
     return 0
 end
 
--- The channels of these processes up to the first writer, as `channel_of`; false if the process
--- does not listen. One command asks for all of them.
+-- Returns the channels of these owners up to the first writer, as `channel_of` does; false if the
+-- process does not listen. One command asks the server for all of them.
 local function channels_of(line)
     local channels = {}
     for i, owner in ipairs(line) do
@@ -269,20 +273,21 @@ end
 
 -- Grants the lock to the first in line that listens, and if that is a reader, to all readers up to
 -- the next writer. `asker` reads the reply, so it needs no message and gets `lease`. Returns
--- whether any owner was granted the lock, whether it was the asker's turn, and the refusal because
--- of which the asker, or an owner before it, got nothing. (The caller has asked `stuck`.) A dead
--- writer at the head is passed even while readers have the lock.
+-- whether any owner was granted the lock, whether it was the asker's turn, and the server's refusal
+-- if the asker or an owner before it was refused. (The caller has called `stuck`.) A dead writer at
+-- the head is removed even while readers have the lock.
 --
--- A call may let thousands of readers in, and the server serves no other client meanwhile. So
--- values that are the same for all readers are read once, and the script looks at more and more
--- readers together.
+-- One call may grant the lock to thousands of readers, and the server serves no other client
+-- meanwhile. So the function reads values that are equal for all readers only once, and reads more
+-- and more entries at a time.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil
     -- The first entries of the queue as last read, their channels, the index of the next entry, and
-    -- how many entries to read at a time. Then how the lock is held, for how long at least, and how
-    -- many wait behind the readers; nil: not known.
+    -- how many entries to read at a time.
     local line, channels, at, most = nil, {}, 1, 1
+    -- How the lock is held, for how long at least, and how many wait behind the readers; nil: not
+    -- known.
     local mode, lasts, waiting
     while true do
         if mode == nil then
@@ -307,8 +312,8 @@ local function grant(start, count, asker, lease)
         if not dead and mode and writes(head) then
             break
         end
-        -- The next readers already looked at get the lock together: one LPOP and HSET for all of
-        -- them.
+        -- The next readers whose channels are known get the lock together: one LPOP and one HSET
+        -- for all of them.
         local together = {head}
         while head ~= asker and channel and not writes(head) and channels[at + #together]
             and line[at + #together] ~= asker
@@ -345,9 +350,9 @@ local function grant(start, count, asker, lease)
     return granted, asked, trouble
 end
 
--- As `hand_on`. If a writer's release lets readers of ours in, it also tells Redisson's readers.
--- They may read beside ours. Without a message they would sleep until the last of ours leaves, or
--- for the rest of a lease.
+-- As `hand_on`. If a writer's release grants the lock to readers of ours, the function also sends
+-- Redisson's readers a message, since they may read beside ours. Without it they would sleep until
+-- the last of our readers leaves, or until the lease that they know ends.
 local function hand_over(since, count, message)
     local reply = hand_on(since, count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
@@ -359,7 +364,7 @@ local function hand_over(since, count, message)
     return reply
 end
 
--- Does the pending hand-over: any script that comes by does.
+-- Grants the lock to waiters that may have it now, whatever request the script serves.
 local function look()
     local mode = redis.pcall('hget', lock, 'mode')
     local left = not mode and window_left()
@@ -370,11 +375,11 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. Returns false if it has none; 4 if others still hold the lock; 5 as 4,
--- but a message was refused; otherwise as `hand_on`.
+-- Ends the hold of `owner`. Returns false if the owner has none; 4 if others still hold the lock;
+-- 5: as 4, but the server refused a message; otherwise the result of `hand_on`.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- If other data was written over the lock, this owner does not have it either.
+    -- WRONGTYPE: other data was written over the lock, so this owner does not have it.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
@@ -382,7 +387,8 @@ local function release(owner, since, count)
         look()
         return false
     end
-    -- As in Redisson, a writer's release wakes all waiters, and a reader's release one.
+    -- As in Redisson, the message of a writer's release wakes all waiters, and that of a reader's
+    -- release wakes one.
     local message = writes(owner) and '1' or '0'
     local free, is_left, trouble = drop(owner)
     if trouble then
@@ -390,13 +396,14 @@ local function release(owner, since, count)
     elseif free then
         return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
-        -- Redisson's readers came in beside ours, and will leave by a public message, so the first
-        -- in line must listen for it. (Before that, the dead in front are passed, and readers
-        -- behind them let in.)
+        -- Only Redisson's readers are left. They will send a public message when they leave, so the
+        -- first in line must listen to the public channel. (Before that, `look` removes dead
+        -- waiters in front, and grants the lock to readers behind them.)
         look()
         announce(0)
     elseif writes(owner) then
-        -- The owner reads on. (Redisson sends no message then, so its readers sleep on.)
+        -- The writer also reads, and reads on. (Redisson sends no message in this case, so its
+        -- readers would sleep on.)
         grant(now(), 1)
         return is_muted(message) and 5 or 4
     end

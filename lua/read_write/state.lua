@@ -4,6 +4,6 @@
 -- reply: {1 = to write, 0 = to read, its time to live in ms}; nil = not held; WRONGTYPE = the key
 --        holds no read-write lock
 --
--- It changes nothing.
+-- The script changes nothing.
 local mode, left, foreign = mode_of()
 return foreign or mode and {mode == 'write' and 1 or 0, left} or nil

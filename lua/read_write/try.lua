@@ -1,9 +1,9 @@
--- Takes a read-write lock if that is possible now, without an entry in its queue. It takes a free
--- lock past the queue; it enters beside readers only if there are no waiters.
+-- Takes a read-write lock if that is possible now, and makes no entry in its queue. It takes a free
+-- lock even if others wait. It enters beside readers only if there are no waiters.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or 4 follows: the writer
---      under whose hold it reads
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows, 4 the
+--      writer under whose hold the owner reads
 -- reply: as of ../lock/try.lua
 local lease, owner, writer = ARGV[1], ARGV[2], ARGV[4]
 database = ARGV[3] or 0
@@ -15,8 +15,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's readers may have come in past readers at the head of the queue. Those at the head
-    -- may be dead, and so may the present readers.
+    -- Redisson's readers may hold the lock while readers of ours wait at the head of the queue. The
+    -- waiters at the head may be dead, and so may the present readers.
     if writes(owner) then
         outlived()
     end
@@ -28,10 +28,11 @@ if mode == 'read' and (writes(owner) or length() > 0)
 then
     return nil
 end
--- (If the queue may not be read, nothing is taken.)
+-- (If the user may not read the queue, `length` fails, and nothing is taken.)
 local _, trouble = length(), hold({owner}, lease)
 if trouble then
-    -- The server may have no memory. A waiter needs none: see `hold`.
+    -- The server may be out of memory. It would still grant the lock to a waiter: see `hold` of
+    -- ../lock/holder.lua.
     look()
     return trouble
 elseif not writes(owner) then
