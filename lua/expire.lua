@@ -1,9 +1,9 @@
--- Gives a semaphore or latch a time to live, or takes its time to live away.
+-- Sets the time to live of a semaphore or latch, or removes it.
 --
 -- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark, or
 --      an expirable semaphore's permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 1 = the other key is a sorted
---      set, and a semaphore exists if only this key does
+--      set, and the semaphore exists even if only this set does
 -- reply: 1 = done, 0 = there is none
 local function ends(key)
     if ARGV[5] == '0' then
@@ -17,7 +17,8 @@ return once(function()
     if not stored(KEYS[1]) and not taken then
         return nil
     end
-    -- All or nothing: check that both keys accept the command before changing the first.
+    -- All or nothing: the script checks that the second key accepts the command before it changes
+    -- the first.
     if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
         redis.call(ends(KEYS[3]))
     end

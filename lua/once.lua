@@ -1,31 +1,30 @@
--- Stands before every script of a request for permits or counts. Such a request names no owner, so
--- the server cannot see whether it was applied. So it carries a number, and is applied once.
+-- Stands before every script of a request for permits or counts. Such a request names no owner that
+-- would show whether it was applied. So it has a number, and the server applies each number once.
 --
 -- KEYS 1 the semaphore or latch, 2 the record of the request's sequence
--- ARGV 1 number of the request, 2 the time up to which it may be applied, in ms since 1970 on the
---      server's clock, 3 how long to remember it in ms, 4 the sequence's last change before this
---      request, 0 if there is none; with a minus before the number if this request is a copy, sent
---      after the connection broke
--- reply: the script's own, or {now}: too late, this request changed nothing; or {now, last}: the
---        server does not know the change before this one, and knows the sequence's requests up to
+-- ARGV 1 number of the request, 2 the latest time at which it may be applied, in ms since 1970 on
+--      the server's clock, 3 how long to remember it in ms, 4 the number of the sequence's last
+--      change before this request, 0 if there is none; with a minus before that number if this
+--      request is a copy, sent after the connection broke
+-- reply: that of the script; or {now}: too late, and this request changed nothing; or {now, last}:
+--        the server lacks the change before this request, and has the sequence's requests up to
 --        `last`
 --
 -- A client has one open request at a time in each of its sequences. The numbers of a sequence only
--- rise. The record has the last request with its result: `8=1`, or `8=1=mark` of a semaphore
+-- rise. The record holds the last request with its result: `8=1`, or `8=1=mark` for a semaphore
 -- (semaphore/mark.lua).
 --
 -- Why a request is applied only once: say that it was applied at the time t. The record keeps it
--- until t + memory, or until a later request of the sequence, which the client sends only when it
--- is done with this one. The server may read any number of copies, at any time and in any order. A
--- copy that finds itself in the record gets the same answer. A copy that finds a later request is
--- refused. A copy that finds no record comes after t + memory, and so after its own time: it is
--- refused as well.
+-- until t + memory (ARGV 3), or until a later request of the sequence, which the client sends only
+-- after it has closed this one. The server may read any number of copies, at any time and in any
+-- order. A copy whose number is in the record gets the same reply. A copy that finds a later
+-- request in the record is refused. A copy that finds no record comes after t + memory, and so
+-- after its own latest time: it is refused as well.
 --
--- A server that became the master knows the first changes of the old master, up to some change. So
--- it knows all changes of a sequence up to the one in the record, and no later change. If a newer
--- request were applied first, nobody could see that older changes are missing. So a request names
--- the change before it, and is refused until the earlier change was made again
--- (semaphore/mend.lua).
+-- A server that became the master has the changes of the old master up to some point. So it has all
+-- changes of a sequence up to the one in the record, and no later change. If it applied a newer
+-- request first, nobody could see that older changes are missing. So a request names the change
+-- before it, and is refused until that change was made again (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
@@ -36,9 +35,9 @@ last = tonumber(last)
 -- The mark of the changed number, if the number has one.
 local mark = ''
 
--- The reply to a request that must not be applied: it is late, or the server does not know the
--- change before it. A request that could outlive its record is refused, too: its client does not
--- know the server's clock, and learns it from the reply.
+-- Returns the reply to a request that must not be applied: it is late, or the server lacks the
+-- change before it. A request that could arrive after its record has expired is refused, too: its
+-- client does not know the server's clock, and gets it from the reply.
 local function refusal()
     if last > number or now > latest or latest > now + ARGV[3] - 1000 then
         return {now}
@@ -51,16 +50,17 @@ local function remember(text)
     return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
--- Makes a reply of a result and its mark. A result stays text if it has more digits than a Lua
--- number can have.
+-- Makes a reply from a result and its mark. A result from 2^53 on stays text, since a Lua number
+-- cannot have so many digits.
 local function answer(outcome, its_mark)
     local count = tonumber(outcome)
     count = math.abs(count) < 2 ^ 53 and count or outcome
     return its_mark == '' and count or {count, its_mark}
 end
 
--- Makes the one change of a script. The result is remembered first. If the server refuses that,
--- nothing is changed. If it refuses the change, the result is taken back.
+-- Makes the one change of a script. The function first writes the result to the record. If the
+-- server refuses that, nothing is changed. If the server refuses the change, the function restores
+-- the old record.
 local function change(outcome, ...)
     remember(ARGV[1] .. '=' .. outcome .. (mark == '' and '' or '=' .. mark))
     local reply = redis.pcall(...)
@@ -71,10 +71,10 @@ local function change(outcome, ...)
     return reply, refused
 end
 
--- Applies a request. `wanted` returns its result, and the command that makes the change. If there
--- is nothing to change, it returns only a result, or nothing for 0. Then the result is remembered
--- only if this is a copy, since the first request may arrive after that. `told` gets the command's
--- reply. What `told` returns is the reply to the first request; a copy gets the result.
+-- Applies a request. `wanted` returns the result and the command that makes the change. If there is
+-- nothing to change, `wanted` returns only a result, or nothing for the result 0. The record gets
+-- such a result only from a copy, since the first request may still arrive after it. `told` turns
+-- the command's reply into the reply to the first request. A copy gets the result.
 local function once(wanted, told)
     if last == number then
         return answer(result, seen)

@@ -1,10 +1,10 @@
--- Removes a semaphore with all its taken permits. No message, as in Redisson.
+-- Removes a semaphore with all its taken permits. As in Redisson, the script sends no message.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua
 -- reply: 1 = there was one, 0 = there was none
 return once(function()
-    -- Other data under a key is the server's error.
+    -- If a key holds other data, the script ends with the server's error.
     local there = redis.call('zcard', KEYS[3]) > 0 or stored(KEYS[1])
     return there and {'1', 'del', KEYS[1], KEYS[3]}
 end)

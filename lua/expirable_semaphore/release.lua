@@ -2,11 +2,11 @@
 --
 -- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- ARGV 1 channel, 2 1 = all of them or none, 0 = those that are still taken, 3… the permits' ids
--- reply: {how many of them were given back before their leases ended; 1 + how many subscribers
---        heard of it, 0: none is free, so no message was sent, -1: not known}
+-- reply: {how many of them were given back before their leases ended; 1 + how many subscribers got
+--        the message, 0: no permit is free, so no message was sent, -1: not known}
 --
--- A permit whose lease has ended, and that no script has found yet, is given back, too, but not
--- counted.
+-- The first number leaves out permits whose leases had ended, although the script gives these back
+-- as well.
 local live = {}
 for at, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, 3))) do
     if is_ahead(ends) then

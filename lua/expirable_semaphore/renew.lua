@@ -2,17 +2,18 @@
 --
 -- KEYS 1..n for each permit the key of its semaphore's permits with the ends of their leases
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest requested lease of these permits,
---      as of ../lock/renew.lua (0: not known), 3..n+2 the id of each
+--      as of ../lock/renew.lua (0: not known), 3..n+2 the id of each permit
 -- reply: for each permit 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 0
---        = it is gone, else the server's refusal
+--        = it is gone or its lease has ended, else the server's refusal
 --
 -- An ended lease is never raised: the next request may give that permit to another owner. A lease
 -- that became longer because the clock was set back is cut if the client asks for that
--- (../lock/renew.lua). pcall for each, so that a key overwritten with other data spoils no other.
+-- (../lock/renew.lua). Each command runs in a pcall, so a key overwritten with other data does not
+-- stop the renewal of the other permits.
 local new, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
--- It always writes: see ../lock/renew.lua. (ZADD of an unchanged value would be no write.)
+-- Always writes: see ../lock/renew.lua. (ZADD with an unchanged score would not count as a write.)
 local function raise(key, ends, is_long, id)
     if ends < new then
         return redis.pcall('zadd', key, 'xx', new, id)
@@ -33,7 +34,8 @@ for i, key in ipairs(KEYS) do
         reply = 1
         if ARGV[1] ~= '0' then
             local is_long = longest > 0 and tonumber(ends) > now + longest
-            -- The ZREM removes nothing, and lets the later ZADD pass without memory.
+            -- The ZREM removes nothing. After it, a server that is out of memory does not refuse
+            -- the ZADD.
             reply = redis.pcall('zrem', key, '')
             if type(reply) == 'number' then
                 reply = raise(key, tonumber(ends), is_long, ARGV[i + 2])

@@ -6,7 +6,7 @@
 -- reply: 1
 local free
 return once(function()
-    -- Other data under the key is the server's error.
+    -- If the key holds other data, the script ends with the server's error.
     stored(KEYS[1])
     free = ARGV[5] - redis.call('zcard', KEYS[3])
     return {'1', 'set', KEYS[1], free, 'keepttl'}

@@ -3,11 +3,12 @@
 -- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- ARGV 1 lease in ms, 2 channel, 3 how many clients share, 4 how many threads ask (n), 5…n+4 how
 --      many permits each needs, then an id for each of those permits
--- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first; {-1,
---        -1}: there is no such semaphore
+-- reply: {permits taken}; {0, ms until the next lease ends, or -1}: too few permits for the first
+--        thread; {-1, -1}: there is no such semaphore
 --
--- A copy finds its own ids and answers as the first request did. It takes nothing, even if some of
--- these permits were given back already: they would be counted twice.
+-- A copy of the request finds its own ids, takes nothing, and gets the number of those that are
+-- left. It takes nothing even if some of these permits were given back already, or they would be
+-- counted twice.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0
@@ -15,8 +16,7 @@ for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
     known = known + (ends and 1 or 0)
 end
 if known > 0 then
-    -- A client that waits for replicas waits for the writes of this connection: see
-    -- ../lock/acquire.lua.
+    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
     redis.call('decrby', KEYS[1], 0)
     return {known}
 end
@@ -34,7 +34,7 @@ if taken > 0 then
     end
     local added = redis.pcall('zadd', KEYS[2], unpack(permits))
     if type(added) == 'table' then
-        -- The same command undoes the first one.
+        -- DECRBY undoes DECRBY, so this needs no further right.
         redis.call('decrby', KEYS[1], -taken)
         return added
     end

@@ -1,13 +1,13 @@
 -- Gives a permit a new lease. If the new lease ends sooner, a message makes the waiters ask again,
--- since they sleep until the end that they know. The message is 0 (no free permits), so it wakes no
--- waiter of Redisson's.
+-- since they sleep until the old end. The message is 0 (no free permits), so it wakes none of
+-- Redisson's waiters.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
--- A taken permit needs no memory to stay taken: the ZREM removes nothing, and lets the commands
--- behind it pass.
+-- This must succeed on a server that is out of memory. The ZREM removes nothing, but after it the
+-- server refuses no further command of the script.
 redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]

@@ -2,10 +2,10 @@
 --
 -- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 channel
--- reply: 1 = counted, 0 = it was open
+-- reply: 1 = counted, 0 = the latch was open already
 --
--- Only the script that removes the key sends the message: if a `0` came while the count is above
--- zero, Redisson's waiters would ask without pause.
+-- Only the count-down that removes the key sends the message. If Redisson's waiters got a `0` while
+-- the count is above zero, they would ask without a pause.
 local opens = false
 return once(function()
     local count = stored(KEYS[1])
@@ -13,7 +13,7 @@ return once(function()
     return count and {'1', opens and 'del' or 'decr', KEYS[1]}
 end, function()
     if opens then
-        -- Without the right to publish the change stands all the same.
+        -- If the user may not publish, the change stands all the same.
         redis.pcall('publish', ARGV[5], '0')
     end
     return 1

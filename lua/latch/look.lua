@@ -1,4 +1,4 @@
--- Says whether a latch is open, and when it ends.
+-- Returns whether a latch is open, and when its key expires.
 --
 -- KEYS 1 the latch
 -- reply: {1 = closed, 0 = open; ms until it expires, -1: never, or not known}

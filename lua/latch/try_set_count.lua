@@ -1,4 +1,4 @@
--- Closes a latch that is open.
+-- Sets the count of an open latch, which closes it.
 --
 -- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 count, 6 channel, 7… `px` and the time to live in ms, if it has one
@@ -10,7 +10,7 @@ return once(function()
     end
     return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
-    -- Without the right to publish the change stands all the same.
+    -- If the user may not publish, the change stands all the same.
     redis.pcall('publish', ARGV[6], '1')
     return 1
 end)

@@ -1,10 +1,11 @@
--- Gives back the permits that a request took. If the request arrives only after this, it takes no
--- permits.
+-- Gives back the permits that a request took. If that request arrives after this script, it takes
+-- no permits.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel
--- reply: 1 = given back, 0 = it took no permits, or none of this semaphore, {now} = the server no
---        longer knows the request (see `refusal`), {now, last} as in once.lua
+-- reply: 1 = given back, 0 = the request took no permits, or took them from an earlier semaphore of
+--        the name, {now} = too late, the record may have expired (see `refusal`), {now, last} as in
+--        once.lua
 if last ~= number then
     local refused = refusal()
     if not refused then

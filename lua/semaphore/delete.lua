@@ -1,4 +1,5 @@
--- Removes a semaphore. No message, as in Redisson: there is nothing to wake up for.
+-- Removes a semaphore. As in Redisson, the script sends no message, since waiters could take no
+-- permit.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua

@@ -2,10 +2,9 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
--- reply: {how many there were (negative if more permits are taken than exist), as text from 2^53
---        on; mark}; 0 = none
+-- reply: {how many there were, which may be negative, as text from 2^53 on; mark}; 0 = none
 if last == number then
-    -- As in try_acquire.lua.
+    -- The script writes even for a copy, as try_acquire.lua does.
     remember(known)
 end
 return once(function()
@@ -14,7 +13,7 @@ return once(function()
         return nil
     end
     ensure_mark(true)
-    -- Text has all digits.
+    -- The key's own text has all digits; a Lua number may not.
     free = redis.call('get', KEYS[1])
     return {free, 'decrby', KEYS[1], free}
 end)

@@ -1,26 +1,27 @@
--- Stands behind ../once.lua, before the scripts that change a semaphore's number: the mark of the
--- number.
+-- Stands behind ../once.lua, before the scripts that change a semaphore's number of free permits:
+-- the mark of that number.
 --
 -- KEYS 3 the mark; an expirable semaphore has none, since its permits have ids
 --
--- A mark names one semaphore of a name: on a server without its data, or after a delete, the name
--- may have a new one. From the new semaphore no permits of the client are taken, and the client's
--- changes must not be made again there (mend.lua). The mark lies beside the number, and the reply
--- to each change has it. A script that makes the number sets a new mark, even if there is an old
--- one, since Redisson and older clients of ours remove the number alone. They also make numbers
--- without a mark: a script that changes such a number adds a mark.
+-- A mark tells a semaphore from a later one of the same name, made after a delete or after the
+-- server lost its data. The client has taken no permits from the later one, so its changes must not
+-- be repeated there (mend.lua). The mark has a key of its own, and the reply to each change
+-- contains it. A script that makes the number sets a new mark, even if there is an old one:
+-- Redisson and older clients of ours remove only the number. They also make numbers without a mark.
+-- A script that changes such a number adds a mark.
 if KEYS[3] then
     mark = redis.call('get', KEYS[3]) or ''
 end
 
--- Makes sure that a number that is about to change has a mark. `exists`: whether there is a number.
--- `...`: the options of the number's SET. If no change follows the mark, it does no harm.
+-- Adds a mark to a number that is about to change, if it has none. `exists`: whether there is a
+-- number. `...`: the options of the SET that will make the number. If no change follows, the mark
+-- does no harm.
 local function ensure_mark(exists, ...)
     if not KEYS[3] or exists and mark ~= '' then
         return
     end
-    -- Differs from any other mark, also from the mark of the same request at a server that has lost
-    -- its data.
+    -- The time makes this mark different from the mark that the same request set at a server that
+    -- has lost its data.
     mark = table.concat({string.match(KEYS[2], '(%w+):%d+$'), ARGV[1], math.floor(now)}, ':')
     local left = exists and redis.call('pttl', KEYS[1]) or -1
     if left >= 0 then

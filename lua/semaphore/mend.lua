@@ -1,15 +1,15 @@
--- Repeats a client's last changes in one sequence, if this server does not know them: it became the
--- master, or was started anew, and knows only earlier changes.
+-- Repeats a client's last changes in one sequence if this server lacks them: it became the master
+-- or was started anew, and has only earlier changes.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
--- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6 the mark of the semaphore
---      that was changed, 7… for each change its number and how many permits it gave (negative: it
---      took them; 0: abandon.lua gave back the permits that it took)
+-- ARGV 1-4 as in once.lua, with the number of the last change as 1, 5 channel, 6 the mark of the
+--      semaphore that was changed, 7… for each change its number and how many permits it gave back
+--      (negative: it took permits; 0: abandon.lua gave back the permits that it took)
 -- reply: by how many permits the number was changed; {now}: too late
 --
--- The sequence's record shows which changes the server knows: see once.lua. A repeated take may
--- leave a negative number of free permits, until enough are given back. If the semaphore has
--- another mark, or no mark, nothing is repeated. Either the old semaphore is gone with all its
+-- The sequence's record shows which changes the server has: see once.lua. A repeated take may make
+-- the number of free permits negative, until enough permits are given back. If the semaphore has
+-- another mark, or no mark, the script repeats nothing: the old semaphore is gone with all its
 -- permits, or this server never had it.
 if last > number then
     return 0

@@ -3,15 +3,14 @@
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 1 = only if the semaphore exists, 0 = in any
 --      case
--- reply: {n, mark}: given back, and n - 1 subscribers heard of it; n = -1: the message was refused;
---        n = -2: the answer to a copy, since the number is not remembered; 0 = there is no such
---        semaphore
+-- reply: {n, mark}: given back, and n - 1 subscribers got the message; n = -1: the server refused
+--        the message; n = -2: the reply to a copy, since the record does not have the number of
+--        subscribers; 0 = there is no such semaphore
 --
--- The message is the new value, or the highest int if that is less. A negative value makes
--- Redisson's clients fail, and 0 wakes none of them.
+-- The message is the new number of free permits, at most the highest int. A negative number would
+-- make Redisson's clients fail, and 0 would wake none of them.
 if last == number then
-    -- A client that waits for replicas waits for the writes of this connection: see
-    -- ../lock/acquire.lua.
+    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
     redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
 end
 return once(function()

@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: {1, mark}
 return once(function()
-    -- Other data under the key is the server's error.
+    -- If the key holds other data, the script ends with the server's error.
     ensure_mark(stored(KEYS[1]))
     return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
 end, function()

@@ -2,11 +2,10 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
--- reply: {how many were taken, mark}; 0 = not enough for the first, -1 = there is no such semaphore
---        (a copy may get the remembered 0 instead)
+-- reply: {how many were taken, mark}; 0 = too few for the first thread, -1 = there is no such
+--        semaphore (a copy may get 0 from the record instead)
 if last == number then
-    -- A client that waits for replicas waits for the writes of this connection: see
-    -- ../lock/acquire.lua.
+    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
     remember(known)
 end
 local free

@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7… `px` and the time to live in ms, if it has one
 -- reply: {1, mark} = made, 0 = there is one
 return once(function()
-    -- Other data under the key is the server's error.
+    -- If the key holds other data, the script ends with the server's error.
     if stored(KEYS[1]) then
         return nil
     end
