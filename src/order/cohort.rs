@@ -2,20 +2,20 @@
 //!
 //! A pass inside a process costs no round trip, but without a bound other processes would starve.
 //! So a process has the lock for a *turn*, and then hands it to the next process. The more
-//! processes wait, the shorter a turn is, so that the last of sixteen does not wait for a second.
+//! processes wait, the shorter a turn is: even the last of sixteen waits for less than a second.
 //!
-//! This file is pure, as `ask/entry.rs` is.
+//! This file is pure, as `ask/entry.rs` is: no clock, mutex or I/O.
 
 use crate::scripts::{Chain, ChainClock};
 
 /// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The longest turn. So a pass comes at most this long after the server's grant.
+/// The longest turn. No pass comes later than this after the server's grant.
 const LONGEST_TURN: u64 = 10_000_000;
-/// How long threads may join a shared hold without a request.
+/// The time after the grant within which threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;
-/// The time within which a process that takes the lock again has not left it to others.
+/// If a process takes the lock again within this time, its chain goes on.
 const SAME_CHAIN: u64 = 10_000_000;
 
 /// One process's turn at one name. Times are by the process's own clock, in nanoseconds.
@@ -30,12 +30,12 @@ pub(crate) struct Cohort {
 struct Turn {
     /// The time at which the server granted its hold.
     began: u64,
-    /// The number of processes that waited behind.
+    /// The number of other processes that waited at the grant.
     places: u32,
 }
 
 impl Turn {
-    /// The longest time for this turn.
+    /// The length of this turn.
     fn length(self) -> u64 {
         (ROUND / (u64::from(self.places) + 1)).clamp(SHORTEST_TURN, LONGEST_TURN)
     }
@@ -47,26 +47,26 @@ impl Cohort {
         self.turn = Some(Turn { began: at, places });
     }
 
-    /// Whether the process may pass the hold. It may only within a turn, and so only a limited time
-    /// after the server's grant.
+    /// Whether the process may pass the hold: only within its turn, which begins with the server's
+    /// grant.
     pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
-    /// Whether a thread may join a hold without a request. The time is shorter than a turn, since a
-    /// writer in another process waits for that time and until the last reader leaves.
+    /// Whether a thread may join a hold without a request. The time for this is shorter than a
+    /// turn: a writer in another process waits until it is over and the last reader has left.
     pub(super) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 
-    /// Notes that the hold is released.
+    /// Notes that the hold was released.
     pub(crate) fn released(&mut self, now: u64, chain: Chain) {
         self.turn = None;
         self.last = Some((now, chain));
     }
 
-    /// Whether another process handed the last hold to this one, and this one released it a moment
-    /// ago. If so, another process most likely has the lock now.
+    /// Whether another process handed the last hold to this process, which released it a moment
+    /// ago. Then another process most likely has the lock now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
@@ -79,10 +79,11 @@ impl Cohort {
     }
 
     /// The chain of a hold that the reply to a request of `asked_at` granted. The last chain goes
-    /// on if the lock was free only for a moment: no other redlatch process wanted it then, and
-    /// Redisson's clients had no turn. A release does not send a chain younger than SAME_CHAIN, so
-    /// the next process starts a new one, which may be just as young. Two such chains in a row give
-    /// Redisson's clients no turn. So a young chain goes on for twice as long.
+    /// on if the lock was free for less than SAME_CHAIN: no other redlatch process wanted it then,
+    /// and Redisson's clients had no turn. A release does not send a chain younger than SAME_CHAIN,
+    /// so the next process starts a new chain, which may end as young. If two processes started new
+    /// chains in turn, Redisson's clients would never get a turn. So a young chain goes on for
+    /// twice that time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };

@@ -1,6 +1,6 @@
-//! A search through all states that a few threads can bring a name's order into, with the properties
-//! that hold in each. (The models in `site/gate/model_tests.rs` also try the code around it, in orders drawn by
-//! lot.)
+//! Visits all states of a name's order that a few threads can reach, and checks properties that
+//! each state must have. (The models in `site/gate/model_tests.rs` also run the code around the
+//! order, with random interleavings.)
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,11 +32,11 @@ enum Step {
     TurnEnds,
 }
 
-/// What a thread does at the gate.
+/// The state of a thread at the gate.
 #[derive(Debug)]
 enum At {
     Nothing,
-    /// A fair thread, which has asked for itself.
+    /// A thread of a fair lock, which has sent its own request.
     Stands(Arc<QueuedThread>),
     Queues(Arc<GateWaiter>),
     Leads(Mode),
@@ -47,7 +47,7 @@ type Tenancies = Vec<Option<Arc<Tenancy>>>;
 
 /// Threads, their gate, and the holds that the server has.
 struct World {
-    /// The mode of the holds of one thread, and that of its shared holds.
+    /// The mode of a hold that one thread has alone, and the mode of a shared hold.
     modes: Vec<Mode>,
     state: Order,
     threads: Vec<Arc<Thread>>,
@@ -59,7 +59,7 @@ struct World {
     server: Vec<Arc<Hold>>,
     /// How many of the threads take the lock through a fair handle: the first ones.
     fair: usize,
-    /// Those that stand in the server's queue.
+    /// The threads that have entries in the server's queue, in its order.
     line: Vec<usize>,
     now: u64,
     id: ClientId,
@@ -99,7 +99,7 @@ impl World {
                         if all[thread].is_some() {
                             steps.push(Step::Leaves(thread, mode));
                         } else if self.comes[thread] > 0 {
-                            // (One level more of a hold would change nothing for others.)
+                            // (A further level would change nothing for other threads.)
                             steps.push(Step::Comes(thread, mode));
                         }
                     }
@@ -217,7 +217,7 @@ impl World {
         self.server.push(hold);
     }
 
-    /// The grant names the threads that stand behind.
+    /// Gives the hold a line, as a grant that names the threads behind does.
     fn in_line(&self, hold: Hold) -> Hold {
         let followers = self.line.iter().filter_map(|thread| match &self.at[*thread] {
             At::Stands(queued) => Some(queued.owner.number()),
@@ -278,7 +278,7 @@ impl World {
             if let At::Stands(queued) = &self.at[thread] {
                 let passed = queued.inbox.lock().passed.take();
                 if let Some(tenancy) = passed {
-                    // The order is the server's: all before it are gone.
+                    // The order is the server's: all threads ahead must have left.
                     assert_eq!(self.line.remove(0), thread, "past a fair thread");
                     self.at[thread] = At::Nothing;
                     self.alone[thread] = Some(tenancy);
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// What holds in each state.
+    /// Asserts the properties of each state.
     fn check(&self, step: Step) {
         let count = |all: &Tenancies| all.iter().flatten().count();
         assert!(count(&self.alone) <= 1, "two have it alone, after {step:?}");
@@ -323,7 +323,7 @@ impl World {
         assert!(!is_stuck, "all wait for one another, after {step:?}");
     }
 
-    /// Equal for states from which the same may follow.
+    /// A text that is equal for two states if the same steps lead on from both.
     fn key(&self) -> String {
         let number = |thread: &Thread| {
             self.threads.iter().position(|own| own.id() == thread.id()).unwrap_or(usize::MAX)
@@ -351,8 +351,8 @@ impl World {
     }
 }
 
-/// Visits every state that this many threads can reach, each of which comes a number of times.
-/// Returns how many there are.
+/// Visits every state that this many threads can reach if each comes `comes` times. Returns the
+/// number of states.
 fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
     let spawned = (0..threads).map(|_| std::thread::spawn(Thread::current).join().unwrap());
     let threads: Vec<_> = spawned.collect();
@@ -384,7 +384,8 @@ fn one_writes_or_some_read_and_the_leadership_is_never_lost_in_any_order() {
     assert!(explore(&[Mode::Write, Mode::Read], 3, 0, 2) > 10_000);
 }
 
-/// A name's re-entrant and fair handles share a seat: a hold goes on in the order of its own kind.
+/// A name's re-entrant and fair handles share a seat. A hold is passed on in the order of the
+/// handle that took it.
 #[test]
 fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() {
     assert!(explore(&[Mode::Lock], 3, 2, 2) > 1_000);

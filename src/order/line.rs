@@ -1,5 +1,5 @@
-//! The threads of this process that stand in a fair lock's queue. A hold may go from one to the
-//! next without a request to the server.
+//! The threads of this process that have entries in a fair lock's queue. A hold may be passed from
+//! one of them to the next without a request to the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,20 +15,22 @@ use crate::waiting::Wake;
 /// How recent the server's last confirmation must be for a pass.
 const FRESH: u64 = 10_000_000;
 
-/// The threads of this process that stand in the queue of one name, behind the gate's mutex.
+/// The threads of this process that have entries in the queue of one name. The gate's mutex guards
+/// this.
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) queued: Vec<Arc<QueuedThread>>,
-    /// The thread that waits for others before it asks.
+    /// The thread that waits for other threads to join its request.
     lingering: Option<Arc<Thread>>,
-    /// The number of holds that threads are giving back now.
+    /// The number of holds that threads are releasing now.
     pub(crate) releasing: usize,
 }
 
 impl Standing {
     /// Removes and returns the thread that is next in a hold's line, if it may have the hold now.
-    /// The pass must be fresh, on equal terms, and in the queue's order. If the next thread may not
-    /// have the hold, it and all behind it wait for the server's grant.
+    /// The pass needs a recent confirmation by the server and equal terms, and follows the queue's
+    /// order. If the next thread may not have the hold, it and all threads behind it wait for the
+    /// server's grant.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
@@ -37,8 +39,8 @@ impl Standing {
         let mut state = line.state.lock();
         loop {
             let next = state.followers.pop_front()?;
-            // A thread that is gone has left the queue or is about to, so the thread behind it is
-            // next.
+            // A thread that is not in `queued` has left the queue or is about to. So the thread
+            // behind it is next.
             let is_next = |queued: &Arc<QueuedThread>| queued.owner.number() == next;
             let Some(at) = self.queued.iter().position(is_next) else { continue };
             if !hold.may_pass(self.queued[at].terms, now) {
@@ -51,7 +53,7 @@ impl Standing {
         }
     }
 
-    /// Whether threads of this process stand in the queue or are giving the lock back.
+    /// Whether threads of this process have entries in the queue or are releasing the lock.
     pub(super) fn is_busy(&self) -> bool {
         self.releasing > 0 || !self.queued.is_empty()
     }
@@ -60,22 +62,21 @@ impl Standing {
         self.lingering = thread.cloned();
     }
 
-    /// Wakes the lingering thread if no thread is left for it to wait for. Called when a thread is
-    /// gone.
+    /// Wakes the lingering thread if no thread is left that could join its request. The caller
+    /// calls this when a thread is gone.
     pub(crate) fn call(&self) -> Wake {
         let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
         lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 
-    /// Removes a thread, so that no hold is passed to it. `Some`: the hold that was passed to it
-    /// before.
+    /// Removes a thread, so that no hold is passed to it. `Some`: a hold was passed to it before.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.inbox.lock().passed.take()
     }
 }
 
-/// A thread that stands in the queue, for the threads that send it messages.
+/// A thread that has an entry in the queue, as seen by the threads that send it messages.
 pub(crate) struct QueuedThread {
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,
@@ -90,10 +91,10 @@ pub(crate) struct FairInbox {
     pub(crate) messages: Inbox<Followers>,
     /// Whether a request was answered "queued".
     pub(crate) is_queued: bool,
-    /// The hold that was passed to the thread. It is set under the gate's mutex, which decides
-    /// between the pass and the thread's giving up.
+    /// The hold that was passed to the thread. It is set under the gate's mutex: the pass comes
+    /// either before or after the thread gives up.
     pub(crate) passed: Option<Arc<Tenancy>>,
-    /// Whether a hold was passed to the waiter, which then receives no more messages.
+    /// Whether a hold was passed to the thread. It then receives no more messages.
     was_passed: bool,
 }
 
@@ -109,22 +110,24 @@ impl QueuedThread {
         self.wake_with(Received::Missed);
     }
 
-    /// Passes the hold to the thread. The thread still stands in Redis's queue, so if a message
-    /// grants it the lock from here on, it has lost this hold.
+    /// Passes the hold to the thread. The thread still has its entry in Redis's queue. If a message
+    /// grants it the lock from here on, this hold is lost.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
         let mut inbox = self.inbox.lock();
         (inbox.passed, inbox.was_passed) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
-    /// Puts a message in the inbox and wakes the thread. `false`: a hold was passed to the waiter,
-    /// so no thread will read the message.
+    /// Puts a message in the inbox and wakes the thread. `false`: a hold was passed to the thread,
+    /// so it will not read the message.
     ///
-    /// The inbox's mutex decides: a grant that comes before the pass is put among the received, and
-    /// the thread collects it before the passed hold (`FairEntry::collect`). A grant that comes after
-    /// the pass is refused here, and the client gives it back. The subscriber's thread may have
-    /// looked the waiter up before the pass. If it then put the grant in after the waiter's last
-    /// look, the lock would belong to an owner that no thread has, until the grant ends.
+    /// The inbox's mutex puts the grant and the pass in order. A grant that comes before the pass
+    /// goes into the inbox, and the thread collects it before the passed hold
+    /// (`FairEntry::collect`). A grant that comes after the pass is refused here, and the client
+    /// gives it back. The check must be under this mutex: the subscriber's thread may have found
+    /// this recipient before the pass, and add the grant after the thread has read its inbox for
+    /// the last time. Then the lock would belong to an owner that no thread uses, until the grant
+    /// ends.
     pub(crate) fn wake_with(&self, received: Received<Followers>) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {

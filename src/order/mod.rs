@@ -1,8 +1,8 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time talks to Redis about the name: it has the *leadership*. The others stand in
-//! a queue, first come first served, and sleep until they get the hold (the holder passes it on
-//! without a round trip) or the leadership.
+//! One thread at a time sends requests for the name: it has the *leadership*. The others wait in a
+//! queue, first come first served. They sleep until they get the leadership, or the hold, which the
+//! holder passes on without a round trip.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -24,12 +24,12 @@
 //!             beside the leader             is; the leader's admit finds it taken
 //! ```
 //!
-//! A hold in the seat may be over or lost (`Expired`). No thread enters or passes it then, and the
-//! thread that finds this out vacates the seat. The renewal of a hold is done, sent or failed
-//! (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed` notes the
-//! answer. A pass at the gate leaves a sent renewal sent. No thread passes a hold whose renewal
-//! failed. `force` counts this process's forced unlocks. If a leader asked for a hold before the
-//! last of them, the hold is `NotHeld`, even if the server granted it. The leader keeps the
+//! A hold in the seat may be over or lost (`Expired`). Then no thread enters it or passes it on,
+//! and the thread that finds this out vacates the seat. The renewal of a hold is done, sent or
+//! failed (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed`
+//! notes the answer. A pass at the gate does not change that. No thread passes a hold whose renewal
+//! failed. `force` counts this process's forced unlocks. If a leader sent its request before the
+//! last forced unlock, its hold is `NotHeld`, even if the server granted it. The leader keeps the
 //! leadership and asks again.
 //!
 //! A read-write lock has two seats, the writer's and the readers', with one queue and one
@@ -45,10 +45,11 @@
 //! taken     taken     the same: both seats are one thread's, which writes and may go on to read
 //! ```
 //!
-//! So while a thread writes, no other thread of the process reads. Readers that a writer finds when
-//! it gets its seat have lost their hold, since the server grants nothing to a writer beside them.
-//! At the end of the readers' turn one thread asks the server, and while no process waits there,
-//! another turn begins: so later readers pass no writer, of this process or of another.
+//! So while a thread writes, no other thread of the process reads. If the readers' seat is taken
+//! when a writer gets its seat, the readers have lost their hold, since the server grants no writer
+//! a lock that readers hold. At the end of the readers' turn one thread asks the server. If no
+//! process waits there, another turn begins. So later readers pass no writer, in this process or in
+//! another.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
@@ -82,18 +83,19 @@ pub(crate) use side::Side;
 /// One name's seats, leadership and queue in this process.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// The hold of one thread at a time: a lock's, or a read-write lock's writer's.
+    /// The side for holds of one thread: those of a plain lock, or of a read-write lock's writer.
     pub(crate) alone: Side,
-    /// The readers' hold. `None`: no thread has ever read.
+    /// The side for the readers' hold. `None`: no thread has ever read.
     readers: Option<Box<Side>>,
     pub(crate) queue: GateQueue,
-    /// A fair lock's threads, which each ask for themselves. `None`: there never was one.
+    /// The threads of a fair lock, each of which sends its own requests. `None`: there was never
+    /// such a thread.
     pub(crate) standing: Option<Box<Standing>>,
-    /// The end of the last kept hold of a single thread. Zero: there was none.
+    /// The latest end of a kept hold of a single thread. Zero: there is none.
     pub(crate) kept_until: u64,
 }
 
-/// The transitions. The caller passes the time in: nothing here reads a clock.
+/// The transitions. The caller passes the time: nothing here reads a clock.
 impl Order {
     pub(crate) fn new() -> Self {
         Self {
@@ -131,7 +133,7 @@ impl Order {
         // The thread goes to the end of the queue. It sleeps (`waiting/mod.rs`, `await_signal`)
         // until a signal passes it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
-        // The thread is awake already.
+        // This thread is awake already, so it need not be woken.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
@@ -158,26 +160,26 @@ impl Order {
             };
         }
         let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
-        // A thread that will not wait does not ask beside readers of this process.
+        // A thread that will not wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
-        // If no thread led or waited, this one has the leadership now.
+        // If no thread led or waited, this thread gets the leadership.
         if self.alone.seat.is_none() && may_lead && self.queue.lead() {
             return GateOutcome::Leads;
         }
         GateOutcome::Occupied
     }
 
-    /// Takes the leadership for a thread that asks for this lock together with others, if no thread
-    /// of this process has the lock, leads or waits. Such a thread waits at no gate: it may lead at
-    /// others, and the threads that it would wait for may wait for it there.
+    /// Takes the leadership for a thread that asks for several locks together, if no thread of this
+    /// process has this lock, leads or waits. Such a thread must not wait at a gate: it may lead at
+    /// the other gates, where the threads for which it would wait may wait for it.
     pub(crate) fn lead_beside(&mut self) -> bool {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         self.alone.seat.is_none() && !is_read && self.queue.lead()
     }
 
     /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
-    /// readers of its process, unless a thread writes, leads or waits, or a kept write hold still
-    /// excludes others.
+    /// readers of its process if no thread writes, leads or waits, and no kept write hold excludes
+    /// it.
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
@@ -253,9 +255,9 @@ impl Order {
         Some(reading)
     }
 
-    /// Gives the seat to the hold that the leader was granted. The leader gives its leadership up,
-    /// unless the hold has a line or the leader lets more readers in. The caller knows that the
-    /// server no longer has `gone`.
+    /// Gives the seat to the hold that the leader was granted. The leader gives up its leadership,
+    /// unless the hold has a line or the leader lets more readers in. `gone`: a hold that the
+    /// server no longer has, as the caller knows.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -295,8 +297,9 @@ impl Order {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
             Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
-                // This is under the mutex, and so before the others can leave. Nobody has the lock
-                // then, and this tenancy's guard must not report "held".
+                // This thread steps down under the mutex, before the other tenants can leave. After
+                // they have left nobody has the lock, and this tenancy's guard must not report
+                // "held".
                 tenancy.step_down();
                 LeaveOutcome::OthersStay
             }
@@ -304,7 +307,8 @@ impl Order {
         }
     }
 
-    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has them.
+    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has these
+    /// levels.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,
@@ -321,10 +325,10 @@ impl Order {
         if hold.line.is_some() {
             self.standing.get_or_insert_default().releasing += 1;
         }
-        // No thread of this process may have the hold. The leaving thread takes the leadership for
-        // the release, unless another one has it. So a thread that comes now sends its request
-        // behind the release. (A leader that writes waits for the readers, and leads already; other
-        // readers may ask before the release.)
+        // No other thread of this process may have the hold. The leaving thread takes the
+        // leadership for the release, unless another thread has it. So a thread that comes now
+        // sends its request after the release. (If a writer waits for the readers, it leads
+        // already. Then a request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
         let leads = mode != Mode::Read && !self.queue.is_led();
         if leads {
@@ -333,15 +337,15 @@ impl Order {
         LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
-    /// Passes the hold of the thread that has just left its seat to the next thread, if the next
-    /// thread may have it now. The caller wakes the next thread when the mutex is free.
+    /// Passes the hold of the thread that has just left its seat to the next thread, if that thread
+    /// may have it now. The caller wakes the next thread after it has released the mutex.
     ///
-    /// The hold decides which order counts, since a name's re-entrant and fair handles share its
-    /// seat.
+    /// A name's re-entrant and fair handles share its seat. A hold with a line goes to the next
+    /// thread of the line, any other hold to the first in the queue.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
         let next = |thread: &Arc<Thread>| {
-            // This comes before the next thread can know of the pass, since other threads may ask
-            // the leaving thread's guard.
+            // The leaving thread steps down before the next thread can see the pass: other threads
+            // may ask the guard of the leaving thread whether the lock is held.
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
@@ -354,7 +358,7 @@ impl Order {
         if !self.may_pass(hold, now) {
             return None;
         }
-        // Takes the next thread out of the queue and signals it.
+        // Removes the next thread from the queue and signals it.
         let passed = self.queue.pass_first(|first| {
             let next = next(first.thread());
             self.alone.seat = Some(left.passed_to(&next, first.need().terms));
@@ -365,8 +369,9 @@ impl Order {
 
     /// Whether the thread that has just left its seat may pass the hold to the first in the queue.
     /// A turn lasts at most 10 ms from the server's grant, and less if many processes wait
-    /// (`cohort.rs`). `hold.may_pass` wants equal terms, and a hold that is not lost and was
-    /// renewed without trouble. A writer that reads on lets no other writer in.
+    /// (`cohort.rs`). `hold.may_pass` demands equal terms, and a hold that is not lost and whose
+    /// last renewal did not fail. If a writer reads on, it passes the write hold to no other
+    /// writer.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
         self.alone.cohort.may_pass(now)

@@ -22,16 +22,16 @@ pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEnt
 pub(crate) enum GateOutcome {
     /// The thread already holds the lock, and now has one more level.
     Reentered(Arc<Tenancy>),
-    /// The thread shares the hold from now on.
+    /// The thread has joined a shared hold.
     Joined(Arc<Tenancy>),
-    /// The thread writes, and may also read.
+    /// The thread has this write hold, and may also read under it.
     Under(Arc<Tenancy>),
-    /// The thread reads, and cannot write before it stops reading.
+    /// The thread holds the lock to read, and cannot get it to write before it stops reading.
     Reads,
-    /// No thread of this process is before it, so it leads.
+    /// No thread of this process is ahead, so the thread leads.
     Leads,
     Queued(Arc<GateWaiter>),
-    /// Another thread is before it, and it will not wait.
+    /// Another thread is ahead, and the thread will not wait.
     Occupied,
     /// The hold in a seat is over or lost. The caller declares it lost and enters again.
     Expired(Arc<Hold>),
@@ -41,13 +41,14 @@ pub(crate) enum GateOutcome {
 /// Whether a granted hold got the seat.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// The hold got the seat. Has the seat that was still there, whose hold is over.
+    /// The hold got the seat. If the seat was still taken by a hold that is over, this is that
+    /// seat.
     Admitted(Option<Seat>),
     /// Another hold has the seat.
     Occupied(Arc<Hold>),
-    /// The process does not have the hold. Its lease was over before the leader read the reply, or
-    /// the server answered a forced unlock of this process after the leader asked, and only the
-    /// server knows which came first.
+    /// The process does not have the hold. Either its lease was over before the leader read the
+    /// reply, or the server answered a forced unlock of this process after the leader sent its
+    /// request. In the second case only the server knows whether the unlock came before the grant.
     NotHeld,
 }
 
@@ -58,22 +59,22 @@ pub(crate) enum LeaveOutcome {
     NotThere,
     /// The tenancy has levels left.
     StillHeld,
-    /// The tenancy is over, and others still share the hold.
+    /// The tenancy is over, and other tenancies still share the hold.
     OthersStay,
-    /// The tenancy has left the seat, and had it alone.
+    /// The last tenancy has left the seat.
     Left(Seat, Fate),
 }
 
 /// The fate of a hold whose last tenancy has left the seat.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// The next thread has the hold, and the caller sends nothing. The caller wakes `next`, and
-    /// then `second`, which should be awake for the pass after this one.
+    /// The next thread has the hold, so the caller sends no release. It wakes `next`, and then
+    /// `second`, which should be awake for the next pass.
     Passed { next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
-        /// Whether the thread has the leadership. If not, another thread already leads, or the seat
-        /// was that of the readers.
+        /// Whether the thread has the leadership. If not, another thread already leads, or the
+        /// readers' seat was left.
         leads: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! A seat of a name, and how a thread takes it again or joins it.
+//! A seat of a name, and how a thread enters it again or joins it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::cohort::Cohort;
 use super::outcome::GateOutcome;
 use crate::hold::{Seat, Tenancy, Terms};
 
-/// A seat, and the state that its holds share: the turn, and the forced unlocks.
+/// A seat, and the state that outlasts its holds: the turn, and the number of forced unlocks.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub(crate) seat: Option<Seat>,
@@ -26,8 +26,7 @@ pub(super) enum Joining {
 }
 
 impl Side {
-    /// Looks for the thread's tenancy in the seat, and adds a level if it is there. `None`: no
-    /// thread has the seat.
+    /// Adds a level to the thread's tenancy if the seat has one. `None`: no thread has the seat.
     #[inline]
     pub(crate) fn reenter(
         &mut self,
@@ -48,8 +47,8 @@ impl Side {
         Some(GateOutcome::Reentered(tenancy))
     }
 
-    /// Adds a level to a tenancy. The tenancy may be that of an owned guard beside others, which
-    /// [`reenter`](Self::reenter) does not look for.
+    /// Adds a level to a tenancy. Unlike [`reenter`](Self::reenter), this also finds the tenancy of
+    /// an owned guard that shares the seat with others.
     pub(crate) fn add_level(
         &mut self,
         tenancy: &Arc<Tenancy>,
@@ -67,10 +66,10 @@ impl Side {
         GateOutcome::Reentered(Arc::clone(tenancy))
     }
 
-    /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
-    /// more. Another thread joins it if the turn is [young](Cohort::may_join) and nobody waits
-    /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
-    /// joined outside such a turn. `None`: no thread has the seat.
+    /// Lets a thread share a hold. A thread that has the hold gets one level more. Another thread
+    /// joins if the turn is [young](Cohort::may_join) and no other process waits, or [at any
+    /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside such a
+    /// turn. `None`: no thread has the seat.
     pub(super) fn join(
         &mut self,
         thread: &Arc<Thread>,

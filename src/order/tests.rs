@@ -1,4 +1,4 @@
-//! The tables at the top of `mod.rs`, step by step.
+//! Tests each transition of the tables at the top of `mod.rs`.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
-/// Whether the seat is taken, and whether a thread leads.
+/// Returns whether the seat is taken, and whether a thread leads.
 fn is(state: &Order) -> (bool, bool) {
     (state.alone.seat.is_some(), state.queue.is_led())
 }
@@ -70,7 +70,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), FREE);
 }
 
-/// A fair lock's line, of a grant that named these followers.
+/// The line of a fair hold whose grant named these followers.
 fn line(followers: &[u64]) -> Line {
     Line::new(&Arc::new(FairKeys::new("name")), followers.iter().copied().collect())
 }
@@ -102,7 +102,7 @@ fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
-/// A thread that stands in the fair lock's queue.
+/// Adds a thread to the fair lock's queue.
 fn stands(state: &mut Order) -> Arc<QueuedThread> {
     let queued = Arc::new(QueuedThread {
         lock: "name".into(),
@@ -121,7 +121,7 @@ fn admits(state: &mut Order, tenancy: &Arc<Tenancy>) {
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
 }
 
-/// Leaves when the clock begins. Whether the hold is passed, or the thread must release it.
+/// Leaves at time zero. Returns whether the hold was passed; otherwise the thread must release it.
 fn passes(state: &mut Order, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
         LeaveOutcome::Left(_, Fate::Passed { .. }) => true,
@@ -163,7 +163,8 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     assert!(fair.inbox.lock().passed.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
     let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
-    // Nobody queues: it is released, and the server lets the line in.
+    // No thread is in this process's queue, so the thread releases the hold. The server grants it
+    // to the line.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);
     assert!(fair.inbox.lock().passed.is_none());

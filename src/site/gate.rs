@@ -1,5 +1,5 @@
-//! A gate: a name's [order](crate::order) of threads behind a mutex, with the clock, and with the
-//! wake-ups that follow when the mutex is free.
+//! A gate: a name's [order](crate::order) of threads behind a mutex. The gate reads the clock, and
+//! wakes threads after it has released the mutex.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Gate {
         Self { state: Arc::new(Mutex::new(Order::new())), mode }
     }
 
-    /// The gate of the same lock's holds of another mode.
+    /// The gate of the same lock for holds of another mode.
     pub(crate) fn beside(&self, mode: Mode) -> Self {
         Self { state: Arc::clone(&self.state), mode }
     }
@@ -53,14 +53,14 @@ impl Gate {
         self.state.lock().lead_beside()
     }
 
-    /// As [`enter`](Self::enter), for a lock whose queue is elsewhere. Adds a level if the thread
-    /// has the seat. `None`: no thread has the seat.
+    /// As [`enter`](Self::enter), for a lock whose threads do not queue at this gate. Adds a level
+    /// if the thread has the seat. `None`: no thread has the seat.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.side(self.mode).reenter(thread, terms, now))
     }
 
-    /// Adds a level to a tenancy. It may be an owned guard's tenancy beside others, which
-    /// [`reenter`](Self::reenter) does not look for.
+    /// Adds a level to a tenancy. Unlike [`reenter`](Self::reenter), this also finds the tenancy of
+    /// an owned guard that shares the seat with others.
     pub(crate) fn add_level(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
         self.at(|state, now| state.side(self.mode).add_level(tenancy, terms, now))
     }
@@ -89,8 +89,9 @@ impl Gate {
     }
 
     /// As [`leave`](Self::leave), but also [keeps](Hold::keep_until) the hold until `until`, if it
-    /// is held. Both are one step. A hold that another thread takes out of the seat before is lost
-    /// and cleaned up. A hold that is kept before stays.
+    /// is held. Both happen under the mutex. If another thread takes the hold out of the seat
+    /// first, the hold is lost, and that thread cleans it up. If this comes first, nobody releases
+    /// the hold before `until`.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -110,13 +111,14 @@ impl Gate {
         })
     }
 
-    /// Notes that the server has no kept hold of a single thread: it was forced, or lost with the
-    /// data.
+    /// Notes that the server has no kept hold of a single thread any more: a forced unlock ended
+    /// it, or the server lost its data.
     pub(crate) fn keeps_none(&self) {
         self.state.lock().kept_until = 0;
     }
 
-    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has them.
+    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has these
+    /// levels.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
@@ -124,9 +126,9 @@ impl Gate {
         })
     }
 
-    /// Gives a thread its first tenancy and its levels again, after a wait for which it `left` its
-    /// seat. It already has a seat of the new hold, under the tenancy `again`. `false`: the new
-    /// hold was lost in the meantime.
+    /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
+    /// the seat that it left for the wait. It now has a seat of a new hold, under the tenancy
+    /// `again`. `false`: the new hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -134,7 +136,7 @@ impl Gate {
         })
     }
 
-    /// The time at which the last level of `tenancy` ends by itself, if threads share its hold.
+    /// The time at which the lease of the last level of `tenancy` ends, if threads share its hold.
     pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
@@ -149,8 +151,8 @@ impl Gate {
         look(self.state.lock().side(self.mode))
     }
 
-    /// The server has answered a forced unlock of this process. A thread whose hold was granted
-    /// before must ask whether the unlock ended that hold.
+    /// Notes that the server has answered a forced unlock of this process. A thread whose hold was
+    /// granted before must ask the server whether the unlock ended that hold.
     pub(crate) fn force(&self) {
         self.with_side(|side| side.forced += 1);
     }
@@ -160,26 +162,26 @@ impl Gate {
         self.with_side(|side| side.forced)
     }
 
-    /// Frees the seat of this hold, which the process no longer has, under any tenancy. The first
-    /// waiter then leads.
+    /// Takes a hold that this process no longer has out of the seat, under any tenancy, and opens
+    /// the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }
 
-    /// Lets the leader into the hold of this process's readers, even if their turn is over. Also
+    /// Lets the leader join the hold of this process's readers, even if their turn is over. Also
     /// returns whether the turn still lasts. `None`: no thread reads.
     pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         self.at(|state, now| state.join_any_time(thread, terms, now))
     }
 
-    /// Lets the readers at the front of the queue in, since the leader reads now.
+    /// Lets the readers at the front of the queue join the hold of the leader, which reads now.
     pub(crate) fn let_readers_in(&self) {
         let woken = self.at(Order::let_readers_in);
         woken.into_iter().for_each(Wake::now);
     }
 
-    /// Hands the leadership of a leader that is done to the next thread in the queue. The lead goes
-    /// along if that thread needs this mode. Otherwise this returns the lead.
+    /// Hands the leadership of a leader that is done to the next thread in the queue. The thread
+    /// also gets the lead if it needs this mode. Otherwise this returns the lead.
     pub(super) fn transfer_leadership(&self, lead: Option<GateLead>) -> Option<GateLead> {
         let (wake, left) = self.state.lock().transfer_leadership(self.mode, lead);
         wake.now();
@@ -197,8 +199,8 @@ impl Gate {
         self.state.lock().reading(thread).is_some()
     }
 
-    /// Begins the turn of a shared hold anew, since the server has confirmed that threads may share
-    /// it.
+    /// Begins a new turn of a shared hold. The caller knows from the server that threads may still
+    /// share the hold.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
         self.with_side(|side| {
             if let Some(seat) = &mut side.seat
@@ -230,13 +232,14 @@ impl Gate {
         self.with_standing(|standing| standing.queued.clone())
     }
 
-    /// Whether the process has the lock, or fair threads of it wait for the lock or give it back.
+    /// Whether the process has the lock, or threads of it wait for the fair lock or are releasing
+    /// it.
     pub(crate) fn is_busy(&self) -> bool {
         self.state.lock().is_busy()
     }
 
-    /// Whether a fair thread that is about to ask should first wait for other threads, which may
-    /// join its request if the process is busy. If so, [`call`](Self::call) wakes it.
+    /// Whether a fair lock's thread that is about to ask should first wait for other threads to
+    /// join its request. It should if the process is busy. [`call`](Self::call) then wakes it.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();
@@ -250,14 +253,14 @@ impl Gate {
         self.with_standing(|standing| standing.linger(None));
     }
 
-    /// Notes that a fair thread is gone. If no other is left, wakes the thread that waits for
-    /// others.
+    /// Notes that a thread of a fair lock is gone. If no thread is left that could join the
+    /// lingering one, wakes the lingering one.
     pub(crate) fn call(&self) {
         let call = self.with_standing(|standing| standing.call());
         call.now();
     }
 
-    /// Notes that a thread has given a fair hold back.
+    /// Notes that a thread has released a fair lock's hold.
     pub(super) fn gave_back(&self) {
         let call = self.with_standing(|standing| {
             standing.releasing = standing.releasing.saturating_sub(1);
@@ -298,7 +301,8 @@ impl Gate {
         self.hold().filter(|hold| !hold.is_held_at(clock::now()))
     }
 
-    /// Pins `site` until the seat of `tenancy` ends. A shared seat ends with its last tenant.
+    /// Keeps `site` alive until the seat of `tenancy` ends. A shared seat ends with its last
+    /// tenant.
     pub(crate) fn pin(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
@@ -313,7 +317,7 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The chain of a hold that a reply granted to a request of this time.
+    /// The chain of a hold that the reply to a request of this time granted.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         self.with_side(|side| side.cohort.chain(asked_at))
     }

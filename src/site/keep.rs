@@ -1,14 +1,14 @@
-//! Kept holds: a thread has left such a hold to its end, or has taken it for a least time.
+//! Kept holds. A hold is kept if a thread has left it to its end, or has taken it for a least time.
 //!
-//! No thread releases or passes a kept hold before its time, and nobody renews it after its last
-//! thread has left. It lasts until the latest time for which a thread kept it. A hold is never kept
+//! A kept hold lasts until the latest time for which a thread kept it. Before that time no thread
+//! releases or passes it. After its last thread has left, nobody renews it. A hold is never kept
 //! for longer than its lease, so the server has it for that long, even if this client ends. Instead
-//! of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold when the time
-//! has come. Usually the lease has ended by itself, and that release does nothing. The lease has
-//! not ended if the shortening got no answer, if another hold keeps a read-write lock, or if a late
-//! copy of the hold's request took the lock anew.
+//! of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at that time.
+//! Usually the lease has ended by then, and the release does nothing. The release is needed if the
+//! server did not answer the shortening, if another hold keeps a read-write lock, or if a late copy
+//! of the hold's request took the lock again.
 //!
-//! The renewer sends the cleanup, so it comes after a renewal that is on its way.
+//! The renewer sends the cleanup, so the cleanup comes after any renewal that the renewer has sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,12 +24,13 @@ use crate::scripts::Chain;
 
 impl Site {
     /// Raises a hold to the lease of its terms, before a thread leaves it to its end. (A hold that
-    /// another process has just handed on has only 2 s.) If that fails, the thread must not leave
-    /// the hold like this, and releases it.
+    /// another process has just handed on has a lease of only 2 s.) If this fails, the thread must
+    /// release the hold instead.
     ///
     /// # Blocking
     ///
-    /// Not at all, except for a round trip if the hold does not have the lease of its terms yet.
+    /// For one round trip if the hold does not have the lease of its terms yet, otherwise not at
+    /// all.
     pub(crate) fn raise_to_keep(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<(), Error> {
         let error = match self.raise(tenancy, Duration::ZERO) {
             Ok(()) if !tenancy.hold().is_to_be_raised() => return Ok(()),
@@ -48,8 +49,8 @@ impl Site {
     /// Ends a kept hold whose last thread has left.
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
-        // The closure has the hold, so that the owner stays live. Otherwise the client would take
-        // the hold for a leftover at a failover, and release the hold.
+        // The closure has the hold, so that the owner stays live. If the owner were not live, the
+        // client would take the hold for a leftover after a failover, and release it.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
         let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));

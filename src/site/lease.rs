@@ -1,6 +1,6 @@
-//! The lease of the hold in a site's seat: its alarm, its extension, and early news of its loss.
-//! After a while the subscriber makes the server track the hold's key (`pubsub/tracking.rs`). A
-//! hold that ends before that costs nothing.
+//! The lease of the hold in a site's seat: its alarm, its extension, and early news of its loss. If
+//! a hold lasts for a while, the subscriber makes the server track the hold's key
+//! (`pubsub/tracking.rs`). A shorter hold costs no tracking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
     /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
-    /// in the meantime, it asked that run about all holds before this one was in the seat. So it
-    /// asks about this one now.
+    /// since the request, it asked that run about all holds before this hold was in the seat. So
+    /// this asks about this hold now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -28,8 +28,8 @@ impl Site {
     }
 
     /// As [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease from now on.
-    /// This does not look at the other tenancies, of which there may be many thousands: nothing
-    /// about them has changed.
+    /// This reads none of the other tenancies: they have not changed, and there may be thousands of
+    /// them.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {
             let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
@@ -40,12 +40,12 @@ impl Site {
         }
     }
 
-    /// Raises a hold that a message granted to the lease of its terms now, instead of at the next
-    /// renewal. It does so only if that lease is at least `slack`.
+    /// Raises a hold that a message granted to the lease of its terms now, and not only at the next
+    /// renewal. Does nothing if that lease is shorter than `slack`.
     ///
     /// # Blocking
     ///
-    /// One round trip, or none for a hold that has its lease.
+    /// For one round trip, or not at all if the hold has that lease already.
     pub(crate) fn raise(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -59,12 +59,12 @@ impl Site {
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
-            // This does not wait for the watchdog, whose renewal may be on its way, or whose next
-            // attempt may be far off.
+            // This thread waits neither for a renewal on its way nor for the renewer's next
+            // attempt.
             renewal_state.progress = RenewalProgress::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
-        // There is nothing to raise, or not enough.
+        // The hold has its lease already, or that lease is shorter than `slack`.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
         let certain = hold.asks_for(lease);
         let extended = self.extend(hold, lease);
@@ -83,16 +83,16 @@ impl Site {
         extended.map(drop)
     }
 
-    /// Asks the server for a lease of a hold, and returns whether it is still held. If replicas
-    /// must have the lease, blocks until they do.
+    /// Asks the server to extend the lease of a hold, and returns whether the hold is still held.
+    /// If replicas must have the lease, blocks until they have it.
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
         renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
-    /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
-    /// unconfirmed. If the server no longer has it, the hold is lost.
+    /// Makes the lease of a tenancy's hold at least this long. If the request fails, the hold
+    /// becomes unconfirmed. If the server no longer has the hold, the hold becomes lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold(), clock::now());
         let certain = hold.asks_for(lease);
@@ -116,8 +116,8 @@ impl Tracked for Site {
         let owner = self.tracked_owner()?;
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
-            // The change of the key is only a hint. A hold that has been released in the meantime
-            // needs no renewal.
+            // A change of the key is only a hint that the hold may be lost. If the hold was
+            // released in the meantime, nobody needs to ask.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());

@@ -1,5 +1,5 @@
-//! Sites. A site is one name in one client: the threads that want it and their order, the requests,
-//! the hold, its lease and its release.
+//! Sites. A site is one name in one client: the threads that want the lock and their order, their
+//! requests, the hold, its lease and its release.
 
 mod gate;
 mod keep;

@@ -1,4 +1,4 @@
-//! The requests of a queue entry, and the channels and messages of its thread.
+//! The requests of a queue entry, and the channels and messages of the thread that owns it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::scripts::lock::Acquired;
 use crate::scripts::{Chain, Owner, Replied, Trouble};
 use crate::waiting::{Claim, Listening, QueueSite, Try};
 
-/// The steps that all kinds of entries have.
+/// The steps that the entries of all kinds of locks have.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     pub(crate) fn new(site: &Site) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode);
@@ -32,8 +32,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         self.entry.step(asked.at, EntryEvent::Asks { asked, lease, queues }).then
     }
 
-    /// Notes that the request failed with this trouble. `None`: the request was answered, but the
-    /// owner may not use the answer.
+    /// Notes that the request failed with this trouble. `None`: the server answered the request,
+    /// but the owner may not use the answer.
     pub(crate) fn step_failure(&mut self, trouble: Option<&Trouble>) {
         let event = match trouble {
             Some(Trouble::Unknown(_)) | None => EntryEvent::Unknown,
@@ -58,16 +58,16 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Action::Granted(granted) => Try::Granted(granted),
             Action::Fail => return Err(Error::late_grant(&site.name)),
-            // The entry stands in the queue now, or asks again later. Its thread sleeps in the
-            // driver.
+            // The entry is in the queue now, or asks again later. Its thread sleeps in the driver
+            // until then.
             Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
             Action::Ask { .. } | Action::GiveBack { .. } => Try::Busy(Duration::ZERO),
         };
         Ok((listens, tried))
     }
 
-    /// Collects what is in the inbox. Returns the grant, if a message granted the lock and the grant
-    /// still counts.
+    /// Collects the messages of the inbox. Returns the grant if a message granted the lock and the
+    /// grant still counts.
     pub(crate) fn step_collect(
         &mut self,
         listening: &mut Listening,
@@ -85,7 +85,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         };
         let Actions { then, .. } =
             self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
-        // The earlier time counts, since a new leader asks at once, whatever messages came before.
+        // The earlier time counts: a new leader asks at once, even if the entry would sleep on.
         listening.ask_at = listening.ask_at.min(self.entry.ask_at());
         let Action::Granted(granted) = then else { return None };
         Some(granted)
@@ -93,8 +93,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 }
 
 impl QueueEntry {
-    /// Collects what the mailbox has received. Returns the tenancy, if a message granted the lock
-    /// and the grant still counts. From here on messages wake this thread.
+    /// Collects the messages of the mailbox. Returns the tenancy if a message granted the lock and
+    /// the grant still counts. From here on messages wake this thread.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
@@ -117,9 +117,9 @@ impl QueueEntry {
         Some(self.tenancy_of(site, claim, granted, clock::now()))
     }
 
-    /// Sends one request. A thread that will not wait takes the lock only if it is free, ahead of
-    /// the queue, and leaves no entry behind. `beside`: the thread reads under the hold of this
-    /// owner, which writes.
+    /// Sends one request. If the thread will not wait, the request takes the lock only if the lock
+    /// is free, ahead of the queue, and adds no entry. `beside`: the owner of the write hold under
+    /// which the thread wants to read.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -140,7 +140,8 @@ impl QueueEntry {
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        // If a request beside the thread's own hold fails, that concerns no other thread.
+        // If a request beside the thread's own write hold fails, other threads need not fail with
+        // it.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
         let Action::Ask { again } = self.step_ask(asked, lease, waits) else {
@@ -189,21 +190,22 @@ impl QueueEntry {
         Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
     }
 
-    /// Listens to the channels whose messages may change a refusal.
+    /// Listens to the channels whose messages tell when the owner should ask again.
     #[inline(never)]
     fn listens(listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
             let (keys, pubsub) = (site.keys(), &site.core.pubsub);
-            // This comes first, so that it never looks as if one more of Redisson's clients
-            // listened.
+            // This comes before the public channel. In the other order, the scripts could count
+            // this process as one of Redisson's clients for a moment.
             listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
             listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
     }
 
-    /// The owner has the lock: the entry becomes a hold, and the thread its first tenant.
+    /// Makes a hold of the entry, whose owner has the lock now. The thread becomes its first
+    /// tenant.
     pub(super) fn tenancy_of(
         &mut self,
         site: &Site,
@@ -214,7 +216,7 @@ impl QueueEntry {
         let hold = self.hold(claim.need.terms, &granted);
         let (details, may_be_named) = match granted.by {
             By::Reply { message, details, may_be_named, .. } => {
-                // The message knows better than the gate how long redlatch's clients have had it.
+                // The message has the chain's true age. The gate can only estimate it.
                 let chain =
                     message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
                 (GrantDetails { by_message: message.is_some(), chain, ..details }, may_be_named)
@@ -226,19 +228,19 @@ impl QueueEntry {
         Arc::new(Tenancy::since(hold, Arc::clone(claim.thread), now))
     }
 
-    /// Takes back a grant that too few replicas have. The entry gets a new owner, so the next
-    /// leader asks under another one.
+    /// Gives back a grant that too few replicas have. The entry gets a new owner for the next
+    /// leader's request.
     #[inline(never)]
     fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
         let mut used = std::mem::replace(self, Self::new(site));
         let inbox = used.take_inbox();
         let left = used.leaves(site, EntryEvent::Unacknowledged { in_doubt, inbox });
-        // The owner stays live until its grant is taken back.
+        // The owner stays live until its grant has been given back.
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
 
-    /// Ends the entry, since no thread of the process wants the lock now. Returns what is left of
-    /// its owner.
+    /// Ends the entry, since no thread of the process wants the lock now. Returns what the server
+    /// may still have of its owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = self.take_inbox();
         self.leaves(site, EntryEvent::Ends { inbox })
@@ -252,12 +254,12 @@ impl QueueEntry {
     }
 }
 
-/// The ticks at which polls are due: multiples of this, in nanoseconds.
+/// Polls are due at multiples of this time, in nanoseconds.
 const POLL_TICK: u64 = 20_000_000;
 
-/// The time after which a waiter that hears nothing polls. It varies at random, so that processes
-/// do not poll together. It ends at a tick, so that a process that waits for many names sends the
-/// polls of a tick in few packets. (Each packet costs the server a wake-up.)
+/// The time after which a waiter that receives no message polls. It varies at random, so that
+/// processes do not poll together. It ends at a tick, so that a process that waits for many names
+/// sends their polls in few packets. (Each packet costs the server a wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - POLL_TICK) as f64 * jitter(now);

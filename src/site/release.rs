@@ -22,8 +22,8 @@ impl Site {
     /// Ends one level of a tenancy. The end of the last level releases the hold or passes it on.
     /// `LockGuard::unlock` [awaits](Leaving::Awaited) the release, a guard's drop
     /// [posts](Leaving::Posted) it, and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to
-    /// its end. Each guard calls this once, for its own level. A forked child leaves the hold to
-    /// its parent.
+    /// its end. Each guard calls this once, for its own level. In a forked child this fails, since
+    /// the hold is the parent's.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -37,7 +37,7 @@ impl Site {
     }
 
     /// Ends one level of a tenancy in this process. Returns what is left to do, and the seat that
-    /// the tenancy has left, which is dropped after that.
+    /// the tenancy has left. The caller drops the seat after it has done the rest.
     pub(super) fn step_out(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -74,14 +74,16 @@ impl Site {
         })
     }
 
-    /// Reports how a level has ended. `None`: the tenancy has other levels.
+    /// Reports the end of a tenancy to its callbacks and the observer. `None`: the tenancy has
+    /// other levels.
     pub(super) fn tell_end(
         &self,
         tenancy: &Arc<Tenancy>,
         done: Option<Result<(), Error>>,
     ) -> Result<(), Error> {
         let Some(done) = done else { return Ok(()) };
-        // This comes last, since values that the callbacks captured may take this very lock.
+        // This comes last: it drops the callbacks, and the drop of a captured value may take this
+        // very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
             match &done {
@@ -95,13 +97,14 @@ impl Site {
         done
     }
 
-    /// Ends all levels of a tenancy whose thread waits on a condition, and may
+    /// Ends all levels of a tenancy whose thread is about to wait on a condition. The thread may
     /// [come back](Self::come_back). Fails if the hold was lost before.
     pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
         match self.gate.leave_to_wait(tenancy) {
             (LeaveOutcome::Left(mut seat, fate), was_held) => {
-                // The release is not awaited. If it fails, the client logs that and tries again in
-                // the background. Until then others wait for the lock, so no thread can notify.
+                // The thread does not wait for the release. If the release fails, the client logs
+                // that and tries again in the background. Until then others wait for the lock, so
+                // no thread can notify.
                 let parting = self.pass_or_release(&seat, fate, was_held);
                 parting.release(self, Leaving::Posted).transpose()?;
                 drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
@@ -112,11 +115,12 @@ impl Site {
         }
     }
 
-    /// Takes a thread back that `left` to wait and has the lock again, under the tenancy `again`.
-    /// It goes on under its first tenancy, to which its guards refer, with all its levels. That
-    /// tenancy is lost if the new hold was lost in the meantime.
+    /// Gives a thread its first tenancy back after a wait on a condition. `left` is the seat that
+    /// it left for the wait, and `again` is the tenancy under which it now has the lock. The guards
+    /// of the thread refer to the first tenancy, which gets all its levels back. If the new hold
+    /// was lost in the meantime, the first tenancy becomes lost.
     ///
-    /// `until_left` is dropped when the thread has left the lock again.
+    /// `until_left` is dropped after the thread has left the lock again.
     pub(crate) fn come_back(
         self: &Arc<Self>,
         mut left: Seat,
@@ -130,23 +134,24 @@ impl Site {
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
-            // The thread that took the seat reports the loss to `again`, which no guard knows. It
-            // may not have done so yet (`admit`), and `until_left` asks for the state when it
-            // drops. So the reason is set here.
+            // The thread that vacated the seat reports the loss to `again`, to which no guard
+            // refers, and may not have done so yet (`admit`). The drop of `until_left` reads the
+            // state. So this thread sets the reason here.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
         }
-        // A level with a fixed lease may be the last one later, when nothing renews the hold. So
-        // the hold must have that lease now.
+        // A level with a fixed lease may later be the only one left, and then nothing renews the
+        // hold. So the hold must get that lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
             self.prolong(&tenancy, lease);
         }
     }
 
-    /// Passes the hold on after its last tenancy has left the seat, or leaves the release to do.
+    /// Passes the hold on after its last tenancy has left the seat, or returns that the release is
+    /// left to do.
     fn pass_or_release(self: &Arc<Self>, seat: &Seat, fate: Fate, was_held: bool) -> Parting {
         match fate {
             Fate::Passed { next, second } => {
@@ -174,8 +179,9 @@ impl Site {
         }
     }
 
-    /// The leadership of a thread that releases a hold, if it has that. Every path hands it on
-    /// behind the release, so that the next leader's request runs after it.
+    /// The leadership of a thread that releases a hold, if the thread has it. Every path hands the
+    /// leadership on after the release is sent, so that the next leader's request runs after the
+    /// release.
     pub(super) fn leads_until_released(
         self: &Arc<Self>,
         leads: bool,
@@ -196,7 +202,7 @@ impl Site {
         done
     }
 
-    /// The error if there is nothing to unlock.
+    /// The error of an unlock that finds no hold.
     fn not_held(&self, tenancy: &Tenancy) -> Error {
         match tenancy.state() {
             HoldState::Lost(reason) => self.lost_error(tenancy, reason),
@@ -204,7 +210,8 @@ impl Site {
         }
     }
 
-    /// Sends the release of a hold that has no seat, unless it is kept.
+    /// Sends the release of a hold that has no seat. If the hold is kept, [keeps](Self::keep) it
+    /// instead.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
         if hold.is_kept() {
             self.keep(hold);
@@ -213,8 +220,8 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once. Other processes should hear of the
-                // release before that request runs.
+                // The thread may ask for the lock again at once. The server should tell other
+                // processes of the release before that request runs.
                 let command = command.answered_first(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
@@ -244,8 +251,8 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // The cleanup comes after the answer to the release: an earlier cleanup could leave the
-        // release nothing to release.
+        // The cleanup comes after the answer to the release. An earlier cleanup could end the hold,
+        // and the release would report it as lost.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
@@ -276,7 +283,7 @@ impl Site {
                                knew the hold: it was most likely released just now, but it may \
                                have been lost before; the caller no longer holds it";
                 let error = Error::new(ErrorKind::Unavailable, message.to_owned());
-                // Nothing is repeated.
+                // The client does not repeat the release.
                 Err(error.transient(false).unknown(true).of(name))
             }
             Err(trouble) => {
@@ -294,8 +301,8 @@ impl Site {
         }
     }
 
-    /// Cleans up after a hold that has ended. `may_be_held`: the server may still have it. A
-    /// request of its owner that was sent twice may also still take the lock, or add an entry to
+    /// Cleans up after a hold that has ended. `may_be_held`: the server may still have the hold. If
+    /// a request of its owner is in doubt, a copy may also still take the lock or add an entry to
     /// its queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if may_be_held {
@@ -323,15 +330,16 @@ impl Site {
     pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold();
         // The hold of a read-write lock does not end by itself while another hold keeps the lock. A
-        // write hold that stays would keep out readers that may read beside the other hold.
+        // write hold that stays would keep out readers, although they may read beside the other
+        // hold.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
-        // The threads to which the hold was passed still stand in Redis's queue.
+        // The threads to which the hold was passed still have entries in Redis's queue.
         self.clean_up(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
 
-    /// Releases a hold in the background if it was lost while a request may have extended its
-    /// lease, since no thread has it then. Returns whether it was lost.
+    /// If a hold was lost, releases it in the background and returns `true`. The caller's request
+    /// may have extended its lease, although no thread has it.
     pub(crate) fn clean_up_if_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let lost = hold.lost().is_some();
         if lost {
@@ -340,8 +348,8 @@ impl Site {
         lost
     }
 
-    /// Cleans up after an owner for whose request no thread waits now. The request may take the
-    /// lock or add an entry to the queue, or may have done so.
+    /// Cleans up after an owner whose request no thread waits for any longer. The request may have
+    /// taken the lock or added an entry to the queue, or may still do so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
@@ -352,22 +360,22 @@ impl Site {
         self.core.watchdog.clean_up(Cleanup::queued(&self.name, give_up, lease));
     }
 
-    /// Gives up an entry, and also its hold if the server has just granted it one.
+    /// Gives up an entry, and its hold if the server has just granted one.
     pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
         self.remove_leftover(entry.ends(self), Cleanup::requested);
     }
 
-    /// Takes an owner that does not want the lock any more out of queue and lock. If the server
-    /// does not answer this request, or a request of the owner may come later, leaves a cleanup of
-    /// this kind.
+    /// Removes an owner that no longer wants the lock from the queue and from the lock. If the
+    /// server does not answer this request, or if a request of the owner may arrive later,
+    /// schedules a cleanup of this kind.
     pub(crate) fn remove_leftover(
         self: &Arc<Self>,
         left: Leftover,
         cleanup: fn(&Name, Command, Duration) -> Cleanup,
     ) {
         let Leftover { undo, longest, command } = left;
-        // Without this, the client would resend a command for each call for minutes while the
-        // server is away.
+        // Without this check, each call during an outage would leave a command that the client
+        // sends again for minutes.
         if undo == Undo::Nothing {
             return;
         }
@@ -386,11 +394,12 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`remove_leftover`](Self::remove_leftover), for an owner whose grant too few replicas have.
+    /// As [`remove_leftover`](Self::remove_leftover), for an owner whose grant too few replicas have. Returns the
+    /// error for its thread.
     ///
     /// # Blocking
     ///
-    /// One round trip, since the error says whether the lock is free again.
+    /// For one round trip, since the error says whether the lock is free again.
     pub(crate) fn take_back(
         &self,
         left: Leftover,
@@ -412,9 +421,9 @@ impl Site {
 pub(super) enum Parting {
     /// Nothing: the tenancy has other levels.
     StillHeld,
-    /// Nothing: the hold is passed on, shared or lost.
+    /// Nothing: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
-    /// The release, behind which the thread hands the leadership on if it has that.
+    /// The release. After it the thread hands the leadership on, if it has it.
     Release { hold: Arc<Hold>, leads: bool },
 }
 

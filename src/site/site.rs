@@ -1,4 +1,4 @@
-//! A site: one name in one client. The threads that want it, the hold and its renewal meet here.
+//! A site: one name in one client, with the threads that want the lock, the hold and its renewal.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -21,8 +21,9 @@ use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
 use crate::waiting::{Lead, QueueSite};
 
-/// One name in one client. All handles of the name's re-entrant and fair locks share one site. Its
-/// fenced lock has another, and its read-write lock has two: one for readers, one for the writer.
+/// One name in one client. All handles of the name's re-entrant and fair locks share one site. The
+/// name's fenced lock has another site, and its read-write lock has two: one for readers, one for
+/// the writer.
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Name,
@@ -32,7 +33,7 @@ pub(crate) struct Site {
     pub(crate) is_fenced: bool,
     /// The mode of its holds.
     pub(crate) mode: Mode,
-    /// The wheel's entry for the hold in the seat.
+    /// The entry of the timing wheel for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
 }
 
@@ -53,7 +54,8 @@ impl Site {
         core.members.of::<Self>().get(&core.key(name), make)
     }
 
-    /// The site of the name's fenced lock. It is another site, since its holds have tokens.
+    /// The site of the name's fenced lock. It is apart from [`of`](Self::of), since its holds have
+    /// tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         let gate = || Gate::new(Mode::Lock);
@@ -61,7 +63,8 @@ impl Site {
         members.get(&core.key(name), make)
     }
 
-    /// A site behind this gate, which is one side of another member. That member ends it.
+    /// A site behind this gate, as one side of a read-write lock's pair. The pair is the registered
+    /// member and ends the site.
     pub(crate) fn behind(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
         Self::new(Arc::clone(core), name.clone(), gate, false)
     }
@@ -80,8 +83,8 @@ impl Site {
         LockScripts { route: &self.route, keys: self.keys(), database, acks }
     }
 
-    /// The error of a failed request for the lock. If the server is in trouble, this also fails the
-    /// threads that queued before the request.
+    /// Returns the error of a failed request for the lock. If the server is in trouble, also fails
+    /// the threads that queued before the request.
     pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
@@ -93,23 +96,23 @@ impl Site {
         };
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
-            // Otherwise each waiter in turn would find out that the server is dead.
+            // Without this, each waiter in turn would have to find out that the server is down.
             self.fail_before(arrivals, &error);
         }
         error
     }
 
-    /// Begins the tenancy of a granted hold, which the wheel then watches. `false`: the process no
-    /// longer has the hold.
+    /// Begins the tenancy of a granted hold and sets its alarm. `false`: the process no longer has
+    /// the hold.
     ///
     /// # Blocking
     ///
-    /// Not at all, except for a round trip if another hold has the seat.
+    /// For one round trip if another hold has the seat, otherwise not at all.
     ///
     /// # Errors
     ///
-    /// If the server is in trouble, so that it is unknown to which hold the seat belongs. The
-    /// caller must undo the hold.
+    /// Fails if another hold has the seat and the server does not say which one counts. The caller
+    /// must then undo the hold.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -129,8 +132,8 @@ impl Site {
                     return Ok(true);
                 }
                 // Each thread of a fair lock asks for itself. So there may be two holds, one of
-                // which a forced unlock has ended. Only the server knows which one: threads do not
-                // always read grants in the order in which the server made them.
+                // which a forced unlock has ended. Only the server knows which hold has ended:
+                // threads may read grants in another order than the server made them.
                 Admission::Occupied(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -142,7 +145,7 @@ impl Site {
         }
     }
 
-    /// Asks whether the server has this hold, since it has granted another one as well.
+    /// Asks the server whether it has this hold, when it has granted another one as well.
     ///
     /// # Errors
     ///
@@ -162,13 +165,14 @@ impl Site {
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // This comes before the look at the seat. A hold that was granted in the meantime is either
-        // in the seat, or its thread finds this mark and asks.
+        // This comes before the seat is read. So a hold that was granted in the meantime either is
+        // in the seat already, or its thread finds this mark when it is admitted, and asks the
+        // server.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
-            // A thread may have passed the hold on in the meantime, or the server may have granted
-            // a new one before or after the deletion. Only the server knows which is true.
+            // A thread may have passed the hold on in the meantime. Or the server may have granted
+            // a new hold, before or after it deleted the lock. Only the server knows.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -186,7 +190,7 @@ impl Site {
         }
     }
 
-    /// Notes that the observer knows that the tenancy's thread has the lock.
+    /// Notes that the observer was told that the tenancy's thread has the lock.
     pub(crate) fn observed(&self, tenancy: &Tenancy) {
         tenancy.observed(&self.core, &self.name);
     }
@@ -202,18 +206,19 @@ impl Site {
     }
 }
 
-/// How a thread leaves: whether it waits for the server's answer, and whether the hold ends.
+/// How a thread leaves a hold: whether it waits for the server's answer, and whether it ends the
+/// hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// `Drop` writes the release, and does not wait.
+    /// A guard's `drop` sends the release, and does not wait for the answer.
     Posted,
-    /// `unlock` waits.
+    /// `unlock` waits for the answer.
     Awaited,
-    /// The hold is left to its end. Before `until`, on [`clock`], this process neither releases it
-    /// nor passes it on, provided that its lease at the server lasts that long. That holds even if
-    /// an outer level ends, a thread that shares it leaves, or the client ends. After the last
-    /// tenant has left, nothing renews it. If the hold is lost already, it is not left, and the
-    /// thread gets the error of a release.
+    /// The hold is left to its end. If its lease at the server lasts until `until`, on [`clock`],
+    /// this process neither releases the hold nor passes it on before that time. This is true even
+    /// if an outer level ends, a thread that shares the hold leaves, or the client ends. After the
+    /// last tenant has left, nothing renews the hold. If the hold is lost already, the thread gets
+    /// the error of a release.
     ToExpire { until: u64 },
 }
 
@@ -226,7 +231,7 @@ impl Member for Site {
         self.nudge();
         if let Some(hold) = self.gate.hold() {
             self.lose_hold(&hold, LostReason::ShutDown);
-            // An error is logged, and the lease then ends by itself.
+            // An error is only logged. The lease then ends by itself.
             let _ = self.release(&hold, Leaving::Posted);
         }
     }
@@ -298,23 +303,25 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
-    /// Only the thread that takes the tenancies out of the seat reports the loss to them. A tenancy
-    /// whose thread has left before, perhaps to wait, does not hear of a loss.
+    /// Only the thread that takes the tenancies out of the seat reports the loss to them. No loss
+    /// is reported to a tenancy whose thread has left the seat before, for instance to wait.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
-        // The hold is marked before the seat is vacated. A thread that gets in must not meet a
-        // guard that reports "held", and no thread may pass the hold on in between.
+        // The hold is marked as lost before the seat is vacated. After that, another thread may get
+        // the lock, and then no guard of this hold may report "held". Nor may a thread pass the
+        // hold on in between.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
         let Some(seat) = seat else { return };
         self.declare_all_lost(&seat, reason);
         if reason != LostReason::ShutDown {
-            // At shutdown the release follows instead.
+            // At shutdown the client releases the hold instead.
             self.clean_up_lost(&seat, reason);
         }
         if reason == LostReason::Revoked {
-            // Most likely somebody deleted the key, so no script of redlatch has served the first
-            // owner in the queue. This release does, although it finds nothing to release.
+            // Most likely somebody deleted the key, so no script of redlatch has granted the lock
+            // to the first owner in the queue. The script of this release does so, although there
+            // is nothing to release.
             let release = self.release_command(hold);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
         }
@@ -342,14 +349,14 @@ impl fmt::Debug for Site {
 impl QueueSite for Arc<Site> {
     type Need = LockNeed;
     type Grant = Arc<Tenancy>;
-    /// An entry in the lock's queue, once the leader has asked for one.
+    /// An entry in the lock's queue, after the leader has sent its first request.
     type RequestState = Option<QueueEntry>;
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }
 
-    /// Hands the leadership to the next thread in the queue. The entry goes along if the thread
+    /// Hands the leadership to the next thread in the queue. The thread also gets the entry if it
     /// needs this mode. Otherwise the entry is given up.
     fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)

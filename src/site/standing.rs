@@ -1,4 +1,4 @@
-//! The messages for the threads of this process that stand in a fair lock's queue.
+//! The messages for the threads of this process that have entries in a fair lock's queue.
 
 use std::sync::Arc;
 
@@ -24,24 +24,25 @@ impl Recipient for Arc<QueuedThread> {
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
                 self.wake_with(Received::Grant(ReceivedGrant { now, received, lease, details }))
             }
-            // `x` and `{x}` have one queue. The waiter was granted the other lock, and has lost its
-            // place. The next keep-alive finds that out. If the waiter asked at once, the two locks
-            // might send it to and fro.
+            // The names `x` and `{x}` share one queue. The waiter was granted the lock of the other
+            // name, and has lost its entry. The next keep-alive finds that out. If the waiter asked
+            // at once, the two locks might grant it again and again in turn.
             Message::Grant(_) => false,
             Message::Open { .. } | Message::Notified { .. } => true,
         }
     }
 }
 
-/// Handles a message for an owner of this client that does not wait. No thread has the owner's
-/// entry, since a request came late or the passed hold was revoked. A hold of the owner stays.
+/// Handles a message for an owner of this client that does not wait: removes the owner's entry,
+/// which no thread has. A request came late, or a hold that was passed to the owner was revoked. A
+/// hold of the owner stays.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
     give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
 }
 
-/// Gives back a grant for an owner that does not wait, since no thread takes the lock.
+/// Gives back a grant for an owner that does not wait.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    // Another kind of lock has other details.
+    // The grant of another kind of lock has other details.
     if grant.database == core.database() && followers(grant.details).is_some() {
         give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
     }

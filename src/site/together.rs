@@ -15,11 +15,12 @@ use crate::scripts::multi::{self, AllAcquired};
 use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, Try};
 
-/// The most locks of one request: the server serves nobody else meanwhile.
+/// The largest number of locks in one request: while the request runs, the server serves nobody
+/// else.
 const MOST: usize = 100;
 
-/// Whether one request may take these locks: they are of one client, of one kind, and on one server
-/// or in one slot.
+/// Whether one request may take these locks. It may if they are of one client and one kind, and on
+/// one server or in one slot.
 pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
     let [first, others @ ..] = sites else { return false };
     let is_with = |site: &Arc<Site>| {
@@ -32,17 +33,17 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
 
 /// The outcome of a request for several locks.
 pub(crate) enum AllAsked {
-    /// All are these tenancies'.
+    /// All locks are taken, under these tenancies.
     Granted(Vec<Arc<Tenancy>>),
-    /// None is taken, and an owner of another client has one.
+    /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// None is taken, or its grant came too late.
+    /// No lock is taken, or the grant was read too late.
     Refused,
 }
 
-/// Asks for several locks that [go together](go_together), each for its entry's owner: all or none.
-/// No entry stands in a queue after it. The caller leads at all of them, and its `claim` is for
-/// each.
+/// Asks for several locks that [go together](go_together), all or none, each under the owner of its
+/// entry. The request adds no entry to a queue. The caller is the leader of each lock, and `claim`
+/// is its claim to each.
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,
@@ -87,8 +88,8 @@ pub(crate) fn ask_for_all(
     })
 }
 
-/// Ends a level of each of these tenancies, one of a lock, of locks that [go together](go_together), as
-/// [`Site::leave`] does. One request has all releases.
+/// Ends one level of each of these tenancies, as [`Site::leave`] does. Their locks differ, and [go
+/// together](go_together). One request has all releases.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {
@@ -115,14 +116,15 @@ pub(crate) fn leave_all(
             }
         }));
     }
-    // No thread leads any more when the first callback runs: it may take one of these locks.
+    // This thread gives up all leaderships before the first callback runs, since a callback may
+    // take one of these locks.
     drop(leaderships);
     let ended = ended.into_iter().zip(levels);
     ended.map(|(done, (site, tenancy, _))| site.tell_end(tenancy, done?)).collect()
 }
 
-/// Releases these holds, if one request can release several of them. `None` for one of them: it
-/// needs a request of its own.
+/// Releases these holds, if one request can release several of them. `None` for a hold: it needs a
+/// request of its own.
 fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error>>> {
     let [(first, _), _, ..] = holds else { return Vec::new() };
     let mut locks = Vec::with_capacity(holds.len());
@@ -136,7 +138,8 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error
         Ok((each, in_doubt)) => {
             (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
         }
-        // Nothing was done. Requests for each alone free those that may be freed.
+        // The server has released no hold. Single requests will release those that the user may
+        // release.
         Err(Trouble::Refused(_)) => return Vec::new(),
         Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),
     };

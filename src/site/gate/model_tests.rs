@@ -1,5 +1,5 @@
-//! Models of the gate, in many orders of its threads' actions: come, wait, give up, lead, fail,
-//! hold, nest, pass, release and lose.
+//! Models of the gate, which run many orders of the threads' actions: come, wait, give up, lead,
+//! fail, hold, nest, pass, release and lose.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Odds {
     impatient: f64,
     /// A thread wants a fixed lease and not the watchdog.
     other_terms: f64,
-    /// A holder stays for so long that the turn is over.
+    /// A holder holds the lock until the turn is over.
     slow: f64,
     /// A holder takes the lock once more.
     nests: f64,
@@ -47,12 +47,11 @@ struct Odds {
     error: f64,
     /// A lease runs out.
     expires: f64,
-    /// How often a thread looks for a hold to lose.
+    /// How many times a thread tries to make a hold lost.
     losses: usize,
 }
 
-/// Counts of events over all schedules, since a test in which the event never happens proves
-/// nothing.
+/// Counts of events over all schedules. If an event never happens, its test proves nothing.
 #[derive(Default)]
 struct Seen {
     passed: AtomicUsize,
@@ -75,9 +74,9 @@ struct Name {
     tickets: Mutex<u64>,
     /// The hold that the server knows.
     server: Mutex<Option<Arc<Hold>>>,
-    /// The last tenancy that has come in and not left.
+    /// The last tenancy that was admitted and has not left.
     inside: Mutex<Option<Arc<Tenancy>>>,
-    /// The thread that has the leadership. There is one at a time.
+    /// The thread that has the leadership.
     leader: Mutex<Option<u64>>,
     /// The tickets of the threads that got the lock, in the order of the grants.
     served: Mutex<Vec<u64>>,
@@ -116,7 +115,7 @@ impl QueueSite for Name {
 /// A thread that takes the lock as `ReentrantLock` does, but without a server.
 struct Visitor<'a> {
     name: &'a Name,
-    /// The number of threads that had queued when this one did.
+    /// The number of threads that had queued when this thread queued.
     ticket: Cell<u64>,
     /// Whether the server has answered it with an error.
     has_failed: Cell<bool>,
@@ -176,7 +175,7 @@ impl Synchronizer for Visitor<'_> {
         None
     }
 
-    /// Asks the server, unless the server is in trouble.
+    /// Sends a request. The server may be in trouble.
     fn ask(
         &self,
         _: &mut Lead<Option<QueueEntry>>,
@@ -224,7 +223,7 @@ impl Synchronizer for Visitor<'_> {
     }
 }
 
-/// The end of a thread's wait, if it has one.
+/// The limit of a thread's wait, if there is one.
 struct Patience {
     token: CancelToken,
     deadline: Option<Instant>,
@@ -327,7 +326,7 @@ impl Name {
         *self.leader.lock() = None;
     }
 
-    /// Enters. Also returns how many threads have queued until then.
+    /// Enters the gate. Also returns how many threads have queued up to now.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, on(terms), true);
@@ -335,10 +334,11 @@ impl Name {
         (entered, *tickets)
     }
 
-    /// Acts as a thread that holds. `true`: the process's turn is over after that.
+    /// Acts as a thread that holds the lock. `true`: the process's turn is over after that.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
-            // A tenancy that was lost in the meantime may still be here, and does not count.
+            // `inside` may still have a tenancy that was lost in the meantime. Such a tenancy does
+            // not count.
             let mut inside = self.inside.lock();
             if tenancy.is_held() {
                 let before = inside.replace(Arc::clone(tenancy));
@@ -381,7 +381,7 @@ impl Name {
         slow
     }
 
-    /// Leaves the queue at once, or hands a signal on that came first.
+    /// Leaves the queue at once. If a signal came first, hands it on.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
         match self.give_up(waiter) {
             Some(Signal::Passed(tenancy)) => {
@@ -407,8 +407,7 @@ impl Name {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
-                // A waiter that was called or that wakes for no reason may look at the seat at this
-                // moment.
+                // A waiter that was woken, perhaps for no reason, may read the seat at this moment.
                 if chance(0.3) {
                     self.nudge();
                 }
@@ -486,7 +485,7 @@ fn chance(odds: f64) -> bool {
     odds > 0.0 && thread_rng().gen_bool(odds)
 }
 
-/// Runs threads that each take the lock a few times, and one that looks for holds to lose.
+/// Runs threads that each take the lock a few times, and a thread that makes holds lost.
 fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
     let name = Arc::new(Name::new(odds, seen));
     let mut threads: Vec<_> = (0..THREADS)

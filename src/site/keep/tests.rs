@@ -19,8 +19,8 @@ use crate::site::Gate;
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(10);
 
-/// By then the hold has less time left than the copy names. A copy that comes after the release
-/// creates nothing.
+/// When the copy arrives, the hold has less time left than the copy names. A copy that arrives
+/// after the release creates nothing.
 #[test]
 fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let server = Server::start().unwrap();
@@ -57,8 +57,8 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     check(&site, &|rest| fair.keep_command(&owner, rest, &[]), fair.release_command(&owner, &[]));
 }
 
-/// The renewer may come to it only then. If the second thread stayed, the lock would be its own
-/// next, and nobody's for the lease of a grant by message.
+/// The renewer may send the cleanup only after the hold was passed. If the second thread kept its
+/// entry, the server would grant it the lock next, and no thread would use that grant.
 #[test]
 fn a_kept_fair_hold_that_has_ended_leaves_no_thread_that_had_it_in_the_queue() {
     let server = Server::start().unwrap();

@@ -32,7 +32,7 @@ fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     tenancy
 }
 
-/// A thread has ended the hold, for instance by a forced unlock, but has not got to the seat yet.
+/// A thread has ended the hold, for instance by a forced unlock, but has not vacated the seat yet.
 #[test]
 fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
@@ -47,7 +47,7 @@ fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
 }
 
-/// No stack has room to drop so many holds one inside the other.
+/// Holds that drop one inside the other would overflow the stack.
 #[test]
 fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     let server = Server::start().unwrap();
@@ -76,7 +76,7 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     wait_until("there is one alarm", SOON, || alarms() == before);
 }
 
-/// Otherwise the watchdogs of processes that take turns would wake up twice as often, for nothing.
+/// Without this, the watchdogs of processes that take turns would wake up twice as often, in vain.
 #[test]
 fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
@@ -89,7 +89,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
         assert!(site.admit(&tenancy, terms).unwrap());
-        // The server does not know the hold.
+        // The server does not have the hold.
         site.leave(&tenancy, None, Leaving::Awaited).unwrap_err();
         let _before = site.alarm.lock().take();
         assert!(Arc::clone(&site).due().is_none());
@@ -100,8 +100,8 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     wait_until("it keeps one", SOON, || keeps_alarm(Chain::received(1, 1)));
 }
 
-/// It counts as long as the leader listens for Redisson's releases. Otherwise scripts would take it
-/// for one of Redisson's clients and leave the free lock to it.
+/// The leader must listen to the second channel for as long as it listens for Redisson's releases.
+/// Without that, scripts would take it for one of Redisson's clients and leave it the free lock.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
@@ -125,9 +125,9 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     assert!(listening.companion.is_some());
 }
 
-/// Between the grant and the report of it to the observer, either the client ends or the lease
-/// does. In the first case `lock` fails, and the observer hears that the thread gave up. In the
-/// second the thread has the guard.
+/// Between the grant and its report to the observer, the client ends or the lease ends. If the
+/// client ends, `lock` fails, and the observer is told that the thread gave up. If the lease ends,
+/// the thread gets the guard.
 #[test]
 fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     let server = Server::start().unwrap();
@@ -146,8 +146,8 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     assert_eq!(losses(), 2);
 }
 
-/// A thread may leave a hold before its `lock` returns with another one, and nobody has heard of
-/// the first.
+/// A thread may leave a hold before its `lock` returns with another hold, and the observer was not
+/// told of the first one.
 #[test]
 fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let server = Server::start().unwrap();
