@@ -1,6 +1,6 @@
 //! An owner's entry in the queue of a lock, as a state machine: an event and the time go in, and
-//! the actions to take come out. `site/queue_entry.rs` takes most of them, `hold/queue_entry.rs` gives
-//! back, and a fair lock's entry (`lock/fair/entry.rs`) has its own way.
+//! the actions to take come out. `site/queue_entry.rs` carries out most actions, and
+//! `hold/queue_entry.rs` carries out `GiveBack`. A fair lock's entry is in `lock/fair/entry.rs`.
 //!
 //! ```text
 //!         asks                    refused: sleeps until the poll, an end, or a message
@@ -8,40 +8,41 @@
 //!                 ^ │ granted by reply                  granted by message │ │ due
 //!                 │ └──────────────────────> granted <─────────────────────┘ │
 //!                 └──────────────────────────────────────────────────────────┘
-//!   ends, at any time: undoes what the server may have of the owner
+//!   ends, at any time: removes what the server may have of the owner
 //! ```
 //!
 //! This file is pure, as `exchanges.rs` is: it has no owner number, clock, random choice, mutex or
-//! I/O. So a state can be copied, compared and hashed: the random models of the scripts
-//! (`tests/models/`) run this file, and `explore/` there explores all its states. There are two
-//! types, since two threads take part: the waiting thread owns the [`EntryMachine`], and the
-//! subscriber's thread fills the [`Inbox`], under a mutex of the caller.
+//! I/O. So a state can be copied, compared and hashed. The random models of the scripts
+//! (`tests/models/`) run this file, and `explore/` there visits all its states. Two threads take
+//! part, so there are two types: the waiting thread owns the [`EntryMachine`], and the subscriber's
+//! thread fills the [`Inbox`], under a mutex of the caller.
 //!
-//! Invariants, and what would break them:
+//! The invariants, each with what it prevents:
 //!
-//! - *one at a time*: an entry has at most one request on its way, since a reply does not say which
-//!   request it answers. With two on their way, the reply to the first would count as the reply to
-//!   the second. The anchor would then be too late, and with it the deadline of a grant by message.
-//! - *hint*: every message makes the owner ask and grants nothing, except a grant by message that
-//!   [counts](Exchanges::collect). A grant that does not count makes the owner ask, too,
-//!   since the server may still have it as the holder.
+//! - *one at a time*: an entry has at most one request on its way. A reply does not say which
+//!   request it answers, so with two requests on their way the first reply would count for the
+//!   second request. Then the anchor, and the deadline of a grant by message, would be too late.
+//! - *hint*: a message only makes the owner ask, unless it is a grant that
+//!   [counts](Exchanges::collect). A grant that does not count makes the owner ask, too, since the
+//!   server may still have the owner as the holder.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
-//! - *collected after the reply*: the inbox is collected between requests only. A message that
-//!   comes while a request is on its way waits there, and the reply decides whether it still counts:
-//!   the server may have refused the owner after the grant.
-//! - *every wait ends*: whoever is refused sleeps at most until [`POLL`], which is less than the
-//!   lease of a grant by message. So while such a grant lasts every waiter asks at least once,
-//!   learns when that lease ends, and asks again then. If the process that was granted the lock is
-//!   stopped, the waiters lose that lease and no more. (Every waiter asks, not only the first in
-//!   line, since a waiter knows only where it stood when it last asked.)
-//! - *no message is lost*: a request that fails leaves the entry due, since the request has used up
-//!   the message that led to it. The next leader asks at once. A leader that has lost its grant by
-//!   the time it is admitted asks at once, too.
-//! - *nobody's entry*: an owner that was granted the lock by its first request alone was never in a
-//!   queue, so no message names it. If the server may have run a copy of that request, or if the
-//!   owner has asked before, the message of its grant may come late and must not be given back.
-//! - *undone*: at its end the owner is removed from queue and lock, if the server may know it. The
-//!   removal is repeated while a copy of a request may still come.
+//! - *collected after the reply*: the thread collects the inbox only between requests. A message
+//!   that comes while a request is on its way stays in the inbox. The reply decides whether it
+//!   still counts: the server may have refused the owner after the grant.
+//! - *every wait ends*: a refused owner sleeps at most for [`POLL`], which is less than the lease
+//!   of a grant by message. So during that lease every waiter asks at least once, gets the end of
+//!   the lease in the reply, and asks again at that end. If the process that was granted the lock
+//!   is stopped, the waiters lose only the time of that lease. (Every waiter asks, since a waiter
+//!   cannot know whether it has become the first in line.)
+//! - *no message is lost*: a message that led to a request is used up. So if the request fails, the
+//!   entry stays due, and the next leader asks at once. A leader whose grant is lost before it is
+//!   admitted asks at once, too.
+//! - *nobody's entry*: an owner that was granted the lock by its only request was never in a queue,
+//!   so no message names it. If the owner has asked before, or if a copy of the request may have
+//!   run, a grant message may come late. The client must not take that grant for an unclaimed one
+//!   and give it back.
+//! - *undone*: at the end of the wait the owner is removed from queue and lock, if the server may
+//!   have it there. The removal is repeated as long as a copy of a request may still arrive.
 
 use std::time::Duration;
 
@@ -50,27 +51,28 @@ use crate::lease::deadline::PROVISIONAL;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The least and the longest time after which a waiter that hears nothing asks, in nanoseconds.
+/// The shortest and the longest time after which a waiter that receives no message asks again, in
+/// nanoseconds.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
-/// The number of waiters, from the head of the queue, that listen for Redisson's releases. A second
-/// one listens in case the first is dead.
+/// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
+/// second waiter listens in case the first one is dead.
 const FIRST: u32 = 2;
-/// The time from the end that the server named until the waiter asks. The server rounds its times
-/// down to whole milliseconds.
+/// How long after the end of a lease or window, as the server named it, the waiter asks. The server
+/// rounds its times down to whole milliseconds.
 const PAST_END: u64 = MS;
-/// The additional time for each place in the queue, so that not all waiters ask at once.
+/// The additional time for each entry ahead in the queue, so that not all waiters ask at once.
 const PER_PLACE: u64 = 300_000;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
-    /// The place that it had when it last asked. `None`: it had no place.
+    /// The number of entries ahead at the last reply. `None`: the owner had no entry.
     place: Option<u32>,
     /// Whether a request is on its way.
     is_asking: bool,
-    /// The time at which it asks, even without a message. Zero: at once.
+    /// The time at which the owner asks even without a message. Zero: at once.
     ask_at: u64,
 }
 
@@ -88,31 +90,31 @@ pub(crate) struct Inbox<D> {
 pub(crate) enum Received<D> {
     /// The owner has the lock.
     Grant(ReceivedGrant<D>),
-    /// A window is open until then, and the owner should ask at its end.
+    /// A window is open until this time, at which the owner should ask.
     Open { until: u64 },
-    /// One of Redisson's clients has released the lock. Or it may have, since the channel was
-    /// confirmed only now.
+    /// One of Redisson's clients has released the lock, or may have done so before the channel was
+    /// confirmed.
     Public,
-    /// The owner should ask. A script says so, or messages may have been missed, since the client's
-    /// own channel was confirmed anew.
+    /// The owner should ask: a script sent such a message, or the client's own channel was
+    /// confirmed anew, and messages may have been missed.
     Missed,
 }
 
 /// An event for an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryEvent<D> {
-    /// It is [due](EntryMachine::ask_at), and asks for this lease. `queues`: the request may add an
-    /// entry to the queue.
+    /// The owner, which is [due](EntryMachine::ask_at), asks for this lease. `queues`: the request
+    /// may add an entry to the queue.
     Asks { asked: Asked, lease: Duration, queues: bool },
     /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
     /// come.
     Answered { reply: EntryReply<D>, in_doubt: bool },
     /// The server has run no copy of the request, and will run none.
     Failed,
-    /// It is unknown whether the server has run the request or will: no reply came, its second copy
-    /// had an error, or the thread's wait ended or was cancelled.
+    /// The server may have run the request or may still run it: no reply came, its second copy had
+    /// an error, or the thread's wait ended or was cancelled.
     Unknown,
-    /// Its thread collects the inbox.
+    /// The owner's thread collects the inbox.
     Collects { inbox: Inbox<D>, collector: Collector },
     /// Too few replicas have the grant of the last reply. The entry is used up.
     Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
@@ -132,13 +134,13 @@ pub(crate) enum EntryReply<D> {
         waits: bool,
         details: D,
     },
-    /// The owner stands in the queue.
+    /// Another owner has the lock, and this owner has an entry in the queue.
     Refused {
         /// The server's clock, in ms.
         now: u64,
-        /// The time for which another request is in vain, unless a message comes.
+        /// The time after which another request may succeed, even without a message.
         left: Duration,
-        /// The place in the queue. 0 is the first.
+        /// The number of entries ahead in the queue.
         place: u32,
         by_redisson: bool,
         /// Whether the entry is new.
@@ -146,7 +148,7 @@ pub(crate) enum EntryReply<D> {
         /// How long the owner sleeps without a message, within [`POLL`].
         poll: u64,
     },
-    /// The owner stands in a fair lock's queue, or has just lost its entry there.
+    /// The owner has an entry in a fair lock's queue, or has just lost it.
     Waits {
         /// The server's clock, in ms.
         now: u64,
@@ -164,8 +166,8 @@ pub(crate) enum EntryReply<D> {
 pub(crate) struct Actions<D> {
     /// The channels to listen to from here on.
     pub(crate) listens: Listens,
-    /// Whether a message should have come before this reply. If it does not come later, either, the
-    /// subscription is dead without an error.
+    /// Whether a message should have come before this reply. If it does not come later, the
+    /// subscription is broken and no error has shown it.
     pub(crate) suspects: bool,
     pub(crate) then: Action<D>,
 }
@@ -181,16 +183,16 @@ pub(crate) enum Listens {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Action<D> {
-    /// Sleep until then, or until a message comes. Zero: ask at once.
+    /// Sleep until this time or until a message comes. Zero: ask at once.
     Sleep { until: u64 },
-    /// Send the request, with these arguments.
+    /// Send the request, with these extra arguments.
     Ask { again: Option<Again> },
     /// The owner has the lock.
     Granted(Granted<D>),
     /// End the wait, since grants repeatedly arrive after their own end.
     Fail,
-    /// Give back whatever the server may have of the owner: an entry, or the lock. `details` are
-    /// those of a grant by message.
+    /// Remove whatever the server may have of the owner: an entry, or the lock. `details` are those
+    /// of an unused grant by message.
     GiveBack { undo: Undo, details: Option<D> },
 }
 
@@ -206,16 +208,16 @@ pub(crate) struct Granted<D> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// The grant came by message, for this short lease, since the process might be stopped.
+    /// The grant came by message. Its lease is this short one, since the process might be stopped.
     Message { lease: Duration, details: D },
-    /// The grant came by reply, for the requested lease, since the process is awake.
+    /// The grant came by reply, with the requested lease, since the process is awake.
     Reply {
         /// Whether the owner had the lock before, by a message or by a copy of a request.
         already: bool,
         details: D,
-        /// The details that a message named for the same grant.
+        /// The details of a grant message that this reply confirms.
         message: Option<D>,
-        /// Whether messages may name the owner although it has the lock.
+        /// Whether a grant message to the owner may still come although it has the lock.
         may_be_named: bool,
     },
 }
@@ -225,7 +227,7 @@ impl<D> EntryMachine<D> {
         Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
     }
 
-    /// The time at which it asks, even without a message. Zero: at once.
+    /// The time at which the owner asks even without a message. Zero: at once.
     pub(crate) fn ask_at(&self) -> u64 {
         self.ask_at
     }
@@ -261,9 +263,9 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// Begins a request. The first one, a poll and one after a reconnect are the same. A thread
-    /// that will not wait takes the lock if it is free, ahead of the queue, and leaves no entry
-    /// behind.
+    /// Begins a request. The first request, a poll and a request after a reconnect do not differ.
+    /// Without `queues`, the request takes the lock only if it is free, ahead of the queue, and
+    /// adds no entry.
     #[inline]
     fn asks(&mut self, now: u64, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
         if self.is_asking {
@@ -289,8 +291,8 @@ impl<D> EntryMachine<D> {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
                         let by = By::Reply { already, message, details, may_be_named };
-                        // `asks` has left the entry due: if the grant proves to be lost when it is
-                        // admitted, the owner asks at once, since only the server knows.
+                        // `asks` has left the entry due. So if the gate does not admit the grant,
+                        // the owner asks the server at once.
                         Action::Granted(Granted {
                             asked,
                             in_doubt: self.exchanges.is_in_doubt(),
@@ -305,8 +307,8 @@ impl<D> EntryMachine<D> {
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.exchanges.refused(server);
-                // If the entry is new again, a grant whose message did not come has used up the one
-                // before.
+                // If the entry is new although the owner had one, the server granted the old entry
+                // the lock, and the message of that grant did not come.
                 let suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
@@ -323,7 +325,7 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// Takes a request without an answer, which leaves the entry due.
+    /// Ends a request without an answer. The entry stays due.
     fn unanswered(&mut self, in_doubt: bool) -> Action<D> {
         if std::mem::take(&mut self.is_asking) {
             self.exchanges.heard(in_doubt, false);
@@ -337,7 +339,8 @@ impl<D> EntryMachine<D> {
             self.ask_at = self.ask_at.min(until);
         }
         if is_public {
-            // The first waiter asks at once. The second asks later, in case the first is dead.
+            // The first waiter asks at once, and the second one 1 ms later, in case the first is
+            // dead.
             let place = self.place.unwrap_or(0);
             if place < FIRST {
                 self.ask_at = self.ask_at.min(now.saturating_add(u64::from(place) * MS));
@@ -347,8 +350,8 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let Some(granted) = grant else { return self.sleeps() };
-        // If the grant does not certainly count, or proves to be lost when it is admitted, the next
-        // action is to ask, since only the server knows.
+        // If the grant may not count, or if the gate does not admit it, the owner asks the server
+        // next.
         self.ask_at = 0;
         let lease = granted.lease;
         match self.exchanges.collect(now, granted, collector) {
@@ -362,7 +365,7 @@ impl<D> EntryMachine<D> {
 
     fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
         self.is_asking = false;
-        // These are the details of a grant that no thread has collected or no reply has confirmed.
+        // The details of a grant message that was not collected, or that no reply has confirmed.
         let message = self.exchanges.confirmed(true);
         let details = inbox.grant.map(|granted| granted.details).or(message);
         Action::GiveBack { undo: self.exchanges.undo(), details }
@@ -388,7 +391,7 @@ impl<D> Inbox<D> {
     /// Adds a message. The caller must wake the owner's thread.
     pub(crate) fn receive(&mut self, received: Received<D>) {
         match received {
-            // A second grant message says nothing new.
+            // A second grant message adds nothing.
             Received::Grant(granted) if self.grant.is_some() => drop(granted),
             Received::Grant(granted) => self.grant = Some(granted),
             Received::Open { until } => self.open_until = Some(until),
@@ -397,7 +400,7 @@ impl<D> Inbox<D> {
         }
     }
 
-    /// Takes the messages, which count as collected now.
+    /// Takes all messages out of the inbox.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }
@@ -412,7 +415,7 @@ impl<D> Inbox<D> {
 }
 
 /// How long a waiter sleeps without a message: until the end that the server named, or until the
-/// poll.
+/// next poll if that is sooner.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;

@@ -1,10 +1,10 @@
-//! The exchanges of one owner with the server, and what follows from them: what the server may have
-//! of the owner, and for how long a grant counts.
+//! The exchanges of one owner with the server. They determine what the server may have of the
+//! owner, and for how long a grant counts.
 //!
-//! This file is pure: the time goes in, and decisions come out. It sends nothing, reads no clock,
-//! and imports only parts of the crate that the parent module names, since the random models of the
-//! scripts (`tests/models/`) compile it, too. It does not know the owner's number, so two owners
-//! with the same past are equal.
+//! This file is pure: the time goes in, and decisions come out. It sends nothing and reads no
+//! clock. The random models of the scripts (`tests/models/`) compile it, too, so it imports only
+//! what the parent module names. It does not know the owner's number, so two owners with equal
+//! histories are equal.
 //!
 //! ```text
 //!          asks            refused (at the server's time)
@@ -17,27 +17,26 @@
 //!
 //! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, on
 //! the server's clock. Without such an exchange it counts from the first request. It must not count
-//! from the reading of the message, since the process may have been stopped, and another one may
-//! have the lock by then:
+//! from the time at which the process reads the message: the process may have been stopped, and
+//! another process may have the lock by then:
 //!
 //! ```text
 //! server    grant to A (2 s)              its end: grant to B
 //! A         stopped ............................................ reads the grant: too late
 //! ```
 //!
-//! A later refusal voids a grant, whichever the owner reads first. A grant and a reply come over
-//! two connections, so the reply to a request that ran after the end of the grant may overtake the
-//! message of that grant.
+//! If the server refuses the owner after a grant, the grant is void, even if the owner reads the
+//! refusal first. A grant message and a reply come over two connections, so the reply may overtake
+//! the message.
 //!
-//! Acknowledged: if replicas must have a grant, a message only makes the owner ask. Another
-//! connection has written the grant, and the server's WAIT covers only this connection's writes. So
-//! the request finds the hold and writes it again. The same is done for an owner to which the short
-//! lease of a message is useless: the request raises the lease, and is undone like any other if it
-//! fails.
+//! Acknowledged: if replicas must have a grant, a grant message only makes the owner ask. Another
+//! connection has written the grant, and the server's WAIT covers only the writes of its own
+//! connection. So the owner's request finds the hold and writes it again. An owner that cannot use
+//! the short lease of a message asks, too: its request raises the lease.
 //!
-//! Silent: the owner may report others as silent only while the server answers it promptly, without
-//! a pause, and with a clock that does not jump. After a pause it may be this process that was
-//! stopped, and the others may have asked in the meantime.
+//! Silent: the owner may report other owners as silent only while the server answers it promptly,
+//! without a pause, and with a clock that does not jump. After a pause, this process may have been
+//! the one that was stopped, and the others may have asked in the meantime.
 
 use std::time::Duration;
 
@@ -45,18 +44,19 @@ use crate::lease::deadline::deadline;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The time for which the server must have answered an owner before the owner may report others as
-/// silent: HEARD of `lua/hand_off.lua`.
+/// An owner may report others as silent after the server has answered it promptly for this time:
+/// HEARD of `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time for a prompt reply: PROMPT there. A slower reply shows that the server or this
-/// process stood still.
+/// The longest time for a prompt reply: PROMPT of `lua/hand_off.lua`. A slower reply shows that the
+/// server or this process stood still.
 const PROMPT: u64 = 400 * MS;
-/// The time within which the next request follows a reply, unless this process stood still.
+/// The longest time from a reply to the next request. A longer pause shows that this process stood
+/// still.
 const PAUSE: u64 = 1_500 * MS;
-/// The number of late grants in a row, each read after its own end, at which the wait fails.
+/// The number of grants in a row, each read after its own end, at which the wait fails.
 const MOST_LATE: u32 = 3;
 
-/// The state at the time of a leader's request. The leader reads all of it before it sends the
+/// The state at the time of a leader's request. The leader reads all fields before it sends the
 /// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
@@ -65,8 +65,8 @@ pub(crate) struct Asked {
     /// The incarnation of the server that the client met last. If a later incarnation granted the
     /// hold, the release of the hold may report a loss that did not happen, but never hides a loss.
     pub(crate) incarnation: u64,
-    /// The time, on the process's own clock, in nanoseconds. (All times here are, except the
-    /// server's.)
+    /// The time on the process's own clock, in nanoseconds, as are all times here except the
+    /// server's.
     pub(crate) at: u64,
 }
 
@@ -81,15 +81,15 @@ pub(crate) struct Exchanges<D> {
     asked_again: bool,
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
-    /// The time since which the owner has an entry, on the server's clock, as the first such reply
-    /// said.
+    /// The time since which the owner has an entry, on the server's clock: that of the first reply
+    /// that reported the entry.
     came: Option<u64>,
     /// The beginning and the end of the time for which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
     /// Whether a request was sent twice or has an unknown outcome, so that a copy may arrive later.
     in_doubt: bool,
-    /// Whether the server may know the owner.
+    /// Whether the server may have the owner in a queue or as the holder.
     is_known: bool,
     /// The longest lease that a request named.
     longest: Duration,
@@ -117,15 +117,15 @@ pub(crate) struct ReceivedGrant<D> {
     pub(crate) details: D,
 }
 
-/// What the thread that collects a grant by message needs for the grant to count.
+/// The conditions of the thread that collects a grant by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Collector {
-    /// The lease that it wants.
+    /// The lease that the thread wants.
     pub(crate) lease: Duration,
     /// The incarnation of the server that the client met last.
     pub(crate) incarnation: u64,
-    /// Whether a grant counts only by the reply to a request, since replicas must have it or it
-    /// must have the whole lease.
+    /// Whether the thread needs a reply, since replicas must have the grant or the grant must have
+    /// the full lease.
     pub(crate) needs_reply: bool,
 }
 
@@ -135,18 +135,18 @@ pub(crate) enum InTime {
     Yes,
     /// Only the server knows whether the hold is still the owner's.
     Ask,
-    /// It was late too many times.
+    /// The wait fails, since too many grants were read after their end.
     Fail,
 }
 
 /// What must be undone at the server at the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Undo {
-    /// Nothing, since the server has never heard of the owner.
+    /// Nothing, since no request of the owner has reached the server.
     Nothing,
     /// An entry, or the lock.
     Once,
-    /// An entry, or the lock, now and again later, since a copy of a request may still come.
+    /// An entry, or the lock, now and again later, since a copy of a request may still arrive.
     NowAndLater,
 }
 
@@ -172,8 +172,8 @@ impl<D> Exchanges<D> {
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // This is another server with another clock, or one that was restarted. Other owners
-            // may not be back yet.
+            // The server is another one with another clock, or was restarted. Other owners may not
+            // have asked it yet.
             (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
@@ -181,8 +181,8 @@ impl<D> Exchanges<D> {
         self.longest = self.longest.max(lease);
     }
 
-    /// Takes the outcome of a request. `in_doubt`: the server may run a copy of it, now or later.
-    /// `is_there`: the reply says that the owner is in the queue or is the holder now.
+    /// Takes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
+    /// later. `is_there`: the reply says that the owner is in the queue or is the holder now.
     #[inline]
     pub(crate) fn heard(&mut self, in_doubt: bool, is_there: bool) {
         self.in_doubt |= in_doubt;
@@ -203,8 +203,8 @@ impl<D> Exchanges<D> {
         self.longest
     }
 
-    /// Whether the server may have had the owner in a queue: the last answered request was not the
-    /// only one, or the server may have run it twice.
+    /// Whether the server may have had the owner in a queue: the owner has sent more than one
+    /// request, or the server may have run its request twice.
     pub(crate) fn may_stand(&self) -> bool {
         self.in_doubt || self.asked_again
     }
@@ -221,13 +221,14 @@ impl<D> Exchanges<D> {
         Some(Again { came, sent })
     }
 
-    /// Takes a reply, of this time of the server, that says that the owner has an entry. It is
-    /// called before [`refused`](Self::refused), since it looks at the exchange before this one.
+    /// Takes a reply that says that the owner has an entry. `server`: the server's time in the
+    /// reply. The caller calls this before [`refused`](Self::refused), which replaces the anchor
+    /// that this reads.
     pub(crate) fn stands(&mut self, now: u64, server: u64) {
         self.came.get_or_insert(server);
         let Some(asked) = self.asked else { return };
-        // A jump of the server's clock also ends the steady time, since other owners that have just
-        // asked may look silent by the new time.
+        // A jump of the server's clock also ends the steady time: by the new time, owners that have
+        // just asked may seem silent.
         let is_expected = self.anchor.is_none_or(|anchor| {
             let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
             expected.abs_diff(server) <= PROMPT / MS
@@ -241,8 +242,8 @@ impl<D> Exchanges<D> {
         };
     }
 
-    /// Takes a reply, of this time of the server, that says that the owner is not the holder. An
-    /// earlier grant is over, in whichever order this process reads the two.
+    /// Takes a reply that says that the owner is not the holder. `server`: the server's time in the
+    /// reply. A grant before that time is over, even if this process reads it later.
     pub(crate) fn refused(&mut self, server: u64) {
         (self.late, self.message) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
@@ -250,8 +251,8 @@ impl<D> Exchanges<D> {
         }
     }
 
-    /// Takes a grant by reply. The owner may `already` have had the lock. Returns the details that
-    /// a message named for that earlier grant.
+    /// Takes a grant by reply. If the owner `already` had the lock, returns the details of the
+    /// grant message that this reply confirms.
     #[inline]
     pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
         self.message.take().filter(|_| already)
@@ -277,8 +278,8 @@ impl<D> Exchanges<D> {
         granted: ReceivedGrant<D>,
         collector: Collector,
     ) -> Option<(Asked, D)> {
-        // The server has refused the owner after this grant. Either the grant was taken away again,
-        // or the server's clock was set back in between.
+        // The server has refused the owner after this grant, by the server's clock: the grant has
+        // ended, or that clock was set back in between.
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
@@ -287,17 +288,17 @@ impl<D> Exchanges<D> {
             return None;
         }
         let asked = self.asked.filter(|asked| asked.incarnation == collector.incarnation)?;
-        // The server did not grant it earlier than this, whenever this process reads the message.
+        // The server granted the lock at this time or later, however late this process reads the
+        // message.
         let not_before = match self.anchor {
-            // The arithmetic saturates, since anybody may write anything on the channel.
+            // The arithmetic saturates, since any client may publish any number on the channel.
             Some(anchor) => {
                 anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
             }
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        // If the wanted lease is shorter, only the wanted lease counts, since a renewal cuts the
-        // hold to it.
+        // If the wanted lease is shorter, it counts, since a renewal cuts the hold to it.
         let counts = granted.lease.min(collector.lease);
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }

@@ -1,5 +1,5 @@
-//! The exchanges of one owner with the server, as state machines without I/O: when the owner asks,
-//! and for how long a grant counts.
+//! The exchanges of one owner with the server, as state machines without I/O. They decide when the
+//! owner sends a request, and for how long a grant counts.
 
 mod entry;
 #[cfg(test)]

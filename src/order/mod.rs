@@ -32,7 +32,7 @@
 //! last forced unlock, its hold is `NotHeld`, even if the server granted it. The leader keeps the
 //! leadership and asks again.
 //!
-//! A read-write lock has two seats, the writer's and the readers', with one queue and one
+//! A read-write lock has two seats, the writer's and the readers', but one queue and one
 //! leadership:
 //!
 //! ```text

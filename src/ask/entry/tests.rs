@@ -1,5 +1,5 @@
-//! Each step of the machine as a table, without a server: the state, the event, the action, and the
-//! time at which the owner asks next.
+//! Tables of the machine's steps, without a server: the state, the event, the action, and the time
+//! at which the owner asks next.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The server's clock, in ms, when the process's own shows 0.
+/// The time of the server's clock, in ms, when the process's own clock shows 0.
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PROVISIONAL: Duration = Duration::from_secs(2);
@@ -34,8 +34,7 @@ fn granted(already: bool) -> EntryEvent<char> {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
-/// A refusal at this time of the server, in ms. Another owner has the lock for longer than any
-/// poll.
+/// A refusal at this time of the server, in ms. The holder's lease lasts for longer than any poll.
 fn refused(now: u64, place: u32) -> EntryReply<char> {
     let left = LEASE;
     let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
@@ -47,7 +46,7 @@ fn waits() -> EntryEvent<char> {
     answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
 }
 
-/// A grant message of this time of the server, received at this time of the process, in ms.
+/// A grant message with this time of the server, received at this time of the process, in ms.
 fn grant(server: u64, received: u64) -> Received<char> {
     let (now, received) = (SERVER + server, received * MS);
     Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
@@ -60,7 +59,7 @@ fn reads<const N: usize>(received: [Received<char>; N]) -> EntryEvent<char> {
     EntryEvent::Collects { inbox, collector }
 }
 
-/// An owner that has sent its first request at 100 ms.
+/// An owner that sent its first request at 100 ms.
 fn asking() -> EntryMachine<char> {
     let mut entry = EntryMachine::new();
     let actions = entry.step(100 * MS, asks(100));
@@ -168,7 +167,7 @@ fn each_state_is_left_as_the_table_says() {
         ("over at once", asking, ends, 101, give_back(Undo::Nothing, None), 0),
         ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
         ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),
-        // It sleeps: which message makes it ask, and when.
+        // The owner sleeps. The rows show which message makes it ask, and when.
         ("nothing", sleeping, || reads([]), 300, Action::Sleep { until: 1_101 * MS }, 1_101),
         (
             "a window",
@@ -308,7 +307,8 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     }
 }
 
-/// If replicas must have a grant, a message makes the owner ask, and the reply has everything.
+/// If replicas must have a grant, a grant message makes the owner ask. The reply then has the
+/// details of both.
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
@@ -325,8 +325,8 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(left, give_back.into());
 }
 
-/// A grant comes while a request is on its way that is refused. The later of the two counts, by the
-/// server's time.
+/// A grant message comes while a request is on its way, and the server refuses that request. The
+/// later of the two counts, by the server's time.
 #[test]
 fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {
@@ -338,7 +338,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     }
 }
 
-/// So a model checker finds each state once, however it came there.
+/// This lets a model checker find each state once, whatever path leads there.
 #[test]
 fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());
