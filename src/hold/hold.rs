@@ -1,4 +1,5 @@
-//! A hold: an owner to which Redis has granted a lock, with its deadline, and whether it was lost.
+//! A hold: an owner to which Redis has granted a lock, with the deadline of its lease and the
+//! reason of its loss.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use crate::scripts::lock::Tokens;
 use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
-/// The details of a grant: what it says about other processes, and its tokens.
+/// The details of a grant: the other processes, and the fencing tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct GrantDetails {
-    /// The number of processes that wait behind it.
+    /// The number of processes that wait behind the hold.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over, with a message. If so, other processes most
-    /// likely wait at the release, too.
+    /// Whether another process handed the lock over by a message. If so, processes most likely wait
+    /// again when this hold is released.
     pub(crate) by_message: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
@@ -33,55 +34,56 @@ pub(crate) struct GrantDetails {
 
 /// A hold: one owner id on one key.
 ///
-/// A thread that loses the hold sets `lost`, and then reads the deadline and `unconfirmed`. A
-/// thread that gets the server's answer sets those two, and then reads `lost` (all `SeqCst`). So if
-/// a hold is lost while its lease is extended, one of the two threads releases it.
+/// A thread that finds the hold lost sets `lost`, and then reads the deadline and `unconfirmed`. A
+/// thread that gets the answer to an extension sets the deadline and `unconfirmed`, and then reads
+/// `lost` (all `SeqCst`). So if a hold is lost while its lease is extended, one of the two threads
+/// releases it.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// The threads that may have the hold next. `None`: the lock is no fair lock.
     pub(crate) line: Option<Box<Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// The time, on [`clock`], until which the server certainly keeps the hold. It is only ever
-    /// raised.
+    /// The time, on [`clock`], until which the server certainly keeps the hold. It never decreases.
     pub(super) deadline: AtomicU64,
-    /// The latest end of the tenants that share the hold, on [`clock`]. It is set under the mutex
-    /// of their gate.
+    /// The latest time, on [`clock`], until which a tenant that shares the hold wants it. It is set
+    /// under the gate's mutex.
     pub(super) latest_end: AtomicU64,
-    /// The longest lease that a request has named since the grant, in nanoseconds. Zero: none has.
+    /// The longest lease that a request has named since the grant, in nanoseconds. Zero: no such
+    /// request.
     prolonged: AtomicU64,
     /// The longest lease that the server has confirmed, in nanoseconds.
     confirmed: AtomicU64,
-    /// The cut of a lease that lasts for longer at the server.
+    /// The cut of a lease that is too long at the server.
     pub(super) cut: LeaseCut,
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
-    /// Whether a message granted the hold with another lease than that of its terms, and no renewal
-    /// has raised or cut that lease since. (The lease is short, since its process might have been
-    /// stopped.)
+    /// Whether a message granted the hold with a lease other than that of its terms, and no renewal
+    /// has raised or cut that lease since. (A grant by message has a short lease, since the process
+    /// might be stopped.)
     pub(super) provisional: AtomicBool,
     /// The details of the grant.
     pub(crate) details: GrantDetails,
-    /// The number of used fencing tokens, of at most 1,024: see [`may_pass`](Self::may_pass). It
-    /// means nothing for a hold without tokens.
+    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). Unused
+    /// if the hold has no tokens.
     pub(super) tokens_used: AtomicU16,
-    /// Keeps the owner registered while messages may name it. (It is boxed, since most holds have
-    /// none.)
+    /// Keeps the owner registered as a recipient while messages may name it. (Boxed, since most
+    /// holds have none.)
     pub(super) _registered: Option<Box<Arc<Registered>>>,
-    /// Keeps the owner live until the hold is released. (The hold of a permit has none.)
+    /// Keeps the owner live until the hold is released. (`None` for a permit.)
     live: Option<Live>,
     /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
-    /// Whether a request of this owner was sent twice, or had an unknown outcome. A copy may then
-    /// arrive after the release, and must be undone.
+    /// Whether a request of this owner was sent twice, or had an unknown outcome. Then a copy may
+    /// arrive after the release, and its effect must be undone.
     pub(crate) in_doubt: bool,
-    /// The reason of the loss, as the number of a [`LostReason`]. Zero: the hold was not lost. It
-    /// is set before any thread looks for the present tenancy, so that no later pass passes the
-    /// hold.
+    /// The reason of the loss, as the number of a [`LostReason`]. Zero: the hold was not lost. A
+    /// thread sets this before it looks for the present tenancy, so that no thread passes the hold
+    /// on after that.
     pub(super) lost: AtomicU8,
     /// Whether the last renewal failed.
     pub(super) unconfirmed: AtomicBool,
-    /// Why the renewal failed, in words for people. (It is boxed, since most holds have none.)
+    /// The text of the last renewal's error. (Boxed, since most holds have none.)
     trouble: Mutex<Option<Box<Arc<str>>>>,
     /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
@@ -90,12 +92,12 @@ pub(crate) struct Hold {
     pub(crate) kept_until: AtomicU64,
 }
 
-/// Keeps an owner live, from before its first request until its hold is released or no thread wants
-/// it.
+/// Keeps an owner [live](LiveOwner), from before its first request until its hold is released or no
+/// thread wants it.
 ///
-/// First it belongs to the thread that asks for the lock, and then to the hold. If that hold proves
-/// not to be this process's, the same owner asks again. So the asking thread keeps the hold alive
-/// until a later hold does.
+/// At first the thread that asks for the lock has this, and then the hold has it. If the gate does
+/// not admit the hold, the same owner asks again. So the asking thread also keeps the hold, until a
+/// later hold replaces it.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -117,8 +119,8 @@ impl Hold {
         Self::leased(owner, terms, terms.lease(), asked, in_doubt)
     }
 
-    /// A hold of a lock without a line, granted with this lease, as by a message. A renewal raises
-    /// or cuts it to the lease of its terms, unless it ends before.
+    /// A hold without a line, granted with this lease, which may differ from that of its terms. A
+    /// renewal raises or cuts the lease to that of the terms.
     pub(crate) fn leased(
         owner: Owner,
         terms: Terms,
@@ -131,8 +133,7 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the wanted lease is shorter, only that lease is certain: a renewal cuts the hold
-            // to it.
+            // If the wanted lease is shorter, it counts, since a renewal cuts the hold to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
@@ -154,10 +155,11 @@ impl Hold {
         }
     }
 
-    /// Makes a hold that keeps its owner live. The asking thread keeps the hold alive.
+    /// Makes a hold that keeps its owner live. The asking thread keeps the hold in `live`.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
-        // Only this thread has the hold that proved not to be this process's, so this takes it
-        // apart. Holds that keep one another alive would be dropped by recursion.
+        // The hold in `live` was not admitted, so usually no other thread has it, and its own
+        // `Live` is moved out. A chain of holds, each of which keeps the one before, would overflow
+        // the stack when dropped.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -169,13 +171,14 @@ impl Hold {
         hold
     }
 
-    /// Notes that the server has released the hold or does not have it.
+    /// Notes that the server has released the hold or does not have it. The owner is not live any
+    /// more.
     pub(crate) fn ended(&self) {
         self.live.as_ref().inspect(|live| live.end());
     }
 
-    /// The same hold, with the details of its grant. Messages may name the owner as long as
-    /// `registered` lives.
+    /// The same hold, with the details of its grant. `registered` keeps the owner registered for
+    /// messages.
     pub(crate) fn with_details(
         self,
         details: GrantDetails,
@@ -205,12 +208,12 @@ impl Hold {
         self.is_provisional() && !self.outlives_its_terms()
     }
 
-    /// Whether another process handed the hold on for longer than its terms want.
+    /// Whether another process handed the hold on with a lease longer than that of its terms.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// The kind of synchronizer that is held.
+    /// The kind of synchronizer to which the hold belongs.
     pub(crate) fn kind(&self) -> Kind {
         match self.owner {
             Owner::Permit(_) => Kind::ExpirableSemaphore,
@@ -227,18 +230,18 @@ impl Hold {
         self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
     }
 
-    /// The time until which its tenants, or a thread that keeps it, want the hold.
+    /// The time until which the tenants, or a thread that keeps the hold, want it.
     fn wanted_until(&self) -> u64 {
         self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
 
-    /// Sets the time until which the tenants that share the hold want it. (If the server keeps it
-    /// for longer, the client releases it then.)
+    /// Sets the time until which the tenants that share the hold want it. (If the server keeps the
+    /// hold for longer, the client releases it at that time.)
     pub(crate) fn ends_by(&self, until: u64) {
         self.latest_end.store(until, Ordering::SeqCst);
     }
 
-    /// Whether the hold ends before the server's lease, because no thread wants it for longer.
+    /// Whether the hold ends before its lease at the server, because no thread wants it for longer.
     pub(super) fn is_unwanted(&self) -> bool {
         self.wanted_until() < self.deadline.load(Ordering::SeqCst)
     }
@@ -252,11 +255,10 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// Notes that the server has answered a renewal, so that the hold has the lease of its terms
-    /// now. `certain` is the [certain part](Self::certain_part) of the lease. Zero: the server was
-    /// only asked whether it knows the hold. (After a failover the client may ask for a hold whose
-    /// raise is still to come. If that counted as the raise, the hold would keep its 2 s should the
-    /// raise fail.)
+    /// Notes the server's answer to a renewal, after which the hold has the lease of its terms.
+    /// `counts` is the part of the lease that counts. Zero: the client only asked whether the
+    /// server has the hold. (After a failover the client may ask this for a provisional hold. If
+    /// the answer made the hold count as raised, nothing would raise it later.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
         self.confirm(sent_at, certain);
         if !certain.is_zero() {
@@ -264,8 +266,8 @@ impl Hold {
         }
     }
 
-    /// Notes that the caller is about to ask for a lease. (This comes before the request, whose
-    /// outcome may stay unknown.) Returns the [certain part](Self::certain_part) of the lease.
+    /// Notes that the caller is about to ask for a lease, since the outcome of the request may stay
+    /// unknown. Returns the part of the lease that [counts](Self::counts).
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
@@ -277,7 +279,7 @@ impl Hold {
         self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
-    /// Makes the lease older by this number of nanoseconds.
+    /// Moves all times of the lease into the past by this number of nanoseconds.
     #[cfg(feature = "in-memory")]
     pub(super) fn age(&self, by: u64) {
         for time in [&self.deadline, &self.latest_end, &self.kept_until] {
@@ -296,20 +298,21 @@ impl Hold {
         self.cut.certain_part(lease)
     }
 
-    /// How the next renewal treats a lease that is [too long](LeaseCut::next).
+    /// Returns how the next renewal treats a lease that is [too long](LeaseCut::next).
     pub(crate) fn longer(&self) -> Longer {
         self.cut.next(|| self.wanted())
     }
 
-    /// Takes the server's [answer](LeaseCut::heard) to such a renewal.
+    /// Takes the server's [answer](LeaseCut::heard) to a renewal that treats a longer lease as
+    /// `longer` says.
     pub(crate) fn longer_heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.heard(longer, held, resent);
     }
 
-    /// Whether the server may keep the hold past the deadline that this process knows. That is so
-    /// if the outcome of an extension is not known (which a later answer about a shorter lease does
-    /// not change), if a lease that is too long is not cut yet, or if a cut [may
-    /// come](Self::certain_part).
+    /// Whether the server may keep the hold past the deadline that this process knows. It may if
+    /// the outcome of an extension is unknown, if a lease that is too long is not cut yet, or if a
+    /// cut [may come](Self::counts). (A later answer about a shorter lease does not settle an
+    /// unknown extension.)
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -317,7 +320,7 @@ impl Hold {
             || self.cut.may_come()
     }
 
-    /// The longest that the server may keep the hold, counted from now.
+    /// The longest time for which the server may keep the hold from now on.
     pub(crate) fn longest_lease(&self) -> Duration {
         Duration::from_nanos(self.prolonged.load(Ordering::SeqCst).max(self.granted_lease))
     }
@@ -329,16 +332,16 @@ impl Hold {
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// Why the server no longer has the hold. If the client has already found a reason, this is
-    /// that reason. Otherwise the deadline decides: the lease ends at the server after it, and the
-    /// client may learn of that end before the watchdog's thread has run.
+    /// The reason why the server no longer has the hold. If the client has noted a reason already,
+    /// this returns that. Otherwise the deadline decides: after it the lease has expired, even if
+    /// the watchdog's thread has not noticed yet.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
         self.lost().unwrap_or(reason)
     }
 
-    /// Whether this process has the hold, as far as it can know: the hold is not lost, and its
+    /// Whether this process has the hold, as far as it knows: the hold is not lost, and its
     /// deadline has not passed.
     pub(crate) fn is_held_at(&self, now: u64) -> bool {
         self.lost().is_none() && now < self.deadline()
@@ -352,12 +355,11 @@ impl Hold {
         self.unconfirmed.load(Ordering::SeqCst)
     }
 
-    /// Whether a thread may pass the hold to a thread with these terms. The terms must be equal: a
-    /// watched hold goes to a thread that wants the same watched lease, and a fixed one to a thread
-    /// that wants the same lease and gets at least nine tenths of it. A hold whose lease was
+    /// Whether a thread may pass the hold to a thread with these terms. The terms must be equal,
+    /// and the next thread must get at least nine tenths of a fixed lease. A hold whose lease was
     /// extended since the grant is never passed: if the next thread died, others would wait for the
-    /// longer lease. Nor does a hold go to a thread that leaves it to its end, since that needs the
-    /// whole lease.
+    /// longer lease. A hold is never passed to a thread that will leave it to its end, since that
+    /// thread needs the full lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
@@ -370,20 +372,20 @@ impl Hold {
             && if terms.is_watched() {
                 left > 0
             } else {
-                // For a provisional hold, nine tenths of its first lease will do, since the next
-                // thread raises it to its own lease.
+                // For a provisional hold, nine tenths of its first lease are enough, since a
+                // renewal raises it for the next thread.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
     }
 
-    /// Keeps the hold (`site/keep.rs`) at least until then. It is called under the gate's mutex,
-    /// when the thread leaves its level, and nothing takes it back.
+    /// Keeps the hold (`site/keep.rs`) at least until `until`. The caller has the gate's mutex, and
+    /// its thread leaves a level. Nothing revokes this.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        // Nearly always, this needs no look at the clock.
+        // Nearly always no thread keeps the hold, and this reads no clock.
         self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
     }
 
@@ -424,7 +426,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const LONGER: Duration = Duration::from_secs(30);
 
-    /// A hold that the server keeps for longer than its lease, so that the next renewal cuts it.
+    /// A hold whose lease is too long at the server, so that the next renewal cuts it.
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
@@ -450,7 +452,7 @@ mod tests {
             hold.longer_heard(cut, answer, resent);
             let certain = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}");
-            // A later cut says nothing about the first.
+            // The answer to a later cut does not settle the first cut.
             hold.longer_heard(Longer::Kept, Ok(StillHeld::TooLong), false);
             let cut = hold.longer();
             assert_eq!(cut, Longer::Cut(LONGER));
@@ -468,8 +470,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// Otherwise the client would leave the hold at the server when its own deadline has passed,
-    /// and others would wait for the end of the lease.
+    /// Without this, the client would leave the hold at the server after its own deadline, and
+    /// others would wait for the end of the lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -486,14 +488,14 @@ mod tests {
             hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
             hold.longer_heard(hold.longer(), Err(()), false);
             hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
-            // The server has extended the lease, but because of the lost cut only a part of it
-            // counts.
+            // The server has extended the lease, but only a part of it counts: a cut was lost and
+            // may still run.
             hold.confirm(clock::now(), hold.asks_for(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
     }
 
-    /// Otherwise `leave_to_expire` would leave the hold for the 2 s of the message, and return
+    /// Without this, `leave_to_expire` would leave the hold with the 2 s of the message, and return
     /// `Ok`.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
@@ -506,8 +508,8 @@ mod tests {
         assert!(!hold.is_to_be_raised());
     }
 
-    /// Otherwise an hour's lease, for which an inner level asked without an answer, would stay at
-    /// the server when the lease of the outer level has ended.
+    /// Say that an inner level asked for an hour's lease and got no answer. Without this, that
+    /// lease could stay at the server after the outer level's lease has ended.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

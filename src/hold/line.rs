@@ -1,9 +1,9 @@
-//! The line of a fair hold: the threads to which it may go from its owner without a request to the
-//! server.
+//! The line of a fair hold: the threads to which this process may pass the hold without a request
+//! to the server.
 //!
-//! A fair lock has no turns, since Redis has its order. A grant names the threads that stand
-//! directly behind its owner, and each of them may have the hold next without a round trip. They
-//! stay in Redis's queue until the release of the hold removes them all.
+//! Redis keeps the order of a fair lock, so its processes take no turns. A grant names the threads
+//! of the same process directly behind its owner, to which the hold may be passed in that order.
+//! Their entries stay in Redis's queue until the release of the hold removes them.
 
 use std::fmt;
 use std::iter;
@@ -17,7 +17,7 @@ use crate::runtime::Core;
 use crate::scripts::fair::{FairScripts, Followers};
 use crate::scripts::{FairKeys, Owner};
 
-/// The threads that may have a fair hold after its owner.
+/// The threads to which a fair hold may be passed after its owner.
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
     /// The state. Its mutex is taken after the gate's.
@@ -26,7 +26,7 @@ pub(crate) struct Line {
 
 pub(crate) struct LineState {
     pub(crate) followers: Followers,
-    /// The owners that have had the hold. They leave the queue when it is released.
+    /// The owners to which the hold was passed. The release removes them from the queue.
     pub(crate) passed: Vec<Owner>,
 }
 
@@ -36,25 +36,25 @@ impl Line {
         Self { keys: Arc::clone(keys), state: Mutex::new(state) }
     }
 
-    /// Whether other threads have had the hold after its owner, and still stand in Redis's queue.
+    /// Whether the hold was passed to other threads, whose entries are still in Redis's queue.
     pub(crate) fn has_passed(&self) -> bool {
         !self.state.lock().passed.is_empty()
     }
 
-    /// The command that releases the owner's hold and lets the next owner in.
+    /// The command that releases the owner's hold and grants the lock to the next owner.
     pub(crate) fn release_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// The command that undoes whatever a late request of the owner may do. It also takes the
-    /// threads that have had the owner's hold off the queue.
+    /// The command that undoes whatever a late request of the owner may do. It also removes the
+    /// threads to which the hold was passed from the queue.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
         scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
-    /// The command that shortens the owner's kept hold to this time, and removes the threads that
-    /// have had it after the owner from the queue.
+    /// The command that shortens the owner's kept hold to this time, and removes the threads to
+    /// which it was passed from the queue.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

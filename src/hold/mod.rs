@@ -1,9 +1,9 @@
-//! A lock that this process holds: which threads have it, until when, and whether it was lost.
+//! A lock that this process holds: the threads that have it, its deadline, and its loss.
 //!
 //! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's use of a hold. A grant
 //! makes a hold and its first tenancy. A pass within the process makes a new tenancy of the same
-//! hold. A wait on a condition exchanges the hold of a tenancy. A guard names its tenancy, so a
-//! guard of an earlier tenancy does nothing to the next one.
+//! hold. A wait on a condition exchanges the hold of a tenancy. A guard acts only on its own
+//! tenancy, so an old guard cannot end a later tenancy.
 
 mod cut;
 mod hold;

@@ -1,5 +1,6 @@
 //! A process's entry in the queue of a lock, from its first request until it becomes a hold or its
-//! wait ends. (For `try_lock` it only sends the request: it has no entry in Redis, and no inbox.)
+//! wait ends. (For `try_lock` this only sends the request: there is no entry in Redis, and no
+//! inbox.)
 //!
 //! ```text
 //! register the owner; ask: taken? no: asleep in the queue
@@ -8,19 +9,19 @@
 //!                              -> ask
 //! ```
 //!
-//! `ask/entry.rs` makes the decisions. This file has the owner, and the inbox behind its mutex.
-//! `site/queue_entry.rs` sends the requests and listens.
+//! `ask/entry.rs` makes the decisions. This file has the owner, and the inbox with its mutex.
+//! `site/queue_entry.rs` sends the requests and listens to the channels.
 //!
-//! There is one entry for each process and name, however many threads wait. The leader has it, and
-//! hands it to the next leader with the lead. The owner is registered before the first request is
-//! sent, since the grant message may overtake the reply. (For `try_lock` the owner is not
+//! There is one entry for each process and name, however many threads wait. The leader has the
+//! entry, and hands it to the next leader with the lead. The owner is registered before the first
+//! request is sent, since a grant message may overtake the reply. (For `try_lock` the owner is not
 //! registered, since no message names it.)
 //!
-//! A hand-off between processes costs a message and a wake-up, while a pass inside one process
-//! costs no command. So a thread has no entry of its own.
+//! The threads of a process share the entry because a hand-off between entries costs a message and
+//! a wake-up, while a pass inside the process costs no command.
 //!
-//! A message counts as a grant only if it names an owner that waits here, this database and this
-//! key, and is read before its deadline. It counts once. Every other message is a hint.
+//! A message counts as a grant, once, if it names an owner that waits here, this database and this
+//! key, and if the thread reads it before its deadline. Every other message is a hint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,24 +40,24 @@ use crate::runtime::{LiveOwner, Message, Recipient, Registered};
 use crate::scripts::lock::Tokens;
 use crate::scripts::{Chain, Mode, Owner};
 
-/// A queue entry. The thread that has it must use it up: it becomes a hold, or is given up
+/// A queue entry. The thread that has it must turn it into a hold or give it up
 /// (`Site::leave_queue`).
 ///
 /// `D` is the type of a grant's details. `R` is the recipient of messages to the owner.
 #[derive(Debug)]
 pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
-    /// Keeps the owner live. (The hold that it becomes takes this: [`Hold::of_live`].)
+    /// Keeps the owner live. The entry's hold takes this over ([`Hold::of_live`]).
     pub(crate) live: Option<Live>,
     pub(crate) entry: EntryMachine<D>,
-    /// The recipient of messages to the owner, registered before its first request for an entry.
-    /// `None`: it has not asked for an entry. The hold that it becomes may keep this
+    /// The recipient of messages to the owner, registered before the first request that may add an
+    /// entry. `None`: there was no such request. The entry's hold may keep this
     /// (`Hold::_registered`).
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
 }
 
-/// The mailbox of an owner, which receives messages while the owner stands in the queue and after
-/// it has got the lock.
+/// The mailbox of an owner. It receives messages while the owner is in the queue, and after it has
+/// got the lock.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) name: Name,
@@ -84,8 +85,8 @@ impl Recipient for Mailbox {
             {
                 let Some(details) = details(grant.details) else { return true };
                 if self.is_fenced && details.tokens.is_none() {
-                    // The process that released it knows of no tokens: it used a re-entrant lock of
-                    // this name. The reply to a request has tokens.
+                    // The releasing process used the re-entrant lock of this name, so its grant has
+                    // no tokens. The owner asks, and the reply has tokens.
                     Received::Missed
                 } else {
                     Received::Grant(ReceivedGrant {
@@ -112,7 +113,7 @@ impl Recipient for Mailbox {
     }
 }
 
-/// The mode of a grant, and the rest of its details.
+/// Splits the details of a grant message into the mode and the rest.
 pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
     let (kind, rest) = details.split_once(',')?;
     let mode = match kind {
@@ -124,7 +125,7 @@ pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
     Some((mode, rest))
 }
 
-/// The details of a grant of this kind of lock.
+/// Parses the details of a grant message, after the mode.
 pub(crate) fn details(details: &str) -> Option<GrantDetails> {
     let (_, numbers) = kind(details)?;
     let mut numbers = numbers.split(',').map(str::parse);
@@ -140,7 +141,7 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
 }
 
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
-    /// The entry of an owner that has sent no request, which `live` keeps live.
+    /// The entry of an owner that has sent no request. `live` keeps the owner live.
     pub(crate) fn of(owner: Owner, live: LiveOwner) -> Self {
         Self { owner, live: Some(Live::Owner(live)), entry: EntryMachine::new(), mailbox: None }
     }
@@ -153,24 +154,25 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// The hold that this grant makes.
     pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
         let lease = match granted.by {
-            // The whole lease, counted from before the request was sent. If the lock was the owner's
-            // before, by a message, the server has left it that message's lease, if that is longer.
+            // The full lease, counted from before the request was sent. If a message had granted
+            // the owner the lock before, the server has kept the lease of that grant if it is
+            // longer.
             By::Reply { already: true, .. } => terms.lease().max(Duration::from_nanos(PROVISIONAL)),
             By::Reply { already: false, .. } => terms.lease(),
-            // The lease that the message says, counted from the anchor. It is provisional: the
-            // renewer raises it to that of the terms after 50 ms.
+            // The provisional lease of the message, counted from the anchor. The renewer raises it
+            // to that of the terms after 50 ms.
             By::Message { lease, .. } => lease,
         };
         Hold::leased(self.owner, terms, lease, granted.asked, granted.in_doubt)
     }
 
-    /// The registration, for a hold whose owner messages may name.
+    /// The registration of the owner, for a hold to whose owner messages may still come.
     pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
         self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
     }
 
-    /// Ends the owner in this way. Returns what is left of it. `command` makes the command that
-    /// removes the owner from queue and lock.
+    /// Ends the entry with the event `end`. Returns what the server may still have of the owner.
+    /// `command` makes the command that removes the owner from queue and lock.
     pub(crate) fn left(
         &mut self,
         end: EntryEvent<D>,
@@ -189,13 +191,13 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 }
 
 impl QueueEntry {
-    /// Whether the mailbox has received something that no thread has collected.
+    /// Whether the mailbox has messages that no thread has collected.
     pub(crate) fn may_collect(&self) -> bool {
         let is_full = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
         self.mailbox.as_ref().is_some_and(is_full)
     }
 
-    /// Takes what the mailbox has received and no thread has collected.
+    /// Takes the messages that no thread has collected.
     pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
         let Some(mailbox) = &self.mailbox else { return Inbox::new() };
         mailbox.recipient.state.lock().inbox.take()

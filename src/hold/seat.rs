@@ -18,35 +18,36 @@ use crate::scripts::Mode;
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(crate) levels: Levels,
-    /// The other tenants, for a lock that threads share. (It is boxed, since a seat is moved and
-    /// most have none.)
+    /// The other tenants, for a lock that threads share. (Boxed, since a seat is moved, and most
+    /// seats have none.)
     shared: Option<Box<SharedHold>>,
     /// The time at which the hold was granted or last passed.
     pub(crate) taken_at: u64,
-    /// Whether nobody waited for the hold at the server's last reply. If so, other threads may join
-    /// it.
+    /// Whether no process waited for the lock at the server's last reply. If so, other threads may
+    /// join the hold.
     pub(crate) is_open: bool,
     pub(crate) progress: RenewalProgress,
-    /// Values that the seat pins. (It is boxed, since most seats have none.)
+    /// Values that live as long as the seat. (Boxed, since most seats have none.)
     pub(crate) pinned: Option<Box<Pinned>>,
 }
 
-/// What the end of a level leaves.
+/// The outcome of the end of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LevelEnd {
     /// The tenancy has levels left.
     StillHeld,
-    /// The tenancy is over, and others still share the hold.
+    /// The tenancy is over, and other tenancies still share the hold.
     OthersStay,
 }
 
 /// Values that live as long as the seat. They are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
-    /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps it.
+    /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps the
+    /// site alive.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
-    /// A value that is dropped when the seat's thread, which waited on a condition, has left the
-    /// lock again.
+    /// A value to drop when the seat's thread, which has waited on a condition, leaves the lock
+    /// again.
     pub(crate) until_left: Option<Box<dyn Any + Send>>,
 }
 
@@ -65,10 +66,10 @@ struct Tenant {
     levels: Levels,
 }
 
-/// The tenants of a hold beside the one in the seat. Each tenancy knows its index here, so that
-/// leaving needs no search. A thread that takes the lock again does need one. Nobody takes the lock
-/// again under an owned guard's tenancy, and there may be many thousands of these, so they have a
-/// list of their own.
+/// The tenants of a hold besides the one in the seat. Each tenancy stores its index here, so a
+/// leaving thread needs no search. A thread that takes the lock again must search for its tenancy.
+/// No thread takes the lock again under an owned guard's tenancy. There may be thousands of these,
+/// so they have a list of their own.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -111,14 +112,14 @@ impl Beside {
     }
 }
 
-/// The time until which the tenants that share a hold want it. A tenant that comes with a long
-/// lease and leaves again must not extend the fixed lease of another tenant, since that lease
-/// bounds a thread that hangs.
+/// The time until which the tenants that share a hold want it. If a tenant with a long lease comes
+/// and leaves, the fixed lease of another tenant must not become longer: it is the limit for a
+/// thread that hangs.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// The number of levels without an end of their own, which the watchdog renews.
+    /// The number of levels that the watchdog renews, which have no end of their own.
     endless: usize,
-    /// The ends of the other levels, and the number of levels that end at each.
+    /// The ends of the other levels, each with the number of levels that end then.
     ends: BTreeMap<u64, usize>,
 }
 
@@ -170,8 +171,8 @@ impl Seat {
         seat
     }
 
-    /// The seat of the next thread, to which the hold is passed. A renewal that is on its way stays
-    /// on its way.
+    /// The seat of the next thread, to which the hold is passed. The renewal's progress does not
+    /// change.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }
@@ -201,7 +202,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// A tenant beside the one in the seat.
+    /// A tenant besides the one in the seat.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }
@@ -233,8 +234,8 @@ impl Seat {
         self.want(level);
     }
 
-    /// Ends a level. `None`: the level is the only one of the whole seat or is not there, and
-    /// nothing has changed.
+    /// Ends a level. `None`: nothing has changed, since the level is the only one of the whole seat
+    /// or is not in it.
     #[inline]
     pub(crate) fn end_level(
         &mut self,
@@ -275,22 +276,23 @@ impl Seat {
         }
     }
 
-    /// The time at which the last level of `tenancy` ends by itself.
+    /// The time at which the lease of the last level of `tenancy` ends.
     pub(crate) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.shared.as_ref()?;
         let levels = self.levels_of(tenancy)?;
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
-    /// Makes the thread that `left` a seat to wait go on in this one, which it has alone.
+    /// Gives the thread of this seat the first tenancy and the levels of the seat that it `left` to
+    /// wait on a condition. No other tenant shares this seat.
     pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
         std::mem::swap(&mut self.pinned, &mut left.pinned);
     }
 
-    /// The terms on which a thread that left this seat to wait takes the lock again. If a level
-    /// wants the watchdog, that is the longest watched lease, and otherwise the longest lease.
+    /// The terms on which a thread that left this seat to wait takes the lock again: the longest
+    /// watched lease if a level wants the watchdog, and otherwise the longest lease.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         self.levels.watched().map_or_else(fixed, Terms::watched)
@@ -321,8 +323,8 @@ impl Seat {
         let all = match &self.shared {
             None => watching(&self.tenancy, &self.levels),
             Some(shared) if shared.wanted.endless == 0 => None,
-            // If several tenants share the hold, `max_hold` counts from the one that came last, and
-            // the longest lease of all counts.
+            // If several tenants share the hold, `max_hold` counts from the arrival of the last
+            // one, and the lease is the longest lease of all.
             Some(_) => self
                 .tenants()
                 .filter_map(|(tenancy, levels)| watching(tenancy, levels))
@@ -331,7 +333,7 @@ impl Seat {
         self.renewal_state_of(all)
     }
 
-    /// As [`renewal_state`](Self::renewal_state), without a look at all tenants. `watching` has the
+    /// As [`renewal_state`](Self::renewal_state), but reads no list of tenants. `watching` has the
     /// time at which the last tenant that wants renewals came, and the longest lease that such a
     /// tenant wants.
     pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
@@ -348,11 +350,11 @@ impl Seat {
     }
 }
 
-/// The most levels of one thread.
+/// The largest number of levels of one thread.
 const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// An unknown end: a guard knows the end of its fixed level only if threads share the hold.
+/// The end of a fixed level, if the guard does not know it: it does only if threads share the hold.
 const SOME: u64 = 0;
 
 /// A level: one taking of the lock by a thread. A re-entry adds one. (It is small, since a re-entry
@@ -361,18 +363,18 @@ const SOME: u64 = 0;
 pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.
     lease: u64,
-    /// The time at which its own lease ends, on [`clock`], or [`NEVER`] or [`SOME`].
+    /// The time at which the level's own lease ends, on [`clock`], or [`NEVER`] or [`SOME`].
     ends: u64,
 }
 
 impl HoldLevel {
-    /// The level that a guard ends, with the level's own end if that is known.
+    /// The level of a guard, with the level's own end if the guard knows it.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
         let unknown = if terms.is_watched() { NEVER } else { SOME };
         Self { lease: terms.nanos(), ends: ends.unwrap_or(unknown) }
     }
 
-    /// The time for which the level lasts by itself, without the hold's other levels.
+    /// The time left until the level's own lease ends.
     pub(crate) fn remaining(self) -> Duration {
         match self.ends() {
             NEVER => Duration::MAX,
@@ -380,7 +382,8 @@ impl HoldLevel {
         }
     }
 
-    /// The time at which the level ends by itself, on [`clock`]. [`NEVER`]: it ends with the hold.
+    /// The time at which the level's own lease ends, on [`clock`]. [`NEVER`]: it ends with the
+    /// hold.
     pub(crate) fn ends(self) -> u64 {
         if self.ends == SOME { NEVER } else { self.ends }
     }
@@ -456,8 +459,8 @@ impl Levels {
         }
     }
 
-    /// Ends a level further out, since guards may be dropped in any order. The last level takes its
-    /// place.
+    /// Ends an outer level, since guards may be dropped in any order. The last level takes its
+    /// index.
     #[cold]
     fn end_further_out(&mut self, which: HoldLevel, last: HoldLevel) -> HoldLevel {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));

@@ -38,25 +38,26 @@ use crate::snapshot::Held;
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the known deadline, but the last renewal failed, and the client tries again.
+    /// Held until the known deadline, but the last renewal failed. The client tries again.
     Unconfirmed,
     /// No longer held, although no thread released it.
     Lost(LostReason),
-    /// Released by this guard or by `unlock`; or the thread waits on a
-    /// [`Condition`](crate::Condition), or could not take the lock again after such a wait.
+    /// Released by this guard or by `unlock`. A guard is also in this state while its thread waits
+    /// on a [`Condition`](crate::Condition), and after such a wait that could not take the lock
+    /// again.
     Released,
 }
 
-/// A tenancy: one thread's use of a hold. It outlasts waits on conditions, each of which exchanges
-/// the hold.
+/// A tenancy: one thread's use of a hold. It lasts through waits on conditions, after each of which
+/// it has another hold.
 ///
-/// Guards ask the tenancy for its state. In a forked child, where the hold is the parent's, it
-/// answers that the hold is lost, and locks none of the parent's mutexes.
+/// Guards read their state from the tenancy. In a forked child, where the hold is the parent's, the
+/// state is "lost", and no mutex of the parent is locked.
 pub(crate) struct Tenancy {
     /// The first hold, from a grant or a pass.
     first: Arc<Hold>,
-    /// The hold with which the thread came back from its last wait. See [`hold`](Self::hold). (It
-    /// is boxed, since most tenancies have none.)
+    /// The hold with which the thread came back from its last wait. See [`hold`](Self::hold).
+    /// (Boxed, since most tenancies have none.)
     exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
     /// The time at which the use of the hold began, on [`clock`].
@@ -67,9 +68,10 @@ pub(crate) struct Tenancy {
     end: Mutex<End>,
     /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
-    /// The index among the tenants that share the hold. It is used under the gate's mutex.
+    /// The index among the tenants that share the hold. The gate's mutex guards it.
     index: AtomicU32,
-    /// Whether the observer knows of the tenancy ([`HAD`]), and whether it was [`LOST`].
+    /// Whether the observer was told of the tenancy ([`HAD`]), and whether the tenancy was
+    /// [`LOST`].
     heard: AtomicU8,
 }
 
@@ -77,8 +79,8 @@ const HAD: u8 = 1;
 const LOST: u8 = 2;
 
 enum End {
-    /// The tenancy has not ended, though its thread may wait on a condition. Has the callbacks for
-    /// a loss.
+    /// The tenancy has not ended; its thread may wait on a condition. These callbacks run at a
+    /// loss.
     NotYet(Vec<LossCallback>),
     Released,
     Lost(LostReason),
@@ -94,8 +96,7 @@ impl Tenancy {
         if mutants::is("a token not counted on a pass") {
             hold.tokens_used.store(0, Ordering::Relaxed);
         }
-        // Threads pass the hold under the gate's mutex, so the tokens are in the order of the
-        // passes.
+        // Threads pass the hold under the gate's mutex, so a later tenancy gets a higher token.
         let token = hold.token_after(hold.tokens_used.fetch_add(1, Ordering::Relaxed));
         Self {
             first: hold,
@@ -110,11 +111,11 @@ impl Tenancy {
         }
     }
 
-    /// The hold. Only the tenancy's own thread exchanges it, while no seat has the tenancy. So the
-    /// hold stays the same for that thread until its next wait, and for other threads under the
-    /// gate's mutex. Without that mutex, others may find another hold at each look. So the
-    /// watchdog, a forced unlock and a thread that finds the lease over act on the hold that they
-    /// saw in the seat, and never on the tenancy.
+    /// The hold. Only the tenancy's own thread exchanges it, and only while no seat has the
+    /// tenancy. So that thread sees the same hold until its next wait, and other threads see the
+    /// same hold while they have the gate's mutex. Without the mutex, other threads may see another
+    /// hold at each call. So the watchdog, a forced unlock and a thread that finds the lease over
+    /// act on the hold that they saw in the seat, and never on the tenancy.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -145,8 +146,8 @@ impl Tenancy {
         clock::since(self.began())
     }
 
-    /// Tells the observer that the thread has left the hold, if the observer knows that the thread
-    /// had it. (A hold may end before its thread returns with it.)
+    /// Tells the observer that the thread has left the hold, if the observer was told that the
+    /// thread had it. (A hold may end before the call that took it has returned.)
     pub(crate) fn tell_released(&self, core: &Core, name: &Name) {
         if self.heard.load(Ordering::SeqCst) & HAD == 0 {
             return;
@@ -156,20 +157,20 @@ impl Tenancy {
         });
     }
 
-    /// Takes the hold of `again`, with which the thread is back from a wait. Returns the hold
-    /// before, which must not be dropped under a mutex.
+    /// Takes the hold of `again`, with which the thread has come back from a wait. Returns the
+    /// earlier hold, which the caller must not drop under a mutex.
     ///
-    /// During the wait the tenancy has stepped down but has not ended: its guards report
-    /// "released", and keep the callbacks that they get. It cannot be lost in that time: only the
-    /// thread that takes it out of its seat reports a loss to it, and its own thread has taken it
-    /// out.
+    /// During the wait the tenancy has stepped down but has not ended. Its guards report
+    /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time:
+    /// only the thread that takes it out of its seat reports a loss to it, and its own thread has
+    /// taken it out.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.began.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
-        // This comes last: a guard that reports "held" from here on finds the new hold.
+        // This comes last, so that a guard that reports "held" from here on reads the new hold.
         self.ended.store(false, Ordering::Release);
         before
     }
@@ -179,7 +180,7 @@ impl Tenancy {
     }
 
     pub(super) fn set_index(&self, index: usize) {
-        // The number of tenancies fits, since each takes some hundred bytes.
+        // The index fits in 32 bits, since each tenancy takes some hundred bytes.
         self.index.store(index as u32, Ordering::Relaxed);
     }
 
@@ -240,7 +241,8 @@ impl Tenancy {
         }
     }
 
-    /// The text about a loss. If the lease ran out, it also says why the client did not renew it.
+    /// The text about a loss. If the lease ran out, the text also says why the client did not renew
+    /// it.
     pub(crate) fn loss_message(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
         if reason != LostReason::LeaseExpired {
             return reason.to_string();
@@ -283,16 +285,17 @@ impl Tenancy {
         None
     }
 
-    /// Notes that the thread has left the hold, which other threads have or may have soon. From
-    /// here on its guards no longer report "held". One of three calls follows:
+    /// Notes that the thread has left the hold. From here on its guards no longer report "held",
+    /// since other threads may have the hold. One of three calls follows:
     /// [`finish_released`](Self::finish_released), [`lose`](Self::lose), or after a wait
     /// [`exchange`](Self::exchange).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Ends the tenancy as released. Returns the callbacks, which nobody calls. The caller drops
-    /// them when it has neither a leadership nor a mutex, since dropping them runs the user's code.
+    /// Ends the tenancy as released. Returns the callbacks, for the caller to drop without calling
+    /// them. The caller must have no leadership and no mutex at the drop, which may run the user's
+    /// code.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released)
     }
@@ -303,7 +306,7 @@ impl Tenancy {
         self.finish(End::Lost(reason))
     }
 
-    /// Ends the tenancy as lost, logs that, and has its callbacks called.
+    /// Ends the tenancy as lost, logs the loss, and schedules its callbacks.
     pub(crate) fn declare_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if let Some(callbacks) = self.lose(reason) {
             #[cfg(soak_mutants)]
@@ -316,8 +319,8 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer of the loss, if the observer knows that the thread had the hold. If not,
-    /// it may learn of both soon ([`observed`](Self::observed)).
+    /// Tells the observer of the loss, if the observer was told that the thread had the hold. If
+    /// not, [`observed`](Self::observed) tells it of both.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
@@ -328,9 +331,9 @@ impl Tenancy {
         });
     }
 
-    /// Notes that the observer knows that the thread has the hold.
+    /// Notes that the observer was told that the thread has the hold.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
-        // The tenancy was lost in the meantime, and the observer does not know that yet.
+        // The tenancy was lost in the meantime, and the observer was not told of the loss.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {

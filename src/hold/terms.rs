@@ -22,20 +22,20 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// This lease, renewed by the watchdog.
+    /// Terms with this lease, which the watchdog renews.
     pub(crate) const fn watched(lease: Duration) -> Self {
         Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false }
     }
 
-    /// A lease of its own, never renewed.
+    /// Terms with this lease, which is never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
         Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false }
     }
 
-    /// The same terms, for a thread that will leave the hold to its end as soon as it has the hold.
-    /// The server's reply must say that the hold has this lease. The 2 s of a grant by message or
-    /// the rest of another thread's lease would not do, and a request for a longer lease might fail
-    /// when the hold is left already.
+    /// The same terms, for a thread that will leave the hold to its end as soon as it has it. Such
+    /// a thread needs the full lease from the server's reply. The 2 s of a grant by message or what
+    /// remains of another thread's lease is too short, and an extension might fail after the thread
+    /// has left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }
     }
@@ -74,7 +74,7 @@ impl Terms {
     pub(crate) fn check(self, name: &Name) -> Result<(), Error> {
         const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
         const LONGEST: u64 = clock::nanos(config::LONGEST_WATCHDOG);
-        // The usual case, without arithmetic.
+        // The usual case needs no arithmetic.
         if self.is_watched && SHORTEST <= self.lease && self.lease <= LONGEST {
             return Ok(());
         }

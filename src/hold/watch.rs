@@ -1,8 +1,8 @@
-//! The watch over a hold: its alarm on the wheel, its renewals, and the detection of its end.
-//! `lease/schedule.rs` decides when they are due.
+//! The watch over a hold: its alarm on the timing wheel, its renewals, and the detection of its
+//! end. `lease/schedule.rs` decides when each of these is due.
 //!
-//! A [`Leaseholder`] knows which threads want its hold, and what to do if the hold is lost. The
-//! rest is the same for a lock and for a permit, and stands here once.
+//! A [`Leaseholder`] knows which threads want its hold, and handles its loss. This file has the
+//! code that locks and permits share.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -21,39 +21,41 @@ use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// An object with a hold that the wheel watches: a lock's site, with the hold in its seat, or a
-/// permit.
+/// An object with a hold that the watchdog watches: a lock's site, with the hold in its seat, or a
+/// permit lease.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
 
     fn core(&self) -> &Core;
 
-    /// The key of the hold's renewals, and the one to track.
+    /// The key that renewals name and that the server tracks.
     fn key(&self) -> &Arc<str>;
 
     fn name(&self) -> &Name;
 
-    /// The wheel's entry for the hold. Its mutex is taken after the leaseholder's own, never
-    /// before.
+    /// The entry of the timing wheel for the hold. A thread never locks the leaseholder's own mutex
+    /// while it has this one.
     fn alarm(&self) -> &Mutex<Option<Alarm>>;
 
     /// Calls `look` with the hold, under the leaseholder's own mutex. `None`: there is no hold now.
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
-    /// Whether another process may have asked for a longer lease. If so, no renewal cuts a lease.
+    /// Whether another process may have asked for a longer lease of the hold. If so, no renewal
+    /// cuts its lease.
     fn may_be_longer(&self) -> bool {
         false
     }
 
-    /// Whether the next hold will probably come soon, by message.
+    /// Whether a message will probably grant the next hold soon.
     fn expects_hold(&self, _now: u64) -> bool {
         false
     }
 
-    /// The object that asks for the hold when its tracked key has changed.
+    /// The object that asks the server whether it still has the hold when the tracked key has
+    /// changed.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
-    /// Takes the loss of the hold, and reports it to the threads that have it.
+    /// Handles the loss of the hold, and reports it to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
 
     /// Sets the alarm for the next action on the hold.
@@ -63,8 +65,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Sets the alarm to `at`, unless it is earlier already. An alarm that goes off too early sets
-    /// the next one, so only a late alarm would be wrong.
+    /// Sets the alarm to `at`, unless it is set to an earlier time. An alarm that goes off too
+    /// early sets the next one, so only a late alarm would do harm.
     fn arm_at(self: &Arc<Self>, at: u64) {
         let mut alarm = self.alarm().lock();
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -76,7 +78,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Makes the server track the hold's key, if it is time.
+    /// Makes the server track the hold's key, if the hold has lasted for long enough.
     fn track(self: &Arc<Self>, now: u64) {
         let begins = self.with_hold(|renewing| {
             renewing.tracked_from(&**self) <= now
@@ -87,15 +89,16 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Makes the lease older by this number of nanoseconds. Returns the renewal that is due then.
+    /// Moves the times of the lease into the past by this number of nanoseconds. Returns the
+    /// renewal that is due after that.
     #[cfg(feature = "in-memory")]
     fn age(self: &Arc<Self>, by: u64) -> Option<Renewal> {
         self.with_hold(|renewing| renewing.hold.age(by))?;
         Task::due(Arc::clone(self))
     }
 
-    /// A renewal before it is due. If the hold needs none, or its renewal is on its way, this only
-    /// asks whether the server knows the hold.
+    /// Returns a renewal before it is due. If the hold needs no renewal, or one is on its way, the
+    /// returned one only asks whether the server has the hold.
     fn early_renewal(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
@@ -108,7 +111,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
-        // This is read before `longer`, which may make this renewal a cut.
+        // `counts` is computed before `longer`, which may make this renewal a cut.
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.longer() };
@@ -120,8 +123,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
     }
 
-    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the part of
-    /// its lease that is certain.
+    /// Takes the server's answer to a renewal that was sent at `sent_at`. `counts` is the part of
+    /// the renewal's lease that counts.
     fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -157,7 +160,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             Some(true) if renewed == Ok(StillHeld::No) => self.lose_hold(hold, hold.why_gone()),
             Some(true) => {
                 self.arm();
-                // If nothing counts, the server was only asked whether it knows the hold.
+                // If `counts` is zero, the renewal only asked whether the server has the hold.
                 if !certain.is_zero() {
                     let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
                     self.core().observe_soon(count, || {
@@ -179,10 +182,10 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        // An alarm that another thread has replaced may still go off. So only an alarm that is due
-        // is removed here. If this forgot the present alarm, that alarm would go off in addition to
-        // the next one, and each of the two would set another, for as long as the leaseholder
-        // lives.
+        // An alarm that another thread has replaced may still go off. So this removes the present
+        // alarm only if it is due. If this removed an alarm that is not due, that alarm would go
+        // off in addition to the next one. Each of the two would set another, for as long as the
+        // leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
@@ -191,7 +194,7 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.begins(lease, now))
         });
         let Some((hold, lease)) = renewing else {
-            // So the next hold finds an alarm that is early enough, and need not wake the watchdog
+            // An alarm for the next hold is set now, so that its thread need not wake the watchdog
             // to set one.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISED_AFTER);
@@ -216,14 +219,14 @@ pub(crate) struct Renewing<'a> {
 }
 
 impl Renewing<'_> {
-    /// The time of the next action on the hold.
+    /// The time of the next action: tracking, renewal or end.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
         due.at.min(self.tracked_from(holder))
     }
 
-    /// The time from which the server should track the hold's key. `u64::MAX`: it already does, or
-    /// cannot.
+    /// The time from which the server should track the hold's key. `u64::MAX`: it tracks the key
+    /// already, or cannot.
     fn tracked_from(&self, holder: &impl Leaseholder) -> u64 {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
@@ -231,8 +234,8 @@ impl Renewing<'_> {
         self.state.taken_at.saturating_add(TRACKED_AFTER)
     }
 
-    /// Begins a renewal. Returns the lease of the renewal that the caller must send. `None`: there
-    /// is nothing to send, or it is too late.
+    /// Marks a renewal as sent, and returns its lease for the caller to send. `None`: there is
+    /// nothing to send, or it is too late.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.sent();

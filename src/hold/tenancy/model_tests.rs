@@ -1,5 +1,5 @@
-//! Models of a thread that waits on a condition and comes back. Beside it, its hold may be lost,
-//! callbacks are registered, and another thread takes the lock during the wait.
+//! Models of a thread that waits on a condition and comes back. At the same time its hold may be
+//! lost, callbacks are registered, and another thread takes the lock during the wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const TERMS: Terms = Terms::watched(LEASE);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: TERMS };
 
-/// Takes the lock, as a leader whose request the server grants.
+/// Takes the lock as a leader does whose request the server grants.
 fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
     let thread = Thread::current();
     match site.gate.enter(&thread, NEED, false) {
@@ -54,7 +54,7 @@ fn take(site: &Arc<Site>) -> Arc<Tenancy> {
     }
 }
 
-/// Counts, in its drop, the times that a thread which came back has left again.
+/// Its drop counts how many times a thread has come back and left the lock again.
 struct UntilLeft {
     tenancy: Arc<Tenancy>,
     left: Arc<AtomicUsize>,
@@ -67,7 +67,7 @@ impl Drop for UntilLeft {
     }
 }
 
-/// Waits a few times, unless the lock is lost. Returns how often it came back.
+/// Waits a few times, unless the lock is lost. Returns how many times the thread came back.
 fn wait(site: &Arc<Site>, tenancy: &Arc<Tenancy>, left: &Arc<AtomicUsize>) -> usize {
     let mut back = 0;
     for _ in 0..thread_rng().gen_range(0..3) {
@@ -82,7 +82,7 @@ fn wait(site: &Arc<Site>, tenancy: &Arc<Tenancy>, left: &Arc<AtomicUsize>) -> us
     back
 }
 
-/// Callbacks are registered before, during or after a wait, or as it begins or ends. The lock is
+/// Callbacks are registered before, during or after a wait, or while it begins or ends. The lock is
 /// lost at any of these times, or not at all.
 #[test]
 fn a_wait_is_no_loss_and_each_loss_is_reported_once() {
