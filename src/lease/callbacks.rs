@@ -1,4 +1,4 @@
-//! The thread that runs users' callbacks and writes log lines, while there are any.
+//! The thread that runs users' callbacks and writes log lines. It runs only while there is work.
 
 #![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
 
@@ -14,24 +14,23 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";
-/// The most lines that wait for a slow logger. Later ones are counted and left out.
+/// The largest number of lines that wait for a slow logger. Later lines are left out and counted.
 const MOST_LINES: usize = 1_000;
-/// The time for which holds that are lost for one reason are gathered in a line, by [`clock`]. The
-/// line is written when no further hold was lost for this time, but at the latest this time after
-/// the first loss.
+/// The time, by [`clock`], for which losses for one reason are gathered in a line. The line is
+/// written this long after the first of these losses at the latest.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
-/// The most names in such a line.
+/// The largest number of names in such a line.
 const MOST_NAMES: usize = 10;
 
 enum CallbackJob {
-    /// A callback, which is never left out: each runs once.
+    /// A callback. It is never left out, and runs once.
     Call(Box<dyn FnOnce() + Send>),
     Line(Level, String),
 }
 
-/// The jobs that may block, take locks of the user's or use this library, and so run on no thread
-/// that others depend on. A logger is the user's code, too.
+/// The jobs that run users' code: callbacks and the logger. Such a job may block, take the user's
+/// locks or use this library, so it runs on a thread on which no other work depends.
 pub(super) struct Callbacks {
     /// The client's id, at the end of each line: a process may have several.
     client: Arc<str>,
@@ -40,14 +39,14 @@ pub(super) struct Callbacks {
 }
 
 struct CallbackState {
-    /// The sign that the thread has not ended. `None` once the client ends.
+    /// The thread keeps a clone of this until it ends. `None` after the client has ended.
     alive: Option<Sender<()>>,
     queue: VecDeque<CallbackJob>,
-    /// Losses that will become lines.
+    /// Losses that have not become lines yet.
     lost: Vec<Lost>,
-    /// The number of queued jobs and losses that are log lines, or will be.
+    /// The number of log lines in the queue, plus the losses that will become lines.
     lines: usize,
-    /// The number of lines that were left out since the last report of such lines.
+    /// The number of lines that were left out and not reported yet.
     left_out: u64,
     /// Whether the thread runs. It ends when the queue is empty.
     running: bool,
@@ -91,8 +90,8 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// Marks the client's end. The client waits for a thread that runs now, but for none that
-    /// starts later.
+    /// Marks the client's end. The client waits for a thread that runs now, and not for a thread
+    /// that starts later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();
@@ -122,8 +121,8 @@ impl Callbacks {
         self.start(state);
     }
 
-    /// Logs the loss of a hold, in a line with others that are lost for the same reason at about
-    /// that time.
+    /// Logs the loss of a hold. Holds that are lost for the same reason at about the same time
+    /// share a line.
     pub(super) fn log_lost(self: &Arc<Self>, name: &Name, why: impl FnOnce() -> String) {
         if Level::Warn > log::max_level() {
             return;
@@ -146,7 +145,8 @@ impl Callbacks {
         }
     }
 
-    /// Starts the thread if jobs wait for it, since the system may have given none when they came.
+    /// Starts the thread if jobs wait for it: the system may have refused to start one when they
+    /// came.
     pub(super) fn start_again(self: &Arc<Self>) {
         let state = self.state.lock();
         let is_idle = state.queue.is_empty() && state.lost.is_empty();
@@ -165,8 +165,8 @@ impl Callbacks {
         let callbacks = Arc::clone(self);
         let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
-            // The system gives no thread. The jobs stay queued, and the watchdog's thread tries
-            // again.
+            // The system refuses to start a thread. The jobs stay queued, and the watchdog's thread
+            // tries again.
             self.state.lock().running = false;
         }
     }
@@ -193,7 +193,7 @@ impl Callbacks {
         }
     }
 
-    /// The next job, and the number of lines that were left out without a report.
+    /// Returns the next job, and the number of lines that were left out and not reported yet.
     fn next(&self) -> Option<(CallbackJob, u64)> {
         let mut state = self.state.lock();
         let job = loop {

@@ -1,6 +1,6 @@
-//! Commands that must still reach the server although no caller waits for them: mostly releases of
-//! holds that no thread has, and signs of life. Each reason has a constructor, which says for how
-//! long its command is sent.
+//! Commands that must reach the server although no caller waits for them: mostly releases of holds
+//! that no thread has, and signs of life. Each reason has a constructor, whose comment says for how
+//! long the command is sent again.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,66 +16,67 @@ use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
-/// The time after which a request can no longer be on its way, unless the server has stood still.
+/// The time after which no request can still be on its way, unless the server has stood still.
 const LATEST: Duration = Duration::from_secs(600);
-/// The time for which a command that matters only now is tried. It is longer than the lease of a
+/// The time for which a command is tried that is useless later. It is longer than the lease of a
 /// grant by message.
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > schedule::PROVISIONAL as u128);
 
-/// A command sent in the background, again and again with back-off, and as soon as a connection is
-/// opened.
+/// A command that the renewer sends, again and again with back-off until it is done, and soon after
+/// a connection is opened.
 pub(crate) struct Cleanup {
     name: Name,
-    /// In a cluster the number of the one server that gets it. `None`: the server that has the
-    /// name.
+    /// In a cluster, the number of the server that gets the command. `None`: the server that has
+    /// the name.
     server: Option<usize>,
     what: What,
-    /// The time at which it is given up, whatever its outcome.
+    /// The time at which the cleanup is given up, whatever the outcome.
     until: u64,
     due: u64,
-    /// The time at which it was last sent.
+    /// The time at which the command was last sent.
     tried: u64,
     retry: u64,
-    /// Whether the server has answered an [undo](What::Undo). After that it is sent again only
-    /// because the undone request may come late.
+    /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is sent
+    /// again only because the undone request may still arrive.
     was_answered: bool,
-    /// Whether the cleanup may be done with the command that was sent last.
+    /// Whether the command that was sent last may complete the cleanup.
     is_last: bool,
 }
 
-/// The command to send now, and whether the cleanup may be done with it.
+/// The command to send now, and whether it may complete the cleanup.
 type Next = (Command, bool);
 
 enum What {
-    /// Done at its time, or once [settled](is_settled) after `enough`. One answer is not enough: a
-    /// server that stalls may read a release before the acquire, which an old connection still has.
-    /// After an answer the command is not sent again before `from`. From then on the command may be
-    /// another one, and the answer to the earlier one may come even later.
+    /// Done at `until`, or once [settled](is_settled) after `enough`. An answer before `enough`
+    /// does not complete it: a server that stalls may read this command before the acquire, which
+    /// an old connection still has. After an answer the command is not sent again before `from`.
+    /// From `from` on, `next` may return another command, and the answer to the earlier command may
+    /// come after that.
     Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
-    /// Done at its time, or once settled.
+    /// Done at `until`, or once settled.
     Tell(Command),
-    /// Done once the server has applied it, or says that it is too late.
+    /// Done once the server has applied the request, or answers that it is too late.
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Done once no debt is left.
     Debt(Arc<dyn Debtor>),
-    /// Done once it is no longer needed.
+    /// Done once its waiters no longer need it.
     KeepAlive(Weak<dyn KeepAlive>),
 }
 
-/// A debtor owes the server changes, and computes the amount when it can be sent.
+/// A debtor owes the server changes, and computes their amount when a command can be sent.
 pub(crate) trait Debtor: Send + Sync {
-    /// The command to send. `None`: no debt is left. Otherwise [`paid`](Self::paid) is called
-    /// before the next call.
+    /// The command to send. `None`: no debt is left. After `Some`, the caller calls
+    /// [`paid`](Self::paid) before it calls this again.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the outcome. `resent`: the command was sent twice, the first time without an outcome.
+    /// Takes the outcome. `resent`: the command was sent twice, since the first copy got no reply.
     fn paid(&self, outcome: &Outcome, resent: bool);
 }
 
 /// A command that is sent regularly, for as long as it is needed.
 pub(crate) trait KeepAlive: Send + Sync {
-    /// The command to send now. `None`: none, until the keep-alive is scheduled again.
+    /// The command to send now. `None`: nothing to send until the keep-alive is scheduled again.
     fn command(&self) -> Option<Command>;
 
     /// Takes the outcome, and returns the time until the keep-alive is due again.
@@ -83,22 +84,23 @@ pub(crate) trait KeepAlive: Send + Sync {
 }
 
 impl Cleanup {
-    /// A hold that no thread here has, but perhaps the server: its release got no answer, or its
-    /// lease was extended after it was lost. Sent for that lease, or until an answer after 10
-    /// minutes.
+    /// Releases a hold that the server may still have although no thread has it: its release got no
+    /// answer, or its lease was extended after it was lost. Sent for that lease, or until an answer
+    /// after 10 minutes.
     pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
-    /// A hold that the new master may still have, since its release perhaps went to a server that
+    /// Releases a hold that a new master may still have: the release may have gone to a server that
     /// was no longer the master. Sent for that lease, or until an answer.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
 
-    /// A hold that is kept until `ends` and then released. `next` returns the command for either,
-    /// and whether it is the release. Sent as for [`released`](Self::released) from then on, and
-    /// for at least 10 minutes if a copy of its request may come late.
+    /// Shortens a hold that is kept until `ends`, and releases it then. `next` returns the command
+    /// for the present time, and whether it is the release. From `ends` on, sent as for
+    /// [`released`](Self::released), and for at least 10 minutes if a copy of the hold's request
+    /// may come late.
     pub(crate) fn kept(
         name: &Name,
         next: impl Fn() -> Next + Send + 'static,
@@ -113,33 +115,35 @@ impl Cleanup {
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
-    /// A request without a waiting caller, whose outcome is not known, or of which a copy may come
-    /// late. Sent as for [`released`](Self::released): `lease` is that of the hold that the request
-    /// may take. (An entry in a lock's queue is given back when it is granted.)
+    /// Undoes a request for which no caller waits, and whose outcome is unknown or of which a copy
+    /// may come late. Sent as for [`released`](Self::released): `lease` is that of the hold that
+    /// the request may take. (If the request has added an entry to a lock's queue, the client gives
+    /// the entry's grant back.)
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
-    /// As [`requested`](Self::requested), for a request whose entry may have no lease and keep
-    /// others out. Sent for at least 10 minutes.
+    /// As [`requested`](Self::requested), for a request whose entry may have no lease and would
+    /// keep others out. Sent for at least 10 minutes.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// An unclaimed grant, or a message to an owner that does not wait here: releases the hold, or
-    /// leaves the queue. Sent until an answer, or until the grant ends.
+    /// Answers an unclaimed grant, or another message to an owner that does not wait here: releases
+    /// the hold, or removes the entry. Sent until an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
-    /// A lost message to this client itself, at the server where it listens. Sent until an answer,
-    /// or until the next message is due.
+    /// Sends a message to this client itself that was lost, at the server where the client listens.
+    /// Sent until an answer, or until the next message is due.
     pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
-    /// A numbered request that may have been applied. Sent until it is, or until the server would
-    /// forget that. `permits`: how many a semaphore's request gives, as for [`Requests::applied`].
+    /// Repeats a numbered request whose outcome is unknown. Sent until the server has applied the
+    /// request, or would have forgotten it. `permits`: how many permits a semaphore's request gives
+    /// back, as for [`Requests::applied`].
     pub(crate) fn numbered(
         name: &Name,
         copy: Command,
@@ -150,12 +154,12 @@ impl Cleanup {
         Self::new(name, What::Request(copy, Arc::clone(requests), request_id, permits), VALID_FOR)
     }
 
-    /// A debt that no open request covers. Sent until nothing is owed.
+    /// Pays a debt for which no request is open. Sent until nothing is owed.
     pub(crate) fn owed(name: &Name, debtor: Arc<dyn Debtor>) -> Self {
         Self::new(name, What::Debt(debtor), Duration::MAX)
     }
 
-    /// Sent after `pause`, and then whenever the keep-alive asks for it.
+    /// Sends a keep-alive after `pause`, and then as often as [`KeepAlive::done`] says.
     pub(super) fn regular(name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) -> Self {
         let what = What::KeepAlive(Arc::downgrade(keep_alive));
         Self::new(name, what, Duration::MAX).after(pause)
@@ -190,7 +194,7 @@ impl Cleanup {
         &self.name
     }
 
-    /// The number of its server, unless that is the server of the name.
+    /// The number of its server, if that may be another one than the server of the name.
     pub(crate) fn server(&self) -> Option<usize> {
         self.server
     }
@@ -199,7 +203,7 @@ impl Cleanup {
         self.due
     }
 
-    /// The command to send now; `None`: none.
+    /// The command to send now. `None`: nothing to send.
     pub(crate) fn command(&mut self) -> Option<Command> {
         match &self.what {
             What::Undo { next, .. } => {
@@ -213,14 +217,14 @@ impl Cleanup {
         }
     }
 
-    /// Whether the cleanup comes before all others, since the server forgets a waiter that gives no
-    /// sign of life.
+    /// Whether the cleanup comes before all others: a waiter that sends no sign of life loses its
+    /// entry.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))
     }
 
-    /// Whether to send it again after this outcome. `ended`: the client has ended, so only a debt
-    /// that got an answer goes on.
+    /// Takes an outcome. Returns whether the cleanup goes on. `ended`: the client has ended, so
+    /// only a debt that got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,
@@ -241,7 +245,7 @@ impl Cleanup {
         self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
-            // The debt may have grown. It waits for no back-off and for no other cleanup.
+            // The debt may have grown. It is sent again at once, without back-off.
             self.retry = FIRST_RETRY;
         }
         if owes_more || !ended {
@@ -263,7 +267,8 @@ impl Cleanup {
             What::Tell(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
-                // This is no answer: the renewer repeats earlier changes at another master.
+                // This reply does not complete the cleanup: the renewer first repeats earlier
+                // changes at the new master.
                 let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
                 let answered = is_answered(outcome) && !behind;
                 let lost = late || !answered && now >= self.until;
@@ -284,7 +289,7 @@ impl Cleanup {
                 }
                 lost || answered
             }
-            // The debtor says so when it is asked for its next command.
+            // The next call of `command` tells whether a debt is left.
             What::Debt(debtor) => {
                 debtor.paid(outcome, resent);
                 false
@@ -293,7 +298,7 @@ impl Cleanup {
         }
     }
 
-    /// Delays the next attempt, each time for longer.
+    /// Delays the next attempt. Each delay is longer than the one before.
     fn back_off(&mut self, now: u64) {
         self.tried = now;
         self.due = now.saturating_add(self.retry).min(self.until);
@@ -310,18 +315,18 @@ impl Cleanup {
         Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
     }
 
-    /// Shortens the wait of a cleanup without an answer when a connection works. It is not sent at
-    /// once, or each break of a bad connection would send it again. An answered undo keeps its
-    /// back-off: a call that is cut leaves an undo and opens a connection, so each call would send
-    /// the undos of all earlier ones.
+    /// Shortens the back-off of a cleanup that got no answer, after a connection was opened. The
+    /// cleanup is not sent at once, or each break of a bad connection would send it again. An
+    /// answered undo keeps its back-off: a call that its limit ends leaves an undo and opens a
+    /// connection, so each such call would send the undos of all earlier calls.
     pub(crate) fn hurry(&mut self) {
         if !self.was_answered && !self.is_regular() {
             self.start_anew();
         }
     }
 
-    /// Makes the cleanup due soon, whatever the answer was: this server may know less than the one
-    /// that answered.
+    /// Makes the cleanup due soon, even if it got an answer: the present server may lack what the
+    /// server that answered had done.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
@@ -343,7 +348,7 @@ fn is_settled(outcome: &Outcome) -> bool {
 }
 
 impl Cleanup {
-    /// Logs what the client's end means for this cleanup.
+    /// Logs what becomes of this cleanup at the client's end.
     pub(super) fn give_up(&self, watchdog: &Watchdog) {
         let name = &self.name;
         let (level, what) = match &self.what {
@@ -432,8 +437,8 @@ mod tests {
         }
     }
 
-    /// A slow server answers the shortening of a kept hold when the hold should have ended. The
-    /// release must still be sent.
+    /// If a slow server answers the shortening of a kept hold only after the hold should have
+    /// ended, the release must still be sent.
     #[test]
     fn the_answer_to_an_earlier_command_does_not_end_the_cleanup_of_a_kept_hold() {
         let (name, ends) = (Name::from("name"), clock::now() + SECOND);
@@ -452,7 +457,8 @@ mod tests {
         }
     }
 
-    /// The codes of replies after which the server has changed nothing but may do so later.
+    /// The codes of error replies that pass: the server has changed nothing, but may run the
+    /// command later.
     const PASSING: [&str; 7] =
         ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
 

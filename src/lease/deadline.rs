@@ -1,23 +1,22 @@
-//! The time up to which a lease lasts for its holder. This file is pure, and imports nothing of the
-//! crate: the random models of the scripts (`tests/models/`) compile it, too.
+//! The deadline of a lease, as its holder counts it. This file is pure and imports nothing of the
+//! crate, since the random models of the scripts (`tests/models/`) compile it, too.
 
 use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
-/// The part of a lease by which two clocks may drift apart during the lease. Up to a millisecond
-/// more is lost, since Redis counts whole milliseconds.
+/// The part of a lease (one in this many) by which two clocks may drift apart during the lease.
 const DRIFT: u64 = 1_000;
 
-/// The lease of a grant by message (PROVISIONAL in the scripts). If the process is stopped, the
-/// others wait this long for the lock.
+/// The lease of a grant by message (PROVISIONAL in the scripts). If the granted process is stopped,
+/// the others wait this long for the lock.
 pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
 
-/// The deadline of a lease, counted from before its request was sent, less the drift of two clocks.
-/// A guard never says "held" after it.
+/// Returns the deadline of a lease, counted from before its request was sent, less the drift of two
+/// clocks. No guard says "held" after its deadline.
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds: it cuts the requested lease to them, and up to a millisecond
-    // of the lease has passed already.
+    // Redis counts whole milliseconds: it rounds the requested lease down, and its clock may be up
+    // to a millisecond into the present one.
     let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX) / MS * MS;
     sent_at.saturating_add(lease - drift(lease))
 }

@@ -1,15 +1,15 @@
-//! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
+//! Keeps holds alive and notices their ends, by one timing wheel and its thread.
 //!
 //! A client has three threads for any number of holds: `redlatch-watch`, `redlatch-renew` and
-//! `redlatch-listen`. A fourth, `redlatch-calls`, runs while there are callbacks or log lines, and
-//! `redlatch-follow` with Sentinels. In a cluster each used server has a renewer and a subscriber,
-//! and `redlatch-jobs` gives the renewers their jobs.
+//! `redlatch-listen`. A fourth thread, `redlatch-calls`, runs while there are callbacks or log
+//! lines, and a fifth, `redlatch-follow`, with Sentinels. In a cluster each used server has a
+//! renewer and a subscriber, and `redlatch-jobs` gives the renewers their jobs.
 //!
 //! The *watchdog* waits for the wheel and never does I/O, so it reports a lost hold at once even
-//! while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends the background
-//! commands, which are renewals and cleanups (commands without a waiting caller), and reads replies
-//! that no caller waits for. The *callbacks* thread runs `on_lost` and writes log lines. The
-//! *subscriber* (`pubsub/`) receives messages.
+//! while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends renewals and
+//! cleanups, which are commands for which no caller waits, and reads the replies for which no
+//! caller waits. The *callbacks* thread runs `on_lost` and writes log lines. The *subscriber*
+//! (`pubsub/`) receives messages.
 
 mod callbacks;
 mod cleanup;
@@ -38,17 +38,17 @@ use crate::scripts::{Mark, Owner, RequestId, Requests};
 /// One millisecond.
 const TICK: u64 = 1_000_000;
 const BUCKETS: usize = 1_024;
-/// The longest sleep of the wheel's thread, in ticks. While the machine is suspended, its timer
-/// stands still and the leases do not.
+/// The longest sleep of the wheel's thread, in ticks. While the machine is suspended, the timer of
+/// a sleep stands still, but the leases run.
 const LONGEST_SLEEP: u64 = 1_000;
-/// The time after which a reply without a waiting caller is read.
+/// The time after which the renewer reads a reply for which no caller waits.
 const LOOK_AFTER: u64 = 20_000_000;
 /// The time after which a task that panicked is called again.
 const AFTER_A_PANIC: u64 = 100_000_000;
 
-/// An action at a given time. The watchdog knows the time, and the task the action.
+/// An action at a given time. The watchdog stores the time, and the task has the action.
 pub(crate) trait Task: Send + Sync {
-    /// Does its work without I/O when its time has come. `Some`: a renewal to send.
+    /// Called when the time has come. Does its work without I/O. `Some`: a renewal to send.
     fn due(self: Arc<Self>) -> Option<Renewal>;
 }
 
@@ -57,20 +57,20 @@ pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
-    /// The lease to which the hold is raised. `None`: the server is only asked whether it knows the
-    /// hold.
+    /// The lease to which the hold is raised. `None`: the renewal only asks whether the server has
+    /// the hold.
     pub(crate) lease: Option<Duration>,
-    /// Whether a longer lease is cut.
+    /// How the renewal treats a lease longer than any thread has asked for.
     pub(crate) longer: Longer,
-    /// Whether the reply has less time than others.
+    /// Whether the reply must come sooner than usual.
     pub(crate) urgent: bool,
-    /// The time up to which the hold is certain if this renewal fails.
+    /// The deadline of the hold if this renewal fails.
     pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
 }
 
-/// Gets the time of a renewal's request, the server's answer, and whether the request was sent
-/// twice.
+/// Receives the time at which the renewal was sent, the server's answer, and whether the renewal
+/// was sent twice.
 type OnRenewed = dyn Fn(u64, Result<StillHeld, &Arc<str>>, bool) + Send + Sync;
 
 impl fmt::Debug for Renewal {
@@ -94,26 +94,26 @@ pub(crate) type LossCallback = Box<dyn FnOnce(LostReason) + Send>;
 #[derive(Debug)]
 pub(crate) enum Job {
     Renew(Vec<Renewal>),
-    /// All holds are renewed, since the server may have lost them.
+    /// Renew all holds, since the server may have lost them.
     RenewAll,
     CleanUp(Cleanup),
-    /// The reply to a change of this semaphore came after the earlier changes were sent to another
-    /// server.
+    /// The reply to a change of this semaphore came only after the earlier changes had been
+    /// repeated at a new server. The renewer must repeat this change, too.
     Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
-    /// The subscriber of this server has something to read.
+    /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// In a cluster: these slots (sorted) have another server.
+    /// In a cluster: these slots (sorted) have another server now.
     Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
-    /// An outage of this server may be over.
+    /// Open a connection to this server, whose outage may be over.
     LookAt(Arc<Node>),
-    /// The client has ended, and no job follows.
+    /// The client has ended, and no further job follows.
     End,
 }
 
-/// The wheel, and the channels to the two other threads.
+/// The wheel, and the channels to the renewer and to the callbacks' thread.
 pub(crate) struct Watchdog {
     timer: Mutex<Timer>,
     changed: Condvar,
@@ -123,7 +123,7 @@ pub(crate) struct Watchdog {
 
 struct Timer {
     wheel: Wheel<WheelItem>,
-    /// The tick at which the thread wakes up by itself.
+    /// The tick at which the watchdog's thread wakes up by itself.
     wakes_at: u64,
     shut_down: bool,
 }
@@ -143,7 +143,7 @@ impl Alarm {
 }
 
 impl Watchdog {
-    /// `alive`: each thread of the client keeps a clone of it until it ends.
+    /// `alive`: each thread of the client keeps a clone of this until the thread ends.
     pub(crate) fn new(client: &str, alive: Sender<()>) -> (Self, Receiver<Job>) {
         let (jobs, work) = crossbeam_channel::unbounded();
         let now = clock::now() / TICK;
@@ -172,29 +172,29 @@ impl Watchdog {
         self.insert(clock::now() + LOOK_AFTER, WheelItem::Lane(Arc::clone(lane)));
     }
 
-    /// Returns a function to call when the server may have lost its data. It renews or queries all
-    /// holds now, so that lost ones are reported.
+    /// Returns a function to call when the server may have lost its data. The function renews or
+    /// queries all holds now, so that losses are reported.
     pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
-        // After the client's end no thread receives the job, but then there are no holds.
+        // After the client's end no thread receives the job, but then the client has no holds.
         move || drop(jobs.send(Job::RenewAll))
     }
 
-    /// Does the same as [`renew_all`](Self::renew_all)'s function, but only for these holds.
+    /// As the function of [`renew_all`](Self::renew_all), but only for these holds.
     pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
         // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::Renew(renewals));
     }
 
-    /// Returns a function to call when slots of a cluster have another server. It queries the holds
-    /// there.
+    /// Returns a function to call when slots of a cluster have moved to another server. The
+    /// function queries the holds in these slots.
     pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
     }
 
-    /// Returns a function to call when a connection was opened. It sends the commands that wait to
-    /// be sent again.
+    /// Returns a function to call when a connection was opened. The function makes the renewer send
+    /// the cleanups that wait for their back-off.
     pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move || drop(jobs.send(Job::Connected))
@@ -214,26 +214,27 @@ impl Watchdog {
 
     /// Sends a cleanup now, and again with back-off until it is done.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        // The check and the send are one step: otherwise the job might come after the last one, and
-        // be lost silently.
+        // The check and the send happen under one mutex. Without it the job might come after the
+        // last job, and be lost silently.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
             cleanup.give_up(self);
             return;
         }
-        // This does not block, and the receiver goes away only after the end.
+        // This does not block, and the receiver goes away only after the client's end.
         let _ = self.jobs.send(Job::CleanUp(cleanup));
     }
 
-    /// Sends a keep-alive of this name after `pause`, and then whenever the keep-alive asks for it.
+    /// Sends a keep-alive of this name after `pause`, and then as often as [`KeepAlive::done`]
+    /// says.
     pub(crate) fn schedule(&self, name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
         self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
-    /// Records the server's answer to a request that changes the number of a semaphore's free
-    /// permits by `permits`, beside this mark. If [`Requests::applied`] asks for it, the renewer
-    /// makes the change again.
+    /// Records the server's answer to a request that changed the number of a semaphore's free
+    /// permits by `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`]
+    /// asks for it, the renewer repeats the change.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
@@ -268,14 +269,14 @@ impl Watchdog {
         self.callbacks.run(Box::new(call));
     }
 
-    /// Logs an error that no caller gets. A transient one is a debug line: the client retries after
-    /// it, and logs an outage by itself, so a line for each command dropped meanwhile adds nothing.
+    /// Logs an error that no caller gets. A transient error is only a debug line: the client tries
+    /// again and reports the outage in one line, so a line for each command would add nothing.
     pub(crate) fn log_error(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));
     }
 
-    /// Logs a panic of this library's code. It ends none of the threads.
+    /// Logs a panic of this library's code, which ends no thread.
     pub(crate) fn log_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }
@@ -304,8 +305,8 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // Otherwise nothing would renew the task's hold, or report the loss
-                                // of the hold.
+                                // The task is called again. Without that, nothing would renew its
+                                // hold or report its loss.
                                 self.log_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }
@@ -323,8 +324,8 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // This thread sends the job after all its others. A cleanup that it got before the end
-        // comes before it.
+        // This is the last job of this thread. A cleanup from before the client's end comes before
+        // it.
         let _ = self.jobs.send(Job::End);
     }
 
@@ -350,7 +351,7 @@ impl Watchdog {
 
     fn insert(&self, due: u64, item: WheelItem) -> WheelKey {
         let mut timer = self.timer.lock();
-        // The time is rounded up, so that an entry that goes off is really due.
+        // The time is rounded up, so that no entry goes off before it is due.
         let due = due.div_ceil(TICK);
         let key = timer.wheel.insert(due, item);
         let early = due < timer.wakes_at;
@@ -361,8 +362,8 @@ impl Watchdog {
         key
     }
 
-    /// Ends the watchdog's thread, and then the renewer's, which sends the remaining cleanups once
-    /// more.
+    /// Ends the watchdog's thread, and after it the renewer's thread, which first sends the
+    /// remaining cleanups once more.
     pub(crate) fn shut_down(&self) {
         self.timer.lock().shut_down = true;
         self.changed.notify_one();

@@ -1,5 +1,5 @@
 //! Decides when a hold is renewed, is raised to its lease, or is over. The state of a hold and the
-//! time go in, and the next step comes out. No clock is read here.
+//! time go in, and the next step comes out. This file reads no clock.
 //!
 //! ```text
 //! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
@@ -17,44 +17,45 @@ pub(crate) use super::deadline::deadline;
 use super::deadline::drift;
 use crate::config::Config;
 
-// Times that belong to a lease are in nanoseconds, or parts of a lease: `3` is a third. The
-// conditions between them stand below.
+// Times of a lease are in nanoseconds, or are parts of a lease: `3` is a third. The assertions
+// below state how they depend on each other.
 
 const MS: u64 = 1_000_000;
 
-/// The part of a lease after which it is renewed. A shorter hold costs no command, and the rest is
-/// enough for three attempts that fail slowly.
+/// The part of a lease after which it is renewed. A shorter hold needs no renewal, and the
+/// remaining time is enough for three attempts that fail slowly.
 const RENEWED_AFTER: u64 = 3;
-/// The part of a lease by which a renewal may go off early, to share a call with others that are
-/// due at about that time.
+/// The part of a lease by which a renewal may go off early, to share a call with other renewals
+/// that are due at about that time.
 const GRID: u64 = 64;
-/// The part of a lease after which a failed renewal is tried again. The pause doubles each time, up
-/// to sixteen times this.
+/// The part of a lease after which a failed renewal is tried again. The pause doubles after each
+/// failure, up to sixteen times this.
 const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
-/// The part of a lease for which a renewal waits for its reply. After that it is better tried
-/// again, on a new connection.
+/// The part of a lease for which a renewal waits for its reply. After that, a new attempt on a new
+/// connection is more likely to succeed.
 const PATIENCE: u32 = 6;
-/// The part of the reply's time by which a renewal may take longer if replicas must acknowledge it.
+/// The part of that time which is added if replicas must acknowledge the renewal.
 const ACKNOWLEDGED: u32 = 4;
-/// The time after which a hold by message is raised to its lease. A shorter hold costs no further
-/// command.
+/// The time after which a hold by message is raised to the lease of its terms. A shorter hold needs
+/// no raise.
 pub(crate) const RAISED_AFTER: u64 = 50 * MS;
-/// The time that the reply to this raise may take, and the pause before the raise is tried again.
+/// The longest time to wait for the reply to a raise, and the pause before the raise is tried
+/// again.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
-/// The time after which a hold is tracked, so that the client learns of its loss. A shorter hold
-/// costs no command.
+/// The time after which a hold's key is tracked, so that the server reports its loss. A shorter
+/// hold needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// The number of signs of life that a fair lock's waiter gives in the time for which one counts. It
-/// is also the part of the usual pause after which the next sign follows a failed one.
+/// The number of signs of life that a fair lock's waiter sends in the time for which one sign
+/// counts. Also the part of the usual pause after which a failed sign is sent again.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 
 const _: () = {
-    // A lease that all its parts divide.
+    // A lease that all the constants above divide.
     const LEASE: u64 = 1_000 * 3 * 64;
     let patience = LEASE / PATIENCE as u64;
     let patience = patience + patience / ACKNOWLEDGED as u64;
@@ -81,13 +82,13 @@ pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
 }
 
-/// The replicas that must have a renewal, and the time that this may take.
+/// The number of replicas that must have a renewal, and how long to wait for them.
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
 }
 
-/// The deadline in a build with a bug that the soak must find.
+/// The deadline with a planted bug that the soak must find.
 #[cfg(soak_mutants)]
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     use crate::scripts::mutants;
@@ -103,16 +104,16 @@ pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
 /// The state of a hold. Times are by [`clock`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RenewalState {
-    /// The time at which it was granted, or last passed.
+    /// The time at which the hold was granted or last passed.
     pub(crate) taken_at: u64,
-    /// The time since which the thread that wants the hold renewed has had it.
+    /// The time at which the thread that wants renewals got the hold.
     pub(crate) wanted_since: u64,
     pub(crate) deadline: u64,
     /// Whether the hold was granted by message and has not been raised yet.
     pub(crate) is_provisional: bool,
-    /// The lease to which it is renewed, if a living thread wants that.
+    /// The lease to which the hold is renewed, if a living thread wants that.
     pub(crate) watched: Option<Duration>,
-    /// The fixed lease of its request, if it has one.
+    /// The fixed lease of the hold's request, if it has one.
     pub(crate) fixed: Option<Duration>,
     pub(crate) progress: RenewalProgress,
 }
@@ -125,8 +126,8 @@ pub(crate) enum RenewalProgress {
     Done,
     /// A renewal is on its way, after `failed` failed ones.
     Sent { failed: u32 },
-    /// The last renewal failed, after `failed` earlier failures, or another one must follow it.
-    /// `again`: the time at which it is tried again.
+    /// The last renewal failed after `failed` earlier failures, or must be followed by another one.
+    /// `again`: the time of the next attempt.
     Failed { failed: u32, again: u64 },
 }
 
@@ -144,10 +145,10 @@ impl RenewalState {
         let age = now.saturating_sub(self.wanted_since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
         let watched = self.watched.filter(|_| !outlived);
-        // A fixed lease lasts as requested, whether or not its thread lives.
+        // A fixed lease lasts as requested, even after its thread has died.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
-            // A hold by message is raised once, and its lease counts from `granted`.
+            // A hold by message is raised once. Its fixed lease counts from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.taken_at));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
@@ -175,7 +176,7 @@ impl RenewalProgress {
         matches!(self, Self::Sent { .. })
     }
 
-    /// The state after a renewal that another one must follow.
+    /// The state after a renewal that another renewal must follow.
     pub(crate) fn again(now: u64) -> Self {
         Self::Failed { failed: 0, again: now }
     }
@@ -184,8 +185,8 @@ impl RenewalProgress {
         Self::Sent { failed: self.failed() }
     }
 
-    /// The state after a renewal for this lease that failed at `now`. It is tried again at once,
-    /// not at the next third, and then later and later until the deadline.
+    /// The state after a renewal for this lease that failed at `now`. The next attempt follows
+    /// after a short pause, and the pauses grow until the deadline.
     pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
         let failed = self.failed();
         let pause = if is_provisional {

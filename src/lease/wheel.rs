@@ -1,7 +1,7 @@
-//! A hashed timing wheel: which entry is due when, and nothing else.
+//! A hashed timing wheel, which keeps entries until they are due.
 //!
-//! It is a pure structure without a clock, a lock or a thread. Time is a tick, a `u64` that the
-//! caller passes in.
+//! The wheel is a pure data structure without a clock, a mutex or a thread. Time is a tick, a `u64`
+//! that the caller passes.
 //!
 //! This is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a ring
 //! of buckets, where an entry due at tick `d` is in the list of bucket `d % buckets`.
@@ -15,27 +15,27 @@
 //!                                now
 //! ```
 //!
-//! Nearly all entries are cancelled before they are due, or come back at once with a new due tick.
-//! A heap would pay a logarithm for each of these and keep the cancelled ones. A hierarchy of
-//! wheels would move its entries from level to level. Here inserting and cancelling touch one list.
-//! The price is paid by entries more than one round away: they share buckets with near ones, so
-//! they are looked at, and left, each time the wheel comes past. That is once a round, or twice if
-//! one [`advance`](Wheel::advance) ends in their bucket and the next begins there. Choose the
-//! number of buckets so that the usual delay is less than a round.
+//! Nearly all entries are cancelled before they are due, or are inserted again at once with a new
+//! due tick. A heap would take logarithmic time for each of these, and keep the cancelled entries.
+//! A hierarchy of wheels would move entries from level to level. Here an insert or a cancel touches
+//! one list. Entries that are due more than one round ahead cost more: they share buckets with near
+//! entries, so the wheel reads and skips them each time it passes. It passes once a round, or twice
+//! if one [`advance`](Wheel::advance) ends in their bucket and the next one begins there. Choose
+//! the number of buckets so that the usual delay is less than a round.
 //!
 //! # Invariants
 //!
-//! - After `advance`, every entry is due later than `now`. So an entry due at `now` or before was
-//!   inserted since, and while it lives `now` stands still.
-//! - An entry is in the bucket of `max(due, now)`. By the line above this never changes while it
-//!   lives, so the bucket need not be stored.
+//! - After `advance`, every entry is due later than `now`. So an entry that is due at `now` or
+//!   before was inserted after that, and `now` does not change while the entry lives.
+//! - An entry is in the bucket of `max(due, now)`. By the first invariant this bucket does not
+//!   change while the entry lives, so it need not be stored.
 //! - Entries with the same due tick are in one bucket, in the order of insertion.
 //! - A bucket's bit in `occupied` is set exactly if its list is not empty.
 //!
 //! # Memory
 //!
-//! Entries are kept in one slab. A cell that becomes free is used again by a later insert; the
-//! slab shrinks only when the wheel becomes empty, and then to [`SPARE`] cells.
+//! All entries are in one slab. A later insert uses a free cell again. The slab shrinks only when
+//! the wheel becomes empty, and then to [`SPARE`] cells.
 
 use std::num::NonZero;
 
@@ -57,16 +57,16 @@ pub(crate) struct Wheel<T> {
     serial: NonZero<u64>,
 }
 
-/// Names one insert into one wheel.
+/// The key of one insert into one wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WheelKey {
     index: u32,
-    /// Tells this insert from all others that had or will have the same cell.
+    /// Distinguishes this insert from all others that had or will have the same cell.
     serial: NonZero<u64>,
 }
 
 impl<T> Wheel<T> {
-    /// An empty wheel that stands at tick `now`. `buckets` is a power of two.
+    /// Returns an empty wheel at tick `now`. `buckets` must be a power of two.
     pub(crate) fn new(now: u64, buckets: usize) -> Self {
         assert!(buckets.is_power_of_two(), "the number of buckets must be a power of two");
         Self {
@@ -86,14 +86,15 @@ impl<T> Wheel<T> {
     pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
-        // A serial number of 64 bits never comes round. So the number may be forgotten with the
-        // cell when the slab shrinks, unlike a count kept in the cell.
+        // A serial number of 64 bits never overflows. Unlike a count in the cell, it need not be
+        // kept when the slab shrinks.
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =
             self.insert_entry(WheelEntry { due, serial, prev: tail, next: NIL, item: Some(item) });
 
-        // At the tail: entries with the same due tick fire in the order of the list.
+        // The entry goes to the tail, since entries with the same due tick fire in the order of the
+        // list.
         if tail == NIL {
             self.buckets[bucket].head = index;
             self.occupied[bucket / WORD] |= 1 << (bucket % WORD);
@@ -117,15 +118,16 @@ impl<T> Wheel<T> {
         self.vacate(key.index)
     }
 
-    /// Moves the time to `now` and appends to `fired` the entries due by then, in the order of the
-    /// due ticks and, within a tick, of insertion. Time never goes back: a `now` that is less than
-    /// an earlier one counts as the earlier one.
+    /// Moves the time to `now`, and appends to `fired` the entries that are due by then. They are
+    /// in the order of their due ticks, and within a tick in the order of insertion. Time never
+    /// goes back: if `now` is less than in an earlier call, the earlier time stays.
     ///
-    /// Costs a look at each bucket passed, at most one round however far `now` is away, and at each
-    /// entry in them; a jump of more than a round also sorts what it fires.
+    /// Reads each bucket that it passes, at most one round however far `now` is away, and each
+    /// entry in these buckets. A jump of more than a round also sorts the entries that fire.
     pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
         let now = now.max(self.now);
-        // It begins at the bucket of the old time, which has the entries that came too late for it.
+        // The scan begins at the bucket of the old time, which has the entries that were already
+        // due when they were inserted.
         let span = (now - self.now).min(self.mask);
         let mut ready = Vec::new();
         let mut offset = 0;
@@ -143,22 +145,22 @@ impl<T> Wheel<T> {
             }
             offset = found + 1;
         }
-        // The time is set only now: until here the old one says which bucket is which.
+        // The time is set only here: the code above finds buckets by the old time.
         self.now = now;
 
-        // Already sorted, except for late entries and jumps of more than a round. The sort is
-        // stable and equal ticks come from one bucket, so they stay in the order of insertion.
+        // `ready` is already sorted, except for late entries and after a jump of more than a round.
+        // The sort is stable and equal ticks come from one bucket, so these stay in the order of
+        // insertion.
         ready.sort_by_key(|&(due, _)| due);
         for (_, index) in ready {
             fired.extend(self.vacate(index));
         }
     }
 
-    /// The earliest due tick that is at most `horizon`.
+    /// Returns the earliest due tick that is at most `horizon`.
     ///
-    /// Costs a look at the buckets up to the answer, or to the horizon if there is none, and at
-    /// each entry in them. With a horizon of more than a round this may be every entry of the
-    /// wheel.
+    /// Reads the buckets up to that tick, or up to the horizon, and each entry in them. With a
+    /// horizon of more than a round this may be every entry of the wheel.
     pub(crate) fn next_due(&self, horizon: u64) -> Option<u64> {
         let span = horizon.saturating_sub(self.now).min(self.mask);
         let mut earliest: Option<u64> = None;
@@ -170,8 +172,8 @@ impl<T> Wheel<T> {
                 earliest = Some(earliest.map_or(entry.due, |due| due.min(entry.due)));
                 index = entry.next;
             }
-            // The buckets ahead have no entry due before their ticks. Entries due only in a later
-            // round must still be compared with them.
+            // The buckets ahead have no entry that is due before their ticks. So an entry that was
+            // found stops the scan only when the ticks ahead are later.
             if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
                 break;
             }
@@ -180,12 +182,12 @@ impl<T> Wheel<T> {
         earliest.filter(|&due| due <= horizon)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there is no entry.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
@@ -193,7 +195,8 @@ impl<T> Wheel<T> {
 
     /// The bucket of an entry due at `due`.
     fn bucket_of(&self, due: u64) -> usize {
-        // The bucket of a past tick would be passed only at the end of this round.
+        // A late entry goes into the present bucket, since `advance` would pass its own bucket only
+        // at the end of this round.
         (due.max(self.now) & self.mask) as usize
     }
 
@@ -204,7 +207,7 @@ impl<T> Wheel<T> {
 
     /// The first offset in `offset..=span` whose bucket has entries. `span` is less than a round.
     fn next_occupied(&self, mut offset: u64, span: u64) -> Option<u64> {
-        // A wheel of fewer buckets than a word has bits comes round within the word.
+        // A wheel with fewer buckets than a word has bits wraps within the word.
         let width = self.buckets.len().min(WORD);
         while offset <= span {
             let bucket = self.bucket_at(offset);
@@ -232,7 +235,8 @@ impl<T> Wheel<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Takes an entry out of its bucket's list. It keeps its cell until [`vacate`](Self::vacate).
+    /// Removes an entry from its bucket's list. The entry keeps its cell until
+    /// [`vacate`](Self::vacate).
     fn unlink(&mut self, bucket: usize, index: u32) {
         let WheelEntry { prev, next, .. } = self.entries[index as usize];
         if prev == NIL {
@@ -258,7 +262,8 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing looks at each cell once: the inserts that made them have paid for it.
+            // Clearing reads each cell once, so its cost is spread over the inserts that made the
+            // cells.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
             self.free = NIL;
@@ -278,7 +283,7 @@ impl Bucket {
     const EMPTY: Self = Self { head: NIL, tail: NIL };
 }
 
-/// A cell in the slab. It is free if it has no item; then `next` is the next free one.
+/// A cell in the slab. If it has no item it is free, and `next` is the next free cell.
 #[derive(Debug)]
 struct WheelEntry<T> {
     due: u64,

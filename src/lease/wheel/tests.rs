@@ -1,4 +1,4 @@
-//! The wheel beside a naive model, and its corners.
+//! Compares the wheel with a naive model, and tests its edge cases.
 
 use std::rc::Rc;
 
@@ -207,11 +207,11 @@ fn buckets_must_be_a_power_of_two() {
     Wheel::<()>::new(0, 1000);
 }
 
-/// One call. Ticks are relative to the wheel's time, so that they meet its edges.
+/// One call. Ticks are relative to the wheel's time, so that random calls hit its edge cases.
 #[derive(Clone, Debug)]
 enum Call {
     Insert(Tick),
-    /// Cancels one of all the keys ever given out, live or stale.
+    /// Cancels one of all the keys that inserts have returned, live or stale.
     Cancel(prop::sample::Index),
     Advance(Tick),
     NextDue(Tick),
@@ -261,14 +261,14 @@ fn call() -> impl Strategy<Value = Call> {
     prop_oneof![
         8 => far_tick().prop_map(Call::Insert),
         3 => any::<prop::sample::Index>().prop_map(Call::Cancel),
-        // Far ones are rare, since they fire all entries.
+        // Jumps over rounds are rare, since they fire all entries.
         4 => tick().prop_map(Call::Advance),
         1 => far_tick().prop_map(Call::Advance),
         4 => far_tick().prop_map(Call::NextDue),
     ]
 }
 
-/// A naive wheel: a list that is searched from end to end.
+/// A naive wheel: a list in which each call searches all entries.
 struct Model {
     now: u64,
     /// The due tick and the number of the insert, which is also the item.
@@ -343,8 +343,8 @@ fn advance<T>(wheel: &mut Wheel<T>, now: u64) -> Vec<T> {
     fired
 }
 
-/// Checks the invariants at the top of `wheel.rs` that show in one state, and that the lists and
-/// the free list together have each cell once.
+/// Checks the invariants at the top of `wheel.rs` that a single state can show, and that the lists
+/// and the free list together have each cell once.
 fn check<T>(wheel: &Wheel<T>) {
     let mut linked = 0;
     for (bucket, list) in wheel.buckets.iter().enumerate() {
