@@ -50,7 +50,7 @@ const RAISED_AGAIN: u64 = 400 * MS;
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
 /// The number of signs of life that a fair lock's waiter sends in the time for which one sign
-/// counts. Also the part of the usual pause after which a failed sign is sent again.
+/// counts. After a failed sign, the next one follows after the usual pause divided by `SIGN_AGAIN`.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 

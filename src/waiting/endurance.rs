@@ -1,26 +1,26 @@
-//! The time for which a wait goes on although its requests fail.
+//! Decides for how long a wait goes on although its requests fail.
 //!
-//! Each call counts for itself, from its own first failure. Failures before the call do not count.
-//! A thread that queues behind a leader counts from the failure that the leader reports to it. An
-//! outage is over for a call when the server has answered the call or its leader again. The next
-//! outage then has the whole time. An answer does not end a lack of replicas: the server answers
-//! while they are away, and may refuse other requests of the same wait. A lack of replicas is over
-//! when no request has met it for as long as it may last.
+//! Each call measures an outage from its own first failure. A thread that queues behind a leader
+//! measures from the failure that the leader reports to it. The outage is over for a call when the
+//! server answers the call or its leader again. The next outage may last for the full time again.
+//! An answer does not end a lack of replicas: the server still answers, and may refuse other
+//! requests of the same wait. A lack of replicas is over when no request has met it for as long as
+//! it may last.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Passing};
 
-/// The pause of a wait after an outage failed its request.
+/// The pause after a request that failed because of an outage.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause of a wait while replicas are away. The first is as long as [`PAUSE`], and each
-/// further one twice as long as the one before.
+/// The longest pause while too few replicas answer. The first pause is [`PAUSE`], and each further
+/// pause is twice as long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The failures that one call has met so far.
+/// The failures of one call so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Endurance {
-    /// The time since which the server does not answer.
+    /// The time of the first failure of the present outage.
     out: Option<Instant>,
     unacknowledged: Option<Spell>,
 }
@@ -34,13 +34,13 @@ struct Spell {
 }
 
 impl Endurance {
-    /// Notes that the server answered a request at this time, and refused no channel that the wait
+    /// Notes that at this time the server answered a request and refused no channel that the wait
     /// needs.
     pub(crate) fn answered(&mut self, at: Instant) {
         self.out.take_if(|since| *since <= at);
     }
 
-    /// Takes a failed request. `Some`: the trouble may pass within `limit`, and the caller asks
+    /// Takes a failed request. `Some`: the trouble may pass within `limit`, so the caller asks
     /// again after this pause. `None`: the failure ends the wait.
     pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
         self.failed_at(Instant::now(), error.passing()?, limit)
@@ -77,7 +77,7 @@ mod tests {
         since + Duration::from_secs_f64(seconds)
     }
 
-    /// The pauses of a new call after failures of one kind, at these seconds.
+    /// The pauses of a new call after failures of one kind at these times, in seconds.
     fn pauses(trouble: Passing, at: &[f64]) -> Vec<Option<u128>> {
         let (mut endurance, begun) = (Endurance::default(), Instant::now());
         let mut pause = |at| endurance.failed_at(after(at, begun), trouble, LIMIT);

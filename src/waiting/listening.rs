@@ -1,5 +1,5 @@
-//! The channels that a leader listens to while it sleeps, and the time at which it asks without a
-//! message.
+//! The channels that a leader listens to while it sleeps, and the time at which it asks even
+//! without a message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use crate::scripts::{self, Rights};
 pub(crate) struct Listening {
     /// The client's own channel, on which scripts send messages to its waiters.
     pub(crate) own: Heard,
-    /// The name's channel.
+    /// The public channel of the name.
     pub(crate) public: Heard,
-    /// By this channel's listeners, the server counts redlatch's listeners of `public`. The channel
-    /// has no other use. It is dropped after `public`.
+    /// A second channel, to which only redlatch's listeners of `public` listen, so that scripts can
+    /// count them. No message is sent on it. It is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
     /// The time at which the leader asks again. It is zero at first, so that the leader asks at
     /// once.
     pub(crate) ask_at: u64,
 }
 
-/// A channel, and its version when the last request was sent.
+/// A channel, and its version at the last request.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
     /// The time by which the server must confirm the channel. `None`: the server has confirmed it,
-    /// or need not.
+    /// or the wait does not need it.
     latest: Option<Instant>,
 }
 
@@ -44,12 +44,13 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether messages came or may have been missed since the last request, or `ask_at` has come.
+    /// Whether the leader should ask: messages came or may have been missed since the last request,
+    /// or the time `ask_at` has come.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
     }
 
-    /// Notes that the leader sends a request, so that only messages from now on count as news.
+    /// Notes that the leader is about to send a request. Only messages from now on count as news.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
@@ -59,7 +60,7 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until it may be time to ask, there is `news`, the wait is over, or `at_most` has
+    /// Sleeps until the leader may have to ask, there is `news`, the wait is over, or `at_most` has
     /// passed.
     pub(super) fn sleep<N>(
         &mut self,
@@ -92,14 +93,15 @@ impl Listening {
 }
 
 impl Heard {
-    /// Listens to the channel, if it does not yet. The leader asks once the server confirms the
-    /// subscription, since earlier messages count as missed.
+    /// Listens to the channel, if the leader does not yet. The leader asks once the server has
+    /// confirmed the subscription, since it may have missed earlier messages.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
     /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed the channel
-    /// by `latest`. If a version is [known](Self::known), only messages after it count as missed.
+    /// by `latest`. If a version is [known](Self::known), only messages after that version count as
+    /// missed.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,
@@ -111,18 +113,19 @@ impl Heard {
         }
     }
 
-    /// Sets the channel's version before a request, which may come before the subscription. `None`:
-    /// nobody listens.
+    /// Stores the channel's version before a request, even if the leader does not listen yet.
+    /// `None`: no thread of the client listens.
     pub(crate) fn known(&mut self, version: Option<u64>) {
         self.version = version;
     }
 
-    /// Whether messages may have come, or been missed, since the last request.
+    /// Whether messages may have come or may have been missed since the last request.
     pub(crate) fn has_spoken(&self) -> bool {
         self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
-    /// The channel's version before the last request. `None`: nobody listened yet.
+    /// The channel's version before the last request. `None`: no thread of the client listened
+    /// then.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -184,7 +187,7 @@ pub(crate) fn await_confirmation(
     Ok(true)
 }
 
-/// Fails if a channel is refused, or not confirmed in time.
+/// Fails if the server refused the channel or has not confirmed it in time.
 fn is_confirmed(
     subscription: &Subscription,
     latest: Instant,

@@ -1,7 +1,6 @@
-//! A warning about a thread that waits for long. It names the lock's holder, and the locks the
-//! thread itself holds. Such a thread may be in a deadlock: it waits for a lock whose holder waits
-//! for one of the thread's own locks. A deadlock does not end by itself, since both clients renew
-//! their locks.
+//! The warning about a thread that has waited for long. It names the lock's holder, and the locks
+//! that the thread itself holds. The thread may be in a deadlock: the holder may wait for one of
+//! the thread's own locks. A deadlock does not end by itself, since both clients renew their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,7 @@ use crate::name::Name;
 use crate::observe::Kind;
 use crate::runtime::{Core, SlowWait};
 
-/// A wait: the time since which its thread sleeps, and whether the warning was logged.
+/// A wait, with the time of its first sleep, and whether the warning was logged.
 #[derive(Debug)]
 pub(super) struct LongWait<'a> {
     core: &'a Core,
@@ -24,23 +23,23 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// The time of the first sleep. Zero: the thread has not slept yet.
     since: u64,
-    /// Whether it is normal that the wait lasts. The log then does not say why it does.
+    /// Whether a long wait is normal. Then the log does not look for the reason.
     is_usual: bool,
     /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
-    /// Whether the log has reported the wait, or the wait is over. `None`: the wait has not lasted
-    /// long enough for that.
+    /// `Some` once the wait has lasted long enough for the warning. `true`: the log has reported
+    /// the wait, or the wait is over.
     is_said: Option<Arc<AtomicBool>>,
-    /// Whether it is in the list for snapshots.
+    /// Whether the wait is in the list for snapshots.
     is_listed: bool,
 }
 
-/// The time after which a snapshot lists a wait. So a wait of a usual length costs nothing. (In a
-/// model a sleep takes no time.)
+/// The time after which a snapshot lists a wait. A shorter wait costs no entry. (In a model a sleep
+/// takes no time.)
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
 impl<'a> LongWait<'a> {
-    /// The waits for a latch, a barrier and an election normally last.
+    /// Waits for a latch, a barrier or an election are normally long.
     pub(super) fn of<N>(
         (core, name): (&'a Core, &'a Name),
         what: (Kind, u32),
@@ -53,7 +52,7 @@ impl<'a> LongWait<'a> {
     }
 
     /// Notes that the thread is about to sleep. `arrival` is its number in the process's queue, or
-    /// zero for the leader. Returns how long it may sleep before the next call of this.
+    /// zero for the leader. Returns how long the thread may sleep before it must call this again.
     pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();
@@ -75,12 +74,12 @@ impl<'a> LongWait<'a> {
         self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
-    /// Makes the log report the wait. Returns how long the wait must last before the next call of
-    /// this.
+    /// Reports the wait in the log, if it has lasted long enough. Returns how long the wait must
+    /// have lasted at the next call.
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
-            // This happens once for each wait. (While the thread waits, it takes no other lock.)
+            // This happens once for each wait: the thread takes no other lock while it waits.
             core.tells_deadlock(name, thread, waited);
             Arc::default()
         });
@@ -91,7 +90,7 @@ impl<'a> LongWait<'a> {
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
-    /// Ends the wait: no snapshot lists it, and the log says nothing more about it.
+    /// Ends the wait: no snapshot lists it, and the log does not report it after this.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.is_listed) {
             self.core.waits.lock().remove(&(self.since, self.thread.id()));

@@ -10,11 +10,12 @@
 //! admit the grant; if it is not ours any more, ask anew
 //! ```
 //!
-//! The leader asks at first, when a message came or may have been missed since the last request,
-//! and after the time that the last answer named. Redis does not store messages, so the leader also
-//! asks once a new channel is confirmed. A wake-up is a hint and promises nothing: only a reply or
-//! a grant message counts. Every wait ends, since each sleep is bounded by the last answer's time,
-//! a slow poll, the deadline, a cancel, a reconnect of the subscriber and shutdown.
+//! The leader asks at once when it begins to lead. It asks again when a message came or may have
+//! been missed since the last request, and at the time that the last answer named. Redis does not
+//! store messages, so the leader also asks once a new channel is confirmed. A wake-up is only a
+//! hint: only a reply or a grant message counts. Every wait ends, since each sleep ends at the time
+//! of the last answer, a slow poll, the deadline, a cancel, a reconnect of the subscriber or
+//! shutdown, whichever comes first.
 
 mod endurance;
 mod listening;
@@ -48,7 +49,7 @@ pub(crate) use wait::{Claim, doze};
 pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
-/// `may_collect` whenever it sleeps: during a pause, and after an `ask` that got nothing.)
+/// `may_collect` during each sleep: in a pause, and after an `ask` that got nothing.)
 pub(crate) trait Synchronizer {
     /// The site at which its threads queue.
     type Site: QueueSite;
@@ -58,11 +59,11 @@ pub(crate) trait Synchronizer {
     /// The kind for which the thread waits, and the number of permits.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
-    /// Whether [`enter`](Self::enter) may ask the server for a thread that has nothing yet. If not,
-    /// it asks only for a re-entry.
+    /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet. If
+    /// not, it sends a request only for a re-entry.
     const ASKS_AT_ENTRY: bool = false;
 
-    /// Takes an arriving thread. This may ask the server once, if the request needs no lead.
+    /// Takes an arriving thread. May ask the server once, if the request needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// Called when a thread in the process's queue has woken up.
@@ -73,27 +74,28 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// The request state of a new leader to which no lead was left.
+    /// The request state of a new leader that got no lead from an earlier leader.
     fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
 
-    /// The way by which a grant came that the leader [collects](Self::collect).
+    /// The way of a grant that the leader [collects](Self::collect).
     const COLLECTED: Way = Way::HandedOn;
 
-    /// Takes a grant that has reached the leader without a request since it last looked.
+    /// Takes a grant that has come without a request since the last call, by a message or from
+    /// another thread.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
-    /// Whether the leader can collect a grant, or has no reason left to pause.
+    /// Whether the leader can collect a grant, or no longer needs to pause.
     fn may_collect(&self, _request: &RequestStateOf<Self>) -> bool {
         false
     }
 
-    /// How long the leader pauses before it asks. In that time it leaves permits to other
-    /// processes, or lets other threads join its request.
+    /// How long the leader pauses before it asks. The pause leaves permits to other processes, or
+    /// lets other threads join the request.
     fn pause(&self, _request: &RequestStateOf<Self>) -> Duration {
         Duration::ZERO
     }
 
-    /// Asks the server, in one request. If the server grants nothing, the leader listens for a
+    /// Sends one request. If the server grants nothing, also listens to the channels that report a
     /// change.
     fn ask(
         &self,
@@ -111,20 +113,20 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// Called after the observer has heard of this grant.
+    /// Called after the observer was told of this grant.
     fn observed(&self, _grant: &GrantOf<Self>) {}
 }
 
 /// The result of a thread's arrival.
 pub(crate) enum Enter<N, G, I> {
-    /// The thread has it already, and takes it once more.
+    /// The thread already holds the lock, and takes it once more.
     Reentered(G),
     Granted(G, Way),
-    /// Other threads wait before this one or hold the lock, and this one will not wait.
+    /// Other threads of this process wait or hold the lock, and this thread will not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread leads. The lead is boxed, so that a thread with an immediate grant moves none of
-    /// it.
+    /// The thread leads. The lead is boxed, so that it need not be moved for a thread that gets an
+    /// immediate grant.
     Leads(Option<Box<Lead<I>>>),
 }
 
@@ -134,7 +136,7 @@ pub(crate) enum Try<T> {
     Granted(T),
     /// The server lets the thread share another thread's grant.
     Shared(T),
-    /// Not now. The next request should come after this time, or when there is news.
+    /// Not granted. The leader should ask again after this time, or when there is news.
     Busy(Duration),
 }
 
@@ -155,11 +157,11 @@ type RequestStateOf<S> = <<S as Synchronizer>::Site as QueueSite>::RequestState;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
-/// Waits for a grant, or until the wait is over (`None`). The wait's end also ends a request that
-/// the server has not answered. The result is then `None` if one of these was answered: another
-/// request of this call, any request over the same connection within the last second, or the last
-/// request of the leader behind which the thread queued until its time was over. Otherwise the
-/// result is the error, since an outage is no "not now".
+/// Waits for a grant, or until the wait is over (`None`). The end of the wait also ends a request
+/// that the server has not answered. If the server seems to be up, the result is then `None`,
+/// otherwise the error of the request. The server seems to be up if one of these requests was
+/// answered: another request of this call, any request over the same connection within the last
+/// second, or the last request of the leader behind which the thread queued.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
@@ -168,7 +170,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     let _limited = claim.wait.limits(core);
     let begun = if core.is_observed() { clock::now() } else { 0 };
     let entered = synchronizer.enter(claim);
-    // A re-entry ends here.
+    // A re-entry needs no driver.
     if let Ok(Enter::Reentered(grant)) = entered {
         return Ok(Some(grant));
     }
@@ -191,30 +193,30 @@ pub(crate) fn acquire<S: Synchronizer>(
     outcome
 }
 
-/// One call that acquires, over all its requests: the loop in which its thread waits.
+/// One call that acquires, with the loop in which its thread waits.
 struct Driver<'a, S: Synchronizer> {
     synchronizer: &'a S,
     claim: &'a ClaimOf<'a, S>,
     core: &'a Core,
     name: &'a Name,
-    /// The time at which the call began, on [`clock`], if it is observed.
+    /// The time at which the call began, on [`clock`], if there is an observer.
     begun: u64,
-    /// Whether the observer knows of this wait. (A re-entry does not start a wait.)
+    /// Whether the observer was told of this wait. (A re-entry starts no wait.)
     is_started: bool,
     /// Whether the server has answered one of the requests.
     is_answered: bool,
-    /// The way by which the last grant came. `None`: it is a re-entry.
+    /// The way of the last grant. `None`: the call is a re-entry.
     way: Option<Way>,
-    /// Whether the thread has got the leadership from the thread behind which it queued.
+    /// Whether the thread queued behind a leader and got the leadership from it.
     is_promoted: bool,
     endurance: Endurance,
     long_wait: LongWait<'a>,
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. If the observer has forked, this fails
-    /// in the child. The child leaves the queue as it is, since a thread of the parent may have
-    /// left the queue's mutex locked.
+    /// Tells the observer, once, that the wait has started. If the observer forks, this fails in
+    /// the child. The child does not touch the queue, since a thread of the parent may have had its
+    /// mutex locked at the fork.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell_observers(|it| it.wait_started(&self.event(())));
@@ -223,7 +225,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         Ok(())
     }
 
-    /// Counts the outcome and reports it to the observer.
+    /// Counts the outcome of the call and reports it to the observer.
     fn observe(&mut self, outcome: &Result<Option<GrantOf<S>>, Error>) {
         let why = match (outcome, self.way) {
             (Ok(Some(grant)), Some(way)) => {
@@ -232,7 +234,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 self.synchronizer.observed(grant);
                 return;
             }
-            // This is a re-entry whose first request failed.
+            // A re-entry, after a first request that failed.
             (Ok(Some(_)), None) => return,
             (Ok(None), _) => None,
             (Err(error), _) => Some(error.kind()),
@@ -299,8 +301,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     self.is_promoted = false;
                     lead
                 }
-                // The thread waits for the signal of the one that gives the hold up, or of the one
-                // that leads.
+                // The thread waits for a signal of the thread that holds the lock or of the leader.
                 Enter::Queued(waiter) => match self.await_signal(&waiter)? {
                     Some(Signal::Leadership(lead)) => {
                         self.is_promoted = true;
@@ -321,9 +322,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 },
             };
             // On every path out of `lead_until_granted`, the drop of the leadership hands it on
-            // (`QueueSite::transfer_leadership`): it wakes the first waiter of the process's queue,
-            // which then leads. A lock's new leader also gets the lead. If nobody waits, the entry
-            // in Redis's queue is given up. Only `admit` may give the leadership up instead.
+            // (`QueueSite::transfer_leadership`). The first waiter of the process's queue then leads.
+            // For a lock, it also gets the lead. If no thread waits, the entry in Redis's queue is
+            // given up. Only `admit` may give the leadership up before that.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
@@ -342,7 +343,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             if let Some(signal) = waiter.take_signal() {
                 return Ok(Some(signal));
             }
-            // A grant that was decided before the end of the wait wins.
+            // A grant that came before the end of the wait counts.
             if wait.is_over() {
                 return Ok(site.give_up(waiter));
             }
@@ -353,7 +354,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 };
             }
             wait.wakeable(waiter.thread(), || {
-                // This check comes after the registration, since an earlier cancel woke nobody.
+                // This check comes after the registration at the cancel token: an earlier cancel
+                // would not have woken this thread.
                 if wait.check(core, name).is_ok() {
                     waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
@@ -362,7 +364,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// Waits on behalf of the process, until a grant is admitted or the wait is over.
+    /// Waits as the leader, until a grant is admitted or the wait is over.
     fn lead_until_granted(
         &mut self,
         mut leadership: LeadershipGuard<'_, S::Site>,
@@ -378,8 +380,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             };
             let Some(grant) = granted else { return Ok(None) };
-            // The server may have taken the grant away in the meantime. If so, the leader asks at
-            // once.
+            // The grant may be over by the time it is admitted. Then the leader asks at once.
             lead.listening.ask_at = 0;
             if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
@@ -401,13 +402,14 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let news = || synchronizer.may_collect(request_state);
-            // The leader asks at first, when `ask_at` has come, and when a message came on one of
-            // its channels or such a channel was confirmed since the last request.
+            // The leader asks at once when it begins to lead, and at the time `ask_at`. It also
+            // asks when a message came on one of its channels, or such a channel was confirmed,
+            // since the last request.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
-                    // Messages do not end the pause, since other waiters, which are faster, have
-                    // heard them.
+                    // Messages do not end the pause: the other processes, to which the pause gives
+                    // precedence, get them, too.
                     let until = wait.sleep_until(pause);
                     doze(core, name, claim.thread, wait, until, news)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -416,8 +418,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // If the request fails, the next leader asks at once, since `catch_up` has used up
-                // the news.
+                // `catch_up` has used up the news. So if the request fails, the next leader asks at
+                // once.
                 lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
@@ -435,9 +437,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                     // A grant that came before the end of the wait wins.
                     Err(error) if was_cut() => {
-                        // If other threads led until the end of this call's time, the server did
-                        // not keep it waiting. So the answer to the previous leader counts for this
-                        // call, too.
+                        // If other threads led until the end of this call's time, this call has
+                        // only just asked. So the server's answer to the previous leader counts for
+                        // this call, too.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();
                         } else {
@@ -451,13 +453,13 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                 }
             } else {
-                // The thread sleeps until a message, `news` (a grant by message), `ask_at`, or the
-                // end of the wait.
+                // The thread sleeps until a message on a channel, a grant message (`news`), the
+                // time `ask_at`, or the end of the wait.
                 let at_most = self.long_wait.goes_on(0);
                 let slept = listening.sleep(core, name, claim, at_most, news);
-                // The last answer counts unless a channel was refused or confirmed too late. If the
-                // leader was cancelled, the answer still counts for the threads that queued behind
-                // it.
+                // The last answer counts, unless a channel was refused or was not confirmed in
+                // time. If the leader was cancelled, the answer still counts for the threads that
+                // queued behind it.
                 let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
                 if let Some(at) = answered_at.take().filter(|_| heard) {
                     site.was_answered(at);
@@ -471,33 +473,34 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// Takes a failed request. If the trouble may pass, the wait goes on after a moment, for as
-    /// long as the call endures it. (The leader keeps its lead and asks again. The threads that
+    /// Takes a failed request. If the trouble may pass, sleeps for a moment, and the wait goes on
+    /// as long as [`Endurance`] allows. (The leader keeps its lead and asks again. The threads that
     /// queued behind it queue again, and do not ask.) Any other trouble ends the wait with its
     /// error.
     fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
         let Self { core, name, claim, .. } = *self;
         let wait = &claim.wait;
-        // A request that the call's own limit ended says nothing about the server.
+        // If the call's own limit ended the request, this does not show that the server is down.
         if !wait.blocks() || was_cut() {
             return Err(error);
         }
-        // The last leader asked for all threads, so an answer to it counts.
+        // The last leader asked for all threads, so the server's answer to it counts for this
+        // thread.
         if let Some(at) = self.synchronizer.site().last_answer() {
             self.endurance.answered(at);
         }
         let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        // The pause is short, so a warning that falls due in it may come after it.
+        // The pause is short. A warning that becomes due during the pause may come after it.
         self.long_wait.goes_on(arrival);
         doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
     }
 }
 
-/// Sends a further request of a waiting call. Like the first request, it outlasts an outage. The
-/// caller [limits](Wait::limits) it.
+/// Sends a further request of a waiting call, again and again during an outage, as the driver does
+/// with the first request. The caller [limits](Wait::limits) it.
 pub(crate) fn outlast<T>(
     core: &Core,
     name: &Name,
@@ -520,28 +523,28 @@ pub(crate) fn outlast<T>(
     }
 }
 
-/// The least time after which an unanswered request says something about the server. (The first
-/// request of a thread that need not queue has more: see [`Wait::limits`].)
+/// If a request had less time than this, a missing answer does not show that the server is down.
+/// (The first request of a thread that need not queue has more time: see [`Wait::limits`].)
 const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// The arrival number of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
 
-/// The longest sleep, even if the server names a longer time, since a message may be lost. It
-/// varies at random, so that processes do not poll together.
+/// Returns the longest sleep of a waiter, since a message may be lost. It varies at random, so that
+/// processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
     SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
-/// As [`slow_poll`], for a waiter that must notice the end of a lease or a key, which comes after
-/// `left`. No message reports that end.
+/// As [`slow_poll`], for a waiter that must notice the end of a lease or a key. The end comes after
+/// `left`, and no message reports it.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)
 }
 
-/// The time after the end of a lease or key at which a waiter asks. Redis removes a key a
-/// millisecond after its end.
+/// How long after the end of a lease or key a waiter asks. Redis removes a key a millisecond after
+/// its end.
 const AFTER_THE_END: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! Models of the waiting loop and of the messages to it, in many orders of the steps of waiters,
+//! Models of the waiting loop and of its messages. They run many orders of the steps of waiters,
 //! holders, the subscriber, and a network that breaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::model::ModelServer;
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
 
-/// A synchronizer whose threads do not know each other, so that each leads.
+/// A synchronizer without a queue in the process, so each thread leads.
 struct Alone<'a, F> {
     client: Client<'a>,
     channel: Arc<str>,
@@ -84,7 +84,7 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
     }
 }
 
-/// Runs `waiters` threads that each take and release the lock, and `trouble` beside them.
+/// Runs `waiters` threads that each take and release the lock, and `trouble` at the same time.
 fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + Send + 'static) {
     let server = ModelServer::start();
     let core = Core::model(&server);
@@ -116,7 +116,7 @@ fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + 
     assert_eq!(server.owner(KEY), None);
 }
 
-/// Runs a thread for each of these channels, which waits on it for something that happens once.
+/// Runs a thread for each of these channels. Each thread waits for a message that is sent once.
 fn announce(channels: &'static [&'static str]) {
     let server = ModelServer::start();
     let core = Core::model(&server);

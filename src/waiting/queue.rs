@@ -1,7 +1,7 @@
-//! The queue of one process's threads that wait for the same thing, first come, first served. One
-//! thread at a time has the *leadership*: it leads, and only it talks to Redis.
+//! The queue of the threads of one process that wait for the same name, first come, first served.
+//! One thread at a time has the *leadership*: only this thread, the leader, sends requests.
 //!
-//! The leadership is never lost. The leader hands it on, on every path. A thread that leaves the
+//! The leadership is never lost: the leader hands it on, on every path. A thread that leaves the
 //! queue first checks whether it has got the leadership or a grant in the meantime.
 
 use std::collections::VecDeque;
@@ -16,41 +16,41 @@ use super::listening::Listening;
 use crate::error::Error;
 
 /// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
-/// gets, `I` a leader's knowledge of its requests. The site keeps the queue behind a mutex, and
-/// decides everything under that mutex.
+/// gets, `I` a leader's request state. The site's mutex guards the queue and all decisions about
+/// it.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     led: bool,
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
-    /// Whether the server answered the last leader's request. Leaders without enough time for a
-    /// request do not count.
+    /// Whether the server answered the last leader that had enough time for a request.
     answers: bool,
-    /// `Some` once a thread has waited. (It is boxed, since for most names no thread ever waits.)
+    /// `Some` once a thread has waited. (Boxed, since for most names no thread ever waits.)
     waiters: Option<Box<Waiters<N, G, I>>>,
 }
 
 #[derive(Debug)]
 struct Waiters<N, G, I> {
-    /// The waiters, the first in front.
+    /// The waiters. The front one is the first.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
-    /// The number of waiters so far, so that a leader's news reaches those that queued before its
-    /// request.
+    /// The number of waiters so far. By this number, a leader's error reaches only the waiters that
+    /// queued before its request.
     arrivals: u64,
     spin: Arc<Spin>,
 }
 
-/// A thread that stands in a queue.
+/// A thread in a queue.
 #[derive(Debug)]
 pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
-    /// The waiter's signal. It is set under the site's mutex, which so decides between a pass and
-    /// giving up.
+    /// The waiter's signal. It is set under the site's mutex, so a pass comes either before or
+    /// after the waiter gives up.
     signal: Mutex<Option<Signal<G, I>>>,
     is_signalled: AtomicBool,
-    /// Whether the waiter is the first in the queue and should stay awake for a moment.
+    /// Whether the waiter should stay awake for a moment, since it is the first in the queue and a
+    /// pass is about to come.
     called: AtomicBool,
     spin: Arc<Spin>,
 }
@@ -60,13 +60,13 @@ pub(crate) struct LocalWaiter<N, G, I> {
 pub(crate) enum Signal<G, I> {
     /// Another thread has passed the waiter its grant.
     Passed(G),
-    /// The waiter leads now, with the lead of the previous leader, if that leader left one.
+    /// The waiter leads now, with the lead of the previous leader if there is one.
     Leadership(Option<Box<Lead<I>>>),
-    /// The leader found the server in trouble.
+    /// The leader's request failed.
     Failed(Error),
 }
 
-/// A waiter to wake, once the caller holds no mutex.
+/// A waiter to wake after the caller has released its mutexes.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Wake(Option<Waker>);
@@ -102,8 +102,8 @@ impl<N, G, I> Queue<N, G, I> {
         free
     }
 
-    /// Takes the leadership, even if threads wait, or gives it up. The caller has decided that
-    /// under the mutex.
+    /// Takes the leadership, even if threads wait, or gives it up. The caller has made this
+    /// decision under the mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -130,8 +130,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// Wakes the first waiter, if spinning has paid so far. The caller is about to pass something
-    /// to it, and it should be awake by then.
+    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. Does so
+    /// only if spinning has saved time so far.
     pub(crate) fn call_first(&self) -> Wake {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
@@ -170,7 +170,7 @@ impl<N, G, I> Queue<N, G, I> {
         self.all().map(|waiter| waiter.need())
     }
 
-    /// How many waiters have queued so far.
+    /// The number of waiters that have queued so far.
     pub(crate) fn arrivals(&self) -> u64 {
         self.waiters.as_ref().map_or(0, |waiters| waiters.arrivals)
     }
@@ -201,7 +201,7 @@ impl<N, G, I> Queue<N, G, I> {
         self.all().take(most).cloned().collect()
     }
 
-    /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
+    /// Signals one waiter, at any position. Returns the signal if the waiter has left the queue.
     pub(crate) fn signal(
         &mut self,
         waiter: &Arc<LocalWaiter<N, G, I>>,
@@ -242,7 +242,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
         &self.thread
     }
 
-    /// The waiter's number among the waiters so far. The first one has 1.
+    /// The waiter's number in the order of arrival. The first waiter has 1.
     pub(super) fn arrival(&self) -> u64 {
         self.arrival
     }
@@ -273,11 +273,11 @@ impl<N, G, I> LocalWaiter<N, G, I> {
     }
 }
 
-/// A leader's state while it waits. The leadership carries it along.
+/// A leader's state while it waits. It goes to the next leader with the leadership.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's knowledge of its requests. For a lock, that is its queue entry.
+    /// The synchronizer's part. For a lock, this is its queue entry.
     pub(crate) request_state: I,
 }
 
@@ -287,7 +287,7 @@ impl<I> Lead<I> {
     }
 }
 
-/// A name in one client, whose threads stand in a [`Queue`].
+/// A name in one client, whose threads wait in a [`Queue`].
 pub(crate) trait QueueSite {
     type Need: Copy;
     type Grant;
@@ -325,7 +325,7 @@ pub(crate) trait QueueSite {
         });
     }
 
-    /// Notes that the server has not answered the leader, or has answered with an error.
+    /// Notes that the server has not answered the leader or has answered with an error.
     fn was_not_answered(&self) {
         self.with_queue(|queue| queue.answers = false);
     }
@@ -345,9 +345,9 @@ pub(crate) trait QueueSite {
         woken.into_iter().for_each(Wake::now);
     }
 
-    /// Fails the waiters that queued before the leader's request, which has failed. If the leader's
-    /// own limit ended the request, this fails no waiter: the waiters have other limits, and one of
-    /// them asks next.
+    /// Fails the waiters that queued before the leader's failed request. If the leader's own limit
+    /// ended the request, fails no waiter: the waiters have other limits, and one of them asks
+    /// next.
     fn fail_before(&self, arrival: u64, error: &Error) {
         if was_cut() {
             return;
@@ -355,7 +355,7 @@ pub(crate) trait QueueSite {
         self.signal_until(arrival, || Signal::Failed(error.clone()));
     }
 
-    /// Wakes all waiters for another reason than a signal.
+    /// Wakes all waiters without a signal.
     fn nudge(&self) {
         let waiting = self.with_queue(|queue| queue.nudge());
         waiting.into_iter().for_each(Wake::now);
@@ -368,7 +368,7 @@ pub(super) type WaiterOf<Q> =
     LocalWaiter<<Q as QueueSite>::Need, <Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 pub(super) type SignalOf<Q> = Signal<<Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 
-/// The right to talk to Redis about a name. The drop hands the right on, on every path.
+/// The right to send requests for a name. Its drop hands the right on, on every path.
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
@@ -387,13 +387,13 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
         self.lead.get_or_insert_with(|| Lead::new(request_state()))
     }
 
-    /// Takes the lead out, for a call that goes on as the leader.
+    /// Returns the lead, for a call that goes on as the leader.
     pub(crate) fn into_lead(mut self) -> Option<Lead<Q::RequestState>> {
         self.is_laid_down = true;
         self.lead.take()
     }
 
-    /// Gives the leadership up, so that no thread leads. The caller has decided that under the
+    /// Ends the leadership, so that no thread leads. The caller has made this decision under the
     /// queue's mutex.
     pub(crate) fn resign(&mut self) {
         self.lead = None;

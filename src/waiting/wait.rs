@@ -1,4 +1,4 @@
-//! The limit of a wait, its cancel, and its sleep.
+//! The limit of a wait, its cancel token, and its sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::name::Name;
 use crate::runtime::Core;
 
 /// How long a call may wait, and a token that may cancel it. The verbs that end in `_within` take a
-/// `Wait`. Use one for a time limit together with a [`CancelToken`], or for a choice at run time;
-/// the other verbs are short forms.
+/// `Wait`. Use a `Wait` to combine a time limit with a [`CancelToken`], or to choose the limit at
+/// run time. The other verbs are short forms.
 ///
-/// A [`Duration`], a deadline ([`Instant`]) and a `&CancelToken` become a `Wait` by `into()`. Most
-/// verbs do that themselves: `latch.wait_within(deadline)`. Those of a [`Lock`](crate::Lock) take a
-/// `Wait`.
+/// `into()` makes a `Wait` of a [`Duration`], a deadline ([`Instant`]) or a `&CancelToken`. Most
+/// verbs call it themselves, as in `latch.wait_within(deadline)`. The verbs of
+/// [`Lock`](crate::Lock) take a `Wait`.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -36,32 +36,32 @@ use crate::runtime::Core;
 pub struct Wait<'a> {
     patience: Patience,
     cancel: Option<&'a CancelToken>,
-    /// Whether it is normal that the wait lasts.
+    /// Whether a long wait is normal.
     pub(super) is_usual: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// One try, which ends at this time, if a time is given.
+    /// One try, which ends at this time if there is one.
     Once(Option<Instant>),
     Until(Instant),
     Forever,
 }
 
-/// The least time for a call's requests, from the beginning of the call and even past its limit,
-/// since a thread on a busy machine may wait this long for a processor. If three round trips take
-/// longer, the call has those: a request may have to read the reply to a release first.
+/// The least time for a call's requests, from the beginning of the call, even past its limit: on a
+/// busy machine a thread may wait this long for a processor. If three round trips take longer, the
+/// call has their time: a request may have to read the reply to a release first.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
-    /// No wait: one try.
+    /// One try, without a wait.
     pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None, is_usual: false };
 
-    /// Without a limit.
+    /// A wait without a limit.
     pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None, is_usual: false };
 
-    /// Returns a wait of at most `wait` from now. Zero is [`NONE`](Self::NONE), and a time that no
-    /// clock can count is [`FOREVER`](Self::FOREVER).
+    /// Returns a wait of at most `wait` from now. Zero gives [`NONE`](Self::NONE), and a time too
+    /// long for [`Instant`] gives [`FOREVER`](Self::FOREVER).
     pub fn at_most(wait: Duration) -> Self {
         if wait.is_zero() {
             return Self::NONE;
@@ -74,8 +74,9 @@ impl<'a> Wait<'a> {
         Self { patience: Patience::Until(deadline), ..Self::FOREVER }
     }
 
-    /// Returns the same wait, which also ends when `token` is cancelled, with an error of kind
-    /// [`Cancelled`](crate::ErrorKind::Cancelled). If this is called twice, the last token counts.
+    /// Returns a wait with the same limit that also ends when `token` is cancelled. The call then
+    /// fails with kind [`Cancelled`](crate::ErrorKind::Cancelled). A later token replaces an
+    /// earlier one.
     pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
         Self { cancel: Some(token), ..self }
     }
@@ -98,7 +99,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Limits the calling thread's requests to this wait, until the returned value is dropped. The
-    /// first request always has a little time, so that a call whose deadline has passed has one
+    /// first request always has a short time, so that a call whose deadline has passed makes one
     /// try.
     #[inline]
     pub(crate) fn limits(&self, core: &Core) -> Limited {
@@ -116,8 +117,8 @@ impl<'a> Wait<'a> {
         Limit::set(Limit::new(until, self.cancel))
     }
 
-    /// As [`limits`](Self::limits), for a request that a call owes to others when its wait is over.
-    /// Even after a cancel, such a request has that little time.
+    /// As [`limits`](Self::limits), for a request that other clients need even though the wait is
+    /// over. It has that short time even after a cancel.
     pub(crate) fn limits_last(&self, core: &Core) -> Limited {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Wait::until(Instant::now()).limits(core);
@@ -125,7 +126,7 @@ impl<'a> Wait<'a> {
         self.limits(core)
     }
 
-    /// Whether the wait may end a request before the response timeout does.
+    /// Whether the wait may end a request before the response timeout.
     #[inline]
     pub(crate) fn is_limited(&self) -> bool {
         matches!(self.patience, Patience::Until(_) | Patience::Once(Some(_)))
@@ -161,7 +162,7 @@ impl<'a> Wait<'a> {
         sleep()
     }
 
-    /// The end of a sleep that lasts for `sleep`, but at most until the end of the wait.
+    /// The end of a sleep of `sleep`, or the end of the wait if that comes first.
     pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
         let sleep = Instant::now().checked_add(sleep);
         match self.patience {
@@ -172,7 +173,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// A thread that acquires, its need, and its wait.
+/// A thread that acquires, with its need and its wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a, N> {
     pub(crate) thread: &'a Arc<Thread>,

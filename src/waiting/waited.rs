@@ -1,4 +1,4 @@
-//! What a wait with a limit returns.
+//! The result of a wait with a limit.
 
 /// The result of a wait that may end before its event happens: a wait for a latch, a condition or a
 /// barrier.
@@ -13,14 +13,15 @@
 /// # Ok(()) }
 /// ```
 ///
-/// It is no `bool`, so the compiler warns of the line `ready.wait_for(limit)?;`, after which a
-/// program would go on as if all workers were ready.
+/// The result must be used, so the compiler warns of the line `ready.wait_for(limit)?;`. After such
+/// a line a program would go on as if all workers were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
-    /// The event happened within the limit. A barrier says here how many parties were missing.
+    /// The event happened within the limit. For a barrier, this has the number of parties that were
+    /// missing.
     InTime(T),
-    /// The limit was over first.
+    /// The limit ended before the event happened.
     TimedOut,
 }
 
@@ -29,7 +30,7 @@ impl<T> Waited<T> {
         happened.map_or(Self::TimedOut, Self::InTime)
     }
 
-    /// Returns whether the limit was over before the event happened.
+    /// Returns whether the limit ended before the event happened.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         matches!(self, Self::TimedOut)
