@@ -1,4 +1,5 @@
-//! The server of the model tests: [`redlatch_in_memory`]'s, with the locks' keys and scripts. As much of them as the models need: without windows and leases.
+//! The server of the model tests: that of [`redlatch_in_memory`], with the keys and scripts of
+//! locks as far as the models need them: without windows and leases.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};
@@ -10,7 +11,7 @@ use shuttle::rand::{Rng, thread_rng};
 
 use crate::scripts::lua;
 
-/// As its client names the script that these files of `lua/` make.
+/// The hash of the script that these files of `lua/` make, as a client sends it.
 macro_rules! script {
     ($($part:tt),+) => {
         LazyLock::new(|| sha(concat!($(lua!($part)),+)))
@@ -24,12 +25,12 @@ use read_write::Holders;
 /// The server's clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 
-/// A server that knows the locks' scripts.
+/// A server with the scripts of locks.
 pub(crate) struct ModelServer(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl ModelServer {
-    /// Starts one that knows the scripts from the beginning: there is no renewer that would read the
-    /// reply to a release which is to be sent again.
+    /// Starts a server that has loaded the scripts. (A command of an unknown script must be sent
+    /// again. In a model no renewer would do that for a release.)
     pub(crate) fn start() -> Arc<Self> {
         let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
@@ -52,7 +53,7 @@ impl ModelServer {
         self.0.with(|locks, _, _| locks.locks.get(key.as_bytes()).cloned())
     }
 
-    /// Another client takes the lock, if it is free.
+    /// Makes another client take the lock, if it is free.
     pub(crate) fn take(&self, key: &str, owner: &[u8]) -> bool {
         self.0.with(|locks, _, _| {
             let free = !locks.locks.contains_key(key.as_bytes());
@@ -63,7 +64,7 @@ impl ModelServer {
         })
     }
 
-    /// Another client's lock ends: `channel` gets the message.
+    /// Frees another client's lock, and publishes the message on `channel`.
     pub(crate) fn free(&self, key: &str, channel: &str) {
         self.0.with(|locks, peers, _| {
             locks.locks.remove(key.as_bytes());
@@ -71,7 +72,7 @@ impl ModelServer {
         });
     }
 
-    /// The lock vanishes, without a message.
+    /// Removes the lock without a message.
     pub(crate) fn take_away(&self, key: &str) {
         self.0.with(|locks, peers, _| {
             locks.locks.remove(key.as_bytes());
@@ -79,7 +80,7 @@ impl ModelServer {
         });
     }
 
-    /// Whether a client has a read-write lock, or waits for it.
+    /// Whether a client holds a read-write lock or waits for it.
     pub(crate) fn is_wanted(&self, key: &str) -> bool {
         self.0.with(|locks, _, _| {
             let waits = locks.queues.get(key.as_bytes()).is_some_and(|queue| !queue.is_empty());
@@ -87,7 +88,7 @@ impl ModelServer {
         })
     }
 
-    /// A read-write lock is deleted, and the first in line have it.
+    /// Deletes a read-write lock, and grants it to the first in line.
     pub(crate) fn delete(&self, key: &str) {
         self.0.with(|locks, peers, now| {
             let mut step = locks.step(peers, now);
@@ -96,7 +97,7 @@ impl ModelServer {
         });
     }
 
-    /// `SCRIPT FLUSH`.
+    /// Runs `SCRIPT FLUSH`.
     pub(crate) fn forget_scripts(&self) {
         self.0.forget_scripts();
     }
@@ -112,11 +113,11 @@ impl ModelServer {
 struct Locks {
     /// Key to owner.
     locks: HashMap<Vec<u8>, Vec<u8>>,
-    /// Key to holders, of read-write locks.
+    /// For read-write locks: key to holders.
     shared: HashMap<Vec<u8>, Holders>,
-    /// The queues of their waiters.
+    /// Key to the queue of the lock's waiters.
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// How often a lock was refused.
+    /// The number of refused requests for a lock.
     refusals: usize,
 }
 
@@ -190,7 +191,7 @@ impl ModelStep<'_> {
             }
             Value::Int(i64::from(existed))
         } else if sha == *RENEW {
-            // The keys, the timeouts of read holds, two leases, the owners.
+            // The arguments are the keys, the timeouts of read holds, two leases, and the owners.
             let reads = arguments.iter().filter(|it| it.starts_with(b"read ")).count();
             let holds = (arguments.len() - 2 - reads) / 2;
             let owners = &arguments[arguments.len() - holds..];
@@ -206,7 +207,7 @@ impl ModelStep<'_> {
         }
     }
 
-    /// Runs a script of a fair lock: with its own arguments.
+    /// Runs a script of a fair lock. `own`: the script's arguments behind the common ones.
     fn evaluate_fair(&mut self, sha: &str, key: &[u8], own: &[Vec<u8>]) -> Value {
         if sha == *FAIR_ACQUIRE {
             self.line_up(key, &own[1], own[2] == b"1", &own[3..])
@@ -243,7 +244,7 @@ impl ModelStep<'_> {
         }
     }
 
-    /// Takes a fair lock, or a place in its queue, and places behind it for its company.
+    /// Takes a fair lock, or adds an entry to its queue. Adds entries behind it for the companions.
     fn line_up(&mut self, key: &[u8], owner: &[u8], was_queued: bool, rest: &[Vec<u8>]) -> Value {
         let company = if was_queued { &[] } else { rest };
         if self.locks.get(key).is_some_and(|holder| holder == owner) {
@@ -275,7 +276,7 @@ impl ModelStep<'_> {
         numbers(&[0, self.now, -1, 0, i64::from(was_queued && !is_there)])
     }
 
-    /// The numbers of the owners of the same client that stand first.
+    /// The numbers of the first owners in the queue, up to the first owner of another client.
     fn followers(&self, key: &[u8], owner: &[u8]) -> String {
         let queue = self.queues.get(key).into_iter().flatten();
         let of_client = queue.take_while(|waiter| waiter[..37] == owner[..37]);
@@ -322,7 +323,8 @@ impl ModelStep<'_> {
             queue.push_back(owner.to_vec());
         }
         let at = place.unwrap_or(queue.len() - 1) as i64;
-        // A free lock with waiters: a lease has ended, or no waiter heard the message.
+        // The lock is free although processes wait: a lease has ended, or no waiter got the
+        // message.
         if !self.locks.contains_key(key) && self.grant_head(key) {
             return self.acquire(key, owner, true);
         }

@@ -1,4 +1,5 @@
-//! Read-write locks of the model's server: as in `lua/read_write/`, but without windows and leases.
+//! Read-write locks of the model's server: the scripts of `lua/read_write/`, but without windows
+//! and leases.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -13,7 +14,7 @@ use crate::scripts::lua;
 pub(super) struct Holders {
     writer: Option<Vec<u8>>,
     readers: Vec<Vec<u8>>,
-    /// The owners that have left. None comes again.
+    /// The owners that have left. An owner takes the lock only once.
     gone: Vec<Vec<u8>>,
 }
 
@@ -31,7 +32,7 @@ impl Holders {
         self.readers.clear();
     }
 
-    /// Whether the owner could join them, if there were no waiters.
+    /// Whether the owner could join the holders if there were no waiters.
     fn may_enter(&self, owner: &[u8]) -> bool {
         self.is_free() || self.writer.is_none() && !writes(owner)
     }
@@ -59,7 +60,7 @@ fn writes(owner: &[u8]) -> bool {
 }
 
 impl ModelStep<'_> {
-    /// Runs a script of read-write locks. `None`: the script is none.
+    /// Runs a script of read-write locks. `None`: it is no such script.
     pub(super) fn read_or_write(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Option<Value> {
         let key = arguments[0].as_slice();
         let argument = |at: usize| arguments[at].as_slice();
@@ -164,7 +165,8 @@ impl ModelStep<'_> {
         Value::Int(4)
     }
 
-    /// Grants the lock to the first in line, and to all readers behind it. `asker` reads the reply.
+    /// Grants the lock to the first in line, and if that is a reader, to the readers behind it.
+    /// `asker` gets no message, since it reads the reply.
     pub(super) fn let_in(&mut self, key: &[u8], asker: Option<&[u8]>) {
         while let Some(head) = self.waiting(key).front().cloned() {
             let name = String::from_utf8(head.clone()).unwrap();
@@ -206,7 +208,7 @@ static GIVE_UP: LazyLock<String> = script!(READ_WRITE, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(READ_WRITE, "read_write/force_unlock.lua");
 static READ_ON: LazyLock<String> = script!(READ_WRITE, "read_write/read_on.lua");
 
-/// The server knows them from the beginning.
+/// The scripts of read-write locks.
 pub(super) fn scripts() -> Vec<String> {
     [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &READ_ON]
         .map(|script| String::clone(script))
