@@ -25,13 +25,13 @@ static DELETE: LazyLock<Script> = numbered!("barrier/delete.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
 static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
 
-/// The number of digits behind the generation in a reply of `arrive`.
+/// The number of digits that follow the generation in a reply of `arrive`.
 const INDEX_DIGITS: usize = 6;
 const BROKEN: i64 = -1;
 const FORGOTTEN: i64 = -2;
 pub(crate) const MOST_PARTIES: u32 = 999_999;
 
-/// One barrier as the scripts see it.
+/// One barrier, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierScripts<'a> {
     pub(crate) route: &'a Route,
@@ -45,7 +45,7 @@ pub(crate) enum Generation {
     Present,
     Tripped,
     Broken,
-    /// The generation has ended, and the server does not know how.
+    /// The generation has ended, and the server does not know whether it tripped or broke.
     Forgotten,
 }
 
@@ -57,25 +57,24 @@ pub(crate) fn forgotten() -> Error {
     Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
-/// The way in which a party comes to the barrier, an argument of `arrive`.
+/// The reason for which a party sends `arrive`, an argument of that script.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Comes {
     Waits = b'0',
-    /// The party waits, and has an action if it is the last.
+    /// The party waits. If it is the last, it runs an action.
     Acts = b'1',
-    /// The party does not wait, or has stopped waiting, and breaks the generation in which it waits
-    /// or would wait.
+    /// The party does not wait or has stopped waiting, and breaks its generation.
     Leaves = b'2',
 }
 
-/// The position of a thread at the barrier.
+/// The result of a thread's arrival.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
-    /// The number of parties still to come: the last party, with zero, trips the barrier or runs
-    /// the action. `None`: the thread has not arrived, since the generation is complete and the
-    /// last party's action runs.
+    /// The number of parties that are still missing. Zero: this is the last party, which trips the
+    /// barrier or runs the action. `None`: the thread has not arrived, since the generation is
+    /// complete and the last party's action runs.
     pub(crate) index: Option<u32>,
 }
 
@@ -87,7 +86,7 @@ pub(crate) struct BarrierState {
     pub(crate) waiting: u32,
     /// The state of the requested generation.
     pub(crate) went: Generation,
-    /// The time until the first lease of a party ends.
+    /// The time until the earliest end of a party's lease.
     pub(crate) left: Option<Duration>,
 }
 
@@ -96,8 +95,8 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// Makes `party` arrive with its lease. `least`: no generation before this one can be the
-    /// present one. `is_copy`: the request was sent before, with an unknown outcome. `None`: the
+    /// Makes `party` arrive with its lease. `least`: the lowest number that the present generation
+    /// can have. `is_copy`: the request was sent before, with an unknown outcome. `None`: the
     /// barrier is broken.
     pub(crate) fn arrive(
         self,
@@ -120,7 +119,7 @@ impl BarrierScripts<'_> {
         }
     }
 
-    /// Gives an arrival up. It is a copy of the arrival's request.
+    /// The command that takes an arrival back. It has the number of the arrival's request.
     pub(crate) fn leave_command(
         self,
         id: RequestId,

@@ -1,13 +1,14 @@
-//! The changes of semaphores that a client made a moment ago, so that it can repeat them at another
+//! The log of a client's latest changes of semaphores, which the client can repeat at another
 //! master.
 //!
-//! A server that becomes the master knows the first changes of the old master, up to some change.
-//! In a sequence the client opens a request when the one before it is closed. So a server that
+//! A server that becomes the master has the changes of the old master up to some point. In a
+//! sequence the client opens a request only after it has closed the one before. So a server that
 //! remembers request k of a sequence has all changes of the sequence up to k and no later one. A
-//! server that remembers no request has seen no change for minutes. The client makes unknown
-//! changes again (`lua/semaphore/mend.lua`), in the order of their numbers. Then the server
-//! remembers the last of them, so a copy changes nothing. No later request of the sequence is
-//! applied before that, since each names the change before it (`lua/once.lua`).
+//! server that remembers no request of a sequence has got no change of it for minutes. The client
+//! repeats the changes that the server lacks (`lua/semaphore/mend.lua`), in the order of their
+//! numbers. Then the server remembers the last of them, so a copy changes nothing. The server
+//! applies no later request of the sequence before that, since each request names the change before
+//! it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,12 +17,12 @@ use std::sync::Arc;
 use redis::Value;
 use redlatch_client::sync::clock;
 
-/// A change is kept until the same run of the server gives an answer this much later: no replica
-/// that becomes the master is further behind. Time alone does not count, since an outage may last
-/// for long.
+/// A change is kept until the same run of the server gives an answer this much later. A replica
+/// that becomes the master is assumed to lag by less. An outage may last for long, so the age alone
+/// does not count.
 pub(super) const KEPT: u64 = 10_000_000_000;
-/// The most changes of a name that are kept. It bounds their memory, and the time of a script that
-/// repeats them.
+/// The largest number of changes that are kept for a name. It bounds their memory, and the time of
+/// a script that repeats them.
 pub(super) const MOST_OF_A_NAME: usize = 10_000;
 
 /// One change that the server has answered.
@@ -29,22 +30,22 @@ pub(super) const MOST_OF_A_NAME: usize = 10_000;
 pub(crate) struct Change {
     pub(super) at: u64,
     /// The run of the server that the client had met last when it made the change. After a mend,
-    /// the run at which the change was made again.
+    /// the run at which the change was repeated.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,
-    /// The time up to which the change may be made, by the server's clock.
+    /// The latest time at which the server may make the change, by its own clock.
     pub(super) latest: u64,
-    /// Negative: permits were taken. Zero: the permits of its request were given back.
+    /// The number of permits given back. Negative: permits were taken. Zero: the permits that the
+    /// request took were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
-    /// The mark that the change saw. `None`: this change has undone an earlier one, and the server
-    /// says which mark the earlier one saw.
+    /// The mark in the reply to the change. `None`: the change undid an earlier one, and the server
+    /// has the mark of the earlier change.
     pub(super) mark: Option<Mark>,
 }
 
-/// Tells a semaphore from those that had its name before or have it later
-/// (`lua/semaphore/mark.lua`).
+/// Distinguishes a semaphore from earlier and later ones of its name (`lua/semaphore/mark.lua`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(Arc<str>);
 
@@ -67,15 +68,15 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The last changes of one name, the oldest first; those of a sequence are in the order of their
-/// numbers.
+/// The last changes of one name, the oldest first. The changes of a sequence are in the order of
+/// their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) changes: VecDeque<Change>,
     /// The number of each sequence's last change, and its run. Zero: the server need not know the
     /// change.
     last: Vec<(u64, u64)>,
-    /// Whether the name is among those with changes.
+    /// Whether the name is in the list of names with changes.
     pub(super) is_listed: bool,
 }
 
@@ -84,14 +85,14 @@ impl Log {
         self.last.get(sequence).map_or(0, |(number, _)| *number)
     }
 
-    /// Whether this run of the server made the sequence's last change, as far as is known. If it
-    /// does not remember the change, its record was evicted or deleted.
+    /// Whether this run of the server made the sequence's last change, as far as this client knows.
+    /// If such a server does not remember the change, the record was evicted or deleted.
     pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
 
-    /// Adds a change, and forgets the oldest ones. Returns the number of forgotten changes, and how
-    /// many of these were old.
+    /// Adds a change, and drops the oldest ones if there are too many. Returns the number of
+    /// dropped changes, and how many of these were old.
     pub(super) fn add(&mut self, mut change: Change) -> (usize, usize) {
         // Most names have few changes.
         if self.changes.capacity() == 0 {
@@ -102,7 +103,7 @@ impl Log {
             self.last.resize(change.sequence + 1, (0, 0));
         }
         self.last[change.sequence] = (change.number, change.run);
-        // The mark is mostly that of the change before, and stored once.
+        // The mark is mostly that of the change before, and both then share one text.
         if let Some(last) = self.changes.back()
             && last.mark == change.mark
         {
@@ -117,8 +118,7 @@ impl Log {
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
-    /// made before `asked`. From now on these changes count as made by this run, and become old
-    /// with its own changes.
+    /// made before `asked`. From now on these changes count as made by this run.
     pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {
@@ -132,7 +132,7 @@ impl Log {
         }
     }
 
-    /// Makes the next requests of a sequence name no change before them.
+    /// Forgets the last change of a sequence, so that the next request names no change before it.
     pub(super) fn forget_sequence(&mut self, sequence: usize) {
         if let Some(last) = self.last.get_mut(sequence) {
             *last = (0, 0);
@@ -148,8 +148,8 @@ impl Log {
         }
     }
 
-    /// The changes of one sequence, or of all, in the order in which they must be made: by
-    /// sequence, and by number in each. Each part is for one semaphore with one mark.
+    /// The changes of one sequence, or of all, in parts and in the order in which they must be
+    /// made: by sequence, and in each by number. The changes of a part have the same mark.
     pub(super) fn parts(&self, sequence: Option<usize>) -> Vec<Vec<Change>> {
         let meant = |change: &&Change| sequence.is_none_or(|sequence| change.sequence == sequence);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();
@@ -174,8 +174,9 @@ impl Change {
         Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
-    /// Whether no replica can lack the change, since this run of the server answered another one at
-    /// `answered`. (Another run may not know the change until it is told.)
+    /// Whether no replica can lack the change: the same run of the server answered another change,
+    /// at `answered`, long enough after it. (Another run may lack the change until the client
+    /// repeats it.)
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
         self.run == run && answered.saturating_sub(self.at) > KEPT
     }

@@ -16,7 +16,7 @@ static KEEP_ALIVE: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/keep
 static DONE: LazyLock<Script> =
     script!(NUMBER; CONDITION, "condition/passing.lua", "condition/done.lua");
 
-/// One condition as the scripts see it.
+/// One condition, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConditionScripts<'a> {
     pub(crate) keys: &'a ConditionKeys,
@@ -26,13 +26,13 @@ pub(crate) struct ConditionScripts<'a> {
 /// The state of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// The waiter waits, or did until this request removed it.
+    /// The waiter waits, or waited until this request removed it.
     Waits,
-    /// The waiter no longer waits, which is as good as a notification.
+    /// The waiter has no entry any more, which counts as a notification.
     Notified,
 }
 
-/// The use of a notification.
+/// What becomes of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Used,
@@ -53,7 +53,8 @@ impl ConditionScripts<'_> {
         flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
     }
 
-    /// Notifies one waiter, or all. Returns how many. `None`: the owner has lost the lock.
+    /// Notifies one waiter, or all. Returns the number of notified waiters. `None`: the owner has
+    /// lost the lock.
     pub(crate) fn notify(
         self,
         route: &Route,
@@ -85,14 +86,14 @@ impl ConditionScripts<'_> {
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 
-    /// Gives signs of life of waiters that were notified.
+    /// The command that sends signs of life of notified waiters.
     pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
         let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
         let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();
         self.command(&KEEP_ALIVE, None, &waiters)
     }
 
-    /// Removes all traces of a waiter.
+    /// The command that removes all data of a waiter.
     pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
         let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
         self.command(&DONE, None, &[waiter, pass])
@@ -111,7 +112,7 @@ impl ConditionScripts<'_> {
     }
 }
 
-/// The server's answer to a [`ConditionScripts::done_command`].
+/// Reads the server's answer to a [`ConditionScripts::done_command`].
 pub(crate) fn done(outcome: Outcome) -> Result<(), Trouble> {
     accepted(outcome, Rights::Conditions).map(drop)
 }

@@ -12,20 +12,20 @@ static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
 static RESIGN: LazyLock<Script> = script!(NUMBER; "election/resign.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "election/look.lua");
 
-/// One election as the scripts see it.
+/// One election, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElectionScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
 }
 
-/// The leader on record.
+/// The recorded leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recorded {
     pub(crate) token: u64,
     pub(crate) who: String,
     pub(crate) host: String,
-    /// Since 1970, by the server's clock.
+    /// The time at which it became the leader, since 1970, by the server's clock.
     pub(crate) since: Duration,
 }
 

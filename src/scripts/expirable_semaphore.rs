@@ -28,11 +28,12 @@ static UPDATE_LEASE_TIME: LazyLock<Script> =
     script!(COUNT, "expirable_semaphore/update_lease_time.lua");
 static SET_PERMITS: LazyLock<Script> = script!(COUNT, "expirable_semaphore/set_permits.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua");
-// The free permits are a semaphore's number, without a mark: these scripts are a semaphore's own.
+// The free permits are a number as in a plain semaphore, but without a mark. So these scripts are
+// the same.
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
 
-/// One expirable semaphore as the scripts see it.
+/// One expirable semaphore, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {
     pub(crate) route: &'a Route,
@@ -40,16 +41,16 @@ pub(crate) struct ExpirableScripts<'a> {
     pub(crate) timeouts: &'a str,
     pub(crate) channel: &'a str,
     pub(crate) requests: &'a Requests,
-    /// The replicas that must have taken permits before those count.
+    /// The number of replicas that must have taken permits before the permits count.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
 /// The result of a request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// This number of the ids, from the first on, are permits now.
+    /// Permits were taken: this many, under the first ids.
     Taken(usize),
-    /// There were not enough for the first thread. The next lease ends after this time.
+    /// There were too few permits for the first thread. The next lease ends after this time.
     Refused(Option<Duration>),
     /// There is no such semaphore.
     Missing,
@@ -60,7 +61,7 @@ pub(crate) enum TakenPermit {
 pub(crate) struct ReturnedPermits {
     /// The number of permits that were given back before their leases ended.
     pub(crate) live: usize,
-    /// The number of listeners that got the message, or [`REFUSED`](super::semaphore::REFUSED).
+    /// The number of subscribers that got the message, or [`REFUSED`](super::semaphore::REFUSED).
     /// `None`: no permit is free, so no message was sent.
     pub(crate) heard: Option<i64>,
 }
@@ -73,9 +74,9 @@ pub(crate) struct PermitCounts {
 }
 
 impl ExpirableScripts<'_> {
-    /// Takes permits for the first of these needs. Each need is met as a whole, while there are
-    /// enough permits for one of `clients` clients. `ids` has one for each permit needed, and the
-    /// permits get the first of them.
+    /// Takes permits for these needs, in order, as long as the whole next need is within the share
+    /// of one of `clients` clients. `ids` has an id for each needed permit. The taken permits get
+    /// the first ids.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,
@@ -97,33 +98,34 @@ impl ExpirableScripts<'_> {
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
         let command = needing(command, RIGHTS).acknowledged(self.acks);
-        // A copy takes nothing, since it finds the ids.
+        // A copy of the request finds the ids, and takes nothing.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
-    /// Gives permits back. `all`: all of them or none; otherwise those that are still taken.
+    /// The command that gives permits back. `all`: all of them or none. Otherwise those that are
+    /// still taken.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
         release_command(self.keys(), self.channel, ids, all)
     }
 
-    /// Asks for the permits. The reply has the end of each lease, or nil for a permit that is not
-    /// there.
+    /// The command that asks for permits. The reply has the end of each lease, or nil for an
+    /// unknown permit.
     pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
         let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];
         parts.extend(ids.iter().map(|id| &id.as_bytes()[..]));
         Command::plain(&parts)
     }
 
-    /// Sends a release and waits for the reply. After a reset it is sent once more.
+    /// Sends a release and waits for the reply. If the connection breaks, sends it once more.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<ReturnedPermits>, Trouble> {
         let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
         Ok(Replied::counts(reply, in_doubt))
     }
 
-    /// Returns the time left. `None`: no such permit. A permit without an end lasts
-    /// `Duration::MAX`.
+    /// Returns the time left of a permit's lease: `None` if there is no such permit, and
+    /// `Duration::MAX` if the permit has no lease.
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
@@ -223,7 +225,7 @@ impl ExpirableScripts<'_> {
 
 const RIGHTS: Rights = Rights::ExpirableSemaphores;
 
-/// Gives back those of these permits that exist. The site of the name may be gone.
+/// The command that gives back those of these permits that exist. It needs no site of the name.
 pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
     let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
     release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)
@@ -238,7 +240,7 @@ fn release_command(keys: [&[u8]; 2], channel: &str, ids: &[PermitId], all: bool)
     Command::script(&RELEASE, &keys, &arguments)
 }
 
-/// The result of a release that was sent once.
+/// Reads the reply to a release that was sent once.
 pub(crate) fn released(outcome: Outcome) -> Result<ReturnedPermits, Trouble> {
     read_released(accepted(outcome, RIGHTS)?)
 }

@@ -12,7 +12,7 @@ use super::{Rights, Trouble, flag, millis, query, unexpected};
 
 static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");
 
-/// A semaphore or latch, as these requests see it.
+/// A semaphore or latch, with the functions for its time to live.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expiry<'a> {
     pub(super) route: &'a Route,
@@ -20,13 +20,13 @@ pub(crate) struct Expiry<'a> {
     pub(super) key: &'a str,
     /// Its other key.
     pub(super) another: Option<&'a str>,
-    /// It exists even if only the other key does.
+    /// Whether it exists even if only the other key does.
     pub(super) is_either: bool,
     pub(super) requests: &'a Requests,
 }
 
 impl Expiry<'_> {
-    /// Sets the time to live, from now on; `None`: without an end. `false`: there is no key.
+    /// Sets the time to live, from now on. `None` removes it. `false`: there is no key.
     pub(crate) fn set(
         self,
         request_id: RequestId,
@@ -41,7 +41,8 @@ impl Expiry<'_> {
         flag(once.call(route)?)
     }
 
-    /// Returns the time to live: `None` if there is no key, [`Duration::MAX`] if it has no end.
+    /// Returns the time to live: `None` if there is no key, and [`Duration::MAX`] if the key never
+    /// expires.
     pub(crate) fn get(self) -> Result<Option<Duration>, Trouble> {
         let command = Command::plain(&[b"PTTL", self.key.as_bytes()]);
         query(self.route, &command, self.rights, |reply| match reply {

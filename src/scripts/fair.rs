@@ -19,17 +19,17 @@ static KEEP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/keep.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua");
 
-/// One fair lock as the scripts see it.
+/// One fair lock, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// The time for which a waiter counts as alive without a sign of life, and for which a Redisson
-    /// waiter keeps its place.
+    /// The time for which a waiter of redlatch counts as alive without a sign of life, and the time
+    /// for which a waiter of Redisson keeps its entry.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,
-    /// The replicas that must have a grant before it counts.
+    /// The number of replicas that must have a grant before it counts.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
@@ -40,17 +40,17 @@ pub(crate) enum FairAcquired {
         /// The owner had the lock before: the message of its grant is on its way, or was lost.
         already: bool,
         followers: Followers,
-        /// The server's time when it answered, in ms, if other owners came with this one.
+        /// The server's time of the answer, in ms, if other owners came with this one.
         now: u64,
     },
     Queued {
         /// The server's time when it answered, in ms.
         now: u64,
-        /// The time after which to ask again without a message; `None`: not at all.
+        /// The time after which to ask again without a message. `None`: only after a message.
         ask_after: Option<Duration>,
-        /// Whether a Redisson client may send the message, on the owner's own channel.
+        /// Whether the message may come from one of Redisson's clients, on the owner's own channel.
         by_redisson: bool,
-        /// Whether the owner had lost its entry, and has it again.
+        /// Whether the owner had lost its entry and has one again.
         came_back: bool,
     },
     /// The owner has lost its entry.
@@ -63,22 +63,22 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// Owners that come with an owner's first request. They get the entries behind it.
+    /// The owner has not been queued. These owners come with its first request, and get the entries
+    /// behind it.
     Company {
         owners: &'a [Owner],
-        /// Their client does not listen yet, and has no other waiter in the queue. When it listens,
-        /// each of them asks.
+        /// Whether the client does not listen yet and has no other waiter in the queue. Each of
+        /// these owners asks again once the client listens.
         just_come: bool,
     },
-    /// The owner was queued before, and asks for itself alone.
+    /// The owner was queued before, and its request names no other owners.
     Nobody,
     /// The owner was queued before and has lost its entry. The named owners were queued, too, and
     /// come back with it if they have lost their entries.
     Returning(&'a [Owner]),
 }
 
-/// The numbers of the owners of the same client that stand directly behind a new holder, in their
-/// order.
+/// The numbers of the owners of the same client directly behind a new holder, in their order.
 pub(crate) type Followers = VecDeque<u64>;
 
 /// Parses the scripts' text of these numbers.
@@ -90,16 +90,17 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 /// The server's answer to a sign of life.
 #[derive(Debug)]
 pub(crate) struct KeptAlive {
-    /// The time after which the next sign of life is worthwhile, if that is before its usual time.
+    /// The time after which the next sign of life is due, if that is sooner than usual.
     pub(crate) again: Option<Duration>,
-    /// The first in line of a free lock, if it should ask now.
+    /// The first in line of a free lock, if that owner should ask now.
     pub(crate) first: Option<u64>,
     /// The owners that have lost their entries.
     pub(crate) missing: HashSet<u64>,
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or an entry in the queue; asks for the entry if the owner has one already.
+    /// Takes the lock or adds an entry to the queue. If the owner has an entry already, asks about
+    /// it.
     pub(crate) fn acquire(
         self,
         route: &Route,
@@ -137,24 +138,25 @@ impl FairScripts<'_> {
         granted(outcome, in_doubt, Rights::FairLocks, flag)
     }
 
-    /// Leaves the queue, or the lock.
+    /// The command that removes the owner from the queue or from the lock.
     pub(crate) fn give_up_command(self, owner: &[u8]) -> Command {
         self.command(&GIVE_UP, &[owner, b"0"])
     }
 
-    /// Leaves the queue, but keeps the lock.
+    /// The command that removes the owner from the queue, and leaves it the lock.
     pub(crate) fn leave_command(self, owner: &[u8]) -> Command {
         self.command(&GIVE_UP, &[owner, b"1"])
     }
 
-    /// Releases a hold. The owners that had it after its first one leave the queue.
+    /// The command that releases a hold, and removes the owners to which it was passed from the
+    /// queue.
     pub(crate) fn release_command(self, owner: &Owner, leaving: &[Owner]) -> Command {
         let owners: Vec<_> = iter::once(owner).chain(leaving).map(Owner::text).collect();
         let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&RELEASE, &arguments)
     }
 
-    /// Shortens a kept hold, which no thread has, to the rest of its time.
+    /// The command that shortens the lease of a kept hold, which no thread has, to `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let passed: Vec<_> = passed.iter().map(Owner::text).collect();
@@ -167,8 +169,8 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// Says that these owners are alive. `steady`: the server has answered this client for a while,
-    /// so an owner that sent nothing meanwhile is silent.
+    /// The command that sends a sign of life of these owners. `steady`: the server has answered
+    /// this client for a while, so other owners that sent nothing in that time count as silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();
@@ -222,19 +224,20 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     })
 }
 
-/// The time after which a lease with `left` ms to go has certainly ended; `None`: no time was
-/// named. A script's time is cut to whole milliseconds, and a lease lasts until the millisecond of
-/// its end is over. So a question after `left` ms may find it held.
+/// The time after which a lease with `left` ms to go has certainly ended. `None`: `left` names no
+/// time. A script's time is rounded down to whole milliseconds, and a lease lasts until the
+/// millisecond of its end is over. So a request after exactly `left` ms may find the lock still
+/// held.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }
 
-/// As [`ends_after`], for a lease that begins with the request.
+/// As [`ends_after`], for a lease that begins now.
 pub(crate) fn over(lease: Duration) -> Duration {
     lease.saturating_add(Duration::from_millis(1))
 }
 
-/// The server's answer to a [`FairScripts::keep_alive_command`].
+/// Reads the server's answer to a [`FairScripts::keep_alive_command`].
 pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {

@@ -37,7 +37,7 @@ impl FencingToken {
         Self(number)
     }
 
-    /// From 1 to 2^53.
+    /// Returns the token as a number from 1 to 2^53.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0
@@ -56,7 +56,7 @@ impl From<FencingToken> for u64 {
     }
 }
 
-/// This is for databases, whose integers are signed.
+/// Converts a token for a database, whose integers are signed.
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
         // A token is never above 2^53.
@@ -64,7 +64,7 @@ impl From<FencingToken> for i64 {
     }
 }
 
-/// The highest token: Lua counts no further.
+/// The highest token, since Lua cannot count beyond it.
 const HIGHEST: u64 = 1 << 53;
 
 impl TryFrom<u64> for FencingToken {
@@ -78,7 +78,7 @@ impl TryFrom<u64> for FencingToken {
     }
 }
 
-/// This is for a token that a database has kept.
+/// Converts a token that was stored in a database.
 impl TryFrom<i64> for FencingToken {
     type Error = Error;
 

@@ -6,7 +6,8 @@ use super::Mode;
 
 /// `prefix:{name}`, or `prefix:name` if the name has a brace of its own.
 ///
-/// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
+/// As in Redisson, any `{` in the name counts, even if it begins no hash tag, and nothing is
+/// escaped.
 fn pieces<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     let [open, close] = if name.contains('{') { [":", ""] } else { [":{", "}"] };
     Pieces::of([prefix, open, name, close])
@@ -16,8 +17,9 @@ fn prefixed(prefix: &str, name: &str) -> String {
     pieces(prefix, name).to_string()
 }
 
-/// As [`pieces`], for a key of redlatch alone, but `prefix_tagged:name`: `x` and `{x}` must not
-/// share a key. (A release of one lock would grant it to the other's waiter.)
+/// As [`pieces`], for a key that only redlatch uses. A name with a brace gives
+/// `prefix_tagged:name`, since the names `x` and `{x}` must not share such a key. (A release of one
+/// lock would grant it to a waiter of the other.)
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])
@@ -34,7 +36,7 @@ fn suffixed(name: &str, suffix: &str) -> String {
 /// Makes a key or a channel from a name.
 pub(crate) type KeyOf = fn(&str) -> String;
 
-/// The text that `make` puts before and after a name with a brace of its own.
+/// The text that `make` adds before and after a name with a brace of its own.
 fn around(make: KeyOf) -> (String, String) {
     let shape = make("{");
     let (before, after) = shape.rsplit_once('{').unwrap_or_default();
@@ -52,8 +54,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
 }
 
 /// The patterns that match the keys of all names that match this pattern. A name with a brace of
-/// its own may match a pattern without one, and its key gets no further braces: the second pattern
-/// is for these keys.
+/// its own may match a pattern without a brace, but its key gets no further braces. The second
+/// pattern is for such keys.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
@@ -70,7 +72,7 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
 }
 
 /// The keys and channels of one lock besides the key that bears its name. They are made for each
-/// request: stored, they would be a third of a hold's memory.
+/// request: if stored, they would take a third of a hold's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockKeys<'a> {
     pub(super) name: &'a str,
@@ -84,12 +86,12 @@ impl<'a> LockKeys<'a> {
         Self { name, mode, is_fenced }
     }
 
-    /// The waiting processes, in their order. A key of redlatch alone, as is the window.
+    /// The key of the queue of waiting processes. Only redlatch uses this key and the window.
     pub(crate) fn queue(self) -> Pieces<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
 
-    /// The window: it exists while the lock is left to Redisson's clients.
+    /// The key that exists while a window is open, in which the lock is left to Redisson's clients.
     pub(crate) fn window(self) -> Pieces<'a> {
         self.ours(["redlatch_window", "redlatch_rwlock_window"])
     }
@@ -104,19 +106,18 @@ impl<'a> LockKeys<'a> {
         pieces(prefix, self.name)
     }
 
-    /// The channel to which redlatch's clients with an entry in the queue listen besides the
-    /// [`public`](Self::public) one. Redisson's clients know only the public channel, so they can
-    /// be counted.
+    /// A second channel, to which redlatch's listeners of the [`public`](Self::public) channel also
+    /// listen. Redisson's clients know only the public channel, so scripts can count them.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
 
-    /// The last fencing token, if the lock [has tokens](Self::is_fenced).
+    /// The key of the last fencing token, if the lock [has tokens](Self::is_fenced).
     pub(crate) fn tokens(self) -> Pieces<'a> {
         pieces("redisson_lock_token", self.name)
     }
 
-    /// The keys of its scripts, and how many of them count.
+    /// The KEYS of the lock's scripts, and their number.
     pub(super) fn of_scripts(self) -> ([Pieces<'a>; 4], usize) {
         let all = [self.name.as_bytes().into(), self.queue(), self.window(), self.tokens()];
         (all, if self.is_fenced { 4 } else { 3 })
@@ -124,12 +125,12 @@ impl<'a> LockKeys<'a> {
 }
 
 impl LockKeys<'_> {
-    /// The key that lasts as long as an owner of a read-write lock reads. Scripts make it, too.
+    /// The key that lasts as long as an owner reads. Scripts also make this key themselves.
     pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
         suffixed(name, &format!("{owner}:rwlock_timeout:1"))
     }
 
-    /// The beginning of each [`read_timeout`](Self::read_timeout) of a lock.
+    /// The prefix of each [`read_timeout`](Self::read_timeout) of a lock.
     pub(crate) fn readers(name: &str) -> String {
         suffixed(name, "")
     }
@@ -140,20 +141,20 @@ impl LockKeys<'_> {
     }
 
     /// The channel on which scripts wake a client's waiters and grant them locks, and on which the
-    /// client talks to its own subscriber. It begins as the locks' channels do, so that access
-    /// rights made for Redisson allow it. `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
+    /// client sends messages to its own subscriber. It has the prefix of locks' channels, so that
+    /// access rights made for Redisson allow it. Scripts make this channel in `lua/prelude.lua`.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
-    /// The channel to which all clients of a cluster with this kind of channels listen. No message
-    /// is ever published there: the other clients ask for its number of listeners.
+    /// The channel to which all clients of a cluster that use this kind of channels listen. No
+    /// message is ever published there. The other clients only ask for its number of listeners.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
 
-    /// As [`control_channel`](Self::control_channel), in a cluster: it must be in the slot of a
-    /// script's first key.
+    /// As [`control_channel`](Self::control_channel), in a cluster, where the channel must be in
+    /// the slot of a script's first key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {
         format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }
@@ -162,15 +163,16 @@ impl LockKeys<'_> {
 /// The keys and channels of one fair lock besides the key that bears its name.
 #[derive(Debug)]
 pub(crate) struct FairKeys {
-    /// The waiting owners, in their order.
+    /// The key of the queue of waiting owners.
     pub(crate) queue: String,
-    /// The time up to which each of them counts as alive.
+    /// The key of the times up to which the waiting owners count as alive.
     pub(crate) timeouts: String,
-    /// Names the last waiter, while all waiters in the queue are redlatch's. A key of redlatch alone.
-    /// It begins as the key above does, so that access rights made for Redisson allow it.
+    /// The key of the last waiter, while all waiters in the queue are redlatch's. Only redlatch
+    /// uses this key. It has the prefix of `timeouts`, so that access rights made for Redisson
+    /// allow it.
     pub(crate) only_ours: String,
-    /// The prefix of waiters' channels, which an owner id follows. Redisson's waiters have such
-    /// channels, and so do redlatch's waiters that Redisson may wake.
+    /// The prefix of waiters' channels, before the owner's id. Redisson's waiters have such
+    /// channels, and redlatch's waiters that Redisson may wake.
     pub(crate) channel_prefix: String,
 }
 
@@ -185,12 +187,12 @@ impl FairKeys {
     }
 }
 
-/// The keys of one condition of a lock, all redlatch's alone.
+/// The keys of one condition of a lock, which only redlatch uses.
 #[derive(Clone, Debug)]
 pub(crate) struct ConditionKeys {
-    /// The waiters, in their order.
+    /// The key of the list of waiters.
     pub(crate) waiting: String,
-    /// The notified waiters that have not left the lock again.
+    /// The key of the notified waiters that have not left the lock again.
     pub(crate) notified: String,
 }
 
@@ -198,13 +200,13 @@ impl ConditionKeys {
     const WAITING: &str = "redlatch_condition";
     const NOTIFIED: &str = "redlatch_notified";
 
-    /// The length at the end tells any two names apart, so no two conditions share a key.
+    /// The key ends with a length, which makes the keys of any two conditions differ.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
         let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Makes the keys from the first key, which a message names.
+    /// Returns the keys of the condition whose first key is `waiting`, as a message names it.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);
@@ -212,7 +214,7 @@ impl ConditionKeys {
     }
 }
 
-/// The channel of one semaphore, and the key beside the one that bears its name.
+/// The channel of one semaphore, and its key besides the one that bears its name.
 #[derive(Debug)]
 pub(crate) struct SemaphoreKeys;
 
@@ -222,14 +224,14 @@ impl SemaphoreKeys {
         prefixed("redisson_sc", name)
     }
 
-    /// The key of the number's mark: `lua/semaphore/mark.lua`.
+    /// The key of the mark: see `lua/semaphore/mark.lua`.
     pub(crate) fn mark(name: &str) -> String {
         ours("redlatch_mark", name).to_string()
     }
 }
 
 /// The keys of one expirable semaphore besides the key that bears its name. Its channel is that of
-/// a semaphore.
+/// a plain semaphore.
 #[derive(Debug)]
 pub(crate) struct ExpirableKeys;
 
@@ -254,22 +256,22 @@ impl ExpirableKeys {
 pub(crate) struct LatchKeys;
 
 impl LatchKeys {
-    /// The channel of the messages that the count has become zero, or was set anew. The name is
-    /// always in braces, even if it has some of its own.
+    /// The channel of the messages that the count has become zero or was set anew. The name is
+    /// always in braces here, even if it has braces of its own.
     pub(crate) fn channel(name: &str) -> String {
         format!("redisson_countdownlatch__channel__{{{name}}}")
     }
 }
 
-/// The keys and the channel of one barrier, all redlatch's alone.
+/// The keys and the channel of one barrier, which only redlatch uses.
 #[derive(Debug)]
 pub(crate) struct BarrierKeys {
-    /// Its generations.
+    /// The key of the barrier's generations.
     pub(crate) barrier: String,
-    /// The parties that have arrived.
+    /// The key of the parties that have arrived.
     pub(crate) parties: String,
-    /// The channel of the messages about the end of a generation. It is the first key, followed by
-    /// the number of a database that is not the first, since channels are common to all databases.
+    /// The channel of the messages about the end of a generation: the first key, and behind it the
+    /// number of the database if that is not 0. (All databases share their channels.)
     pub(crate) channel: String,
 }
 
@@ -286,25 +288,25 @@ impl BarrierKeys {
     }
 }
 
-/// The key and the channel of one election besides its lock's, both redlatch's alone.
+/// The key and the channel of one election besides those of its lock. Only redlatch uses them.
 #[derive(Debug)]
 pub(crate) struct ElectionKeys;
 
 impl ElectionKeys {
-    /// The key of the leader on record, which is also the channel that tells of a change.
+    /// The key of the recorded leader. It is also the channel of the messages about a change.
     pub(crate) fn leader(name: &str) -> String {
         ours("redlatch_leader", name).to_string()
     }
 }
 
-/// The key that remembers a client's requests to one semaphore, latch or barrier. A key of redlatch
-/// alone.
+/// The key of the records of a client's requests to one semaphore, latch or barrier. Only redlatch
+/// uses it.
 pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))
 }
 
-/// The key that exists for a second after a client has asked why a name's waiters wait. A key of
-/// redlatch alone.
+/// The key that exists for a second after a client has asked why a name's waiters wait. Only
+/// redlatch uses it.
 pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
     ours("redlatch_slow_wait", name)
 }
@@ -411,14 +413,14 @@ mod tests {
             for name in ["a", "a:b", "{a}b", "b{a}", "a}b"] {
                 assert_eq!(name_of(&key(name), key).unwrap(), name);
             }
-            // Of the two names with one key, if there are two.
+            // If two names have this key, either may come back.
             let twin = name_of(&key("{a}"), key).unwrap();
             assert_eq!(twin, if key("a") == key("{a}") { "a" } else { "{a}" });
         }
         assert_eq!(name_of("of another program", SemaphoreKeys::channel), None);
     }
 
-    /// Names watched on live Redisson clients.
+    /// These keys and channels were seen on real Redisson clients.
     #[test]
     fn channels_are_redissons() {
         for (name, channel) in [

@@ -17,7 +17,7 @@ static TRY_SET_COUNT: LazyLock<Script> = script!(COUNT, "latch/try_set_count.lua
 static LOOK: LazyLock<Script> = script!(LIST; "number.lua", "latch/look.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "latch/delete.lua");
 
-/// One latch as the scripts see it.
+/// One latch, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {
     pub(crate) route: &'a Route,
@@ -26,7 +26,8 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// Whether a latch is open. If it is closed, also the time until its key expires, if it does.
+/// Whether a latch is open. If it is closed, also the time until its key expires, if the key has a
+/// time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LatchState {
     Open,
@@ -40,7 +41,7 @@ impl LatchScripts<'_> {
         flag(self.once(&COUNT_DOWN, request_id, &arguments).call(self.route)?)
     }
 
-    /// A copy of a count-down, for as long as the outcome is not known.
+    /// The copy of a count-down, to be sent as long as the outcome is unknown.
     pub(crate) fn count_down_copy(self, request_id: RequestId) -> Command {
         let arguments = [self.channel.as_bytes()];
         self.once(&COUNT_DOWN, request_id, &arguments).command(true)

@@ -17,14 +17,14 @@ use super::{
 };
 use crate::scripts::{LockKeys, Mode, Owner};
 
-// Each script is these files of `lua/`, one behind the other.
+// Each script consists of these files of `lua/`, one behind the other.
 static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
-/// As `ACQUIRE`, with its shortcuts in reverse order.
+/// As `ACQUIRE`, but with its two short scripts in reverse order.
 static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
@@ -56,8 +56,8 @@ static SCRIPTS: ScriptSet = ScriptSet {
     force_unlock: &FORCE_UNLOCK,
 };
 
-/// The scripts' argument for a chain: the time when it began, by the server's clock, or minus its
-/// age, in ms. `None`: no argument.
+/// The scripts' argument for a chain, in ms: the server's time at which the chain began, or minus
+/// its age. `None`: no argument.
 pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
@@ -65,7 +65,7 @@ pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     }
 }
 
-/// `-number` as text. The number has less than 20 digits.
+/// Writes `-number` as text. The number has fewer than 20 digits.
 fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
     digits[sign] = b'-';
@@ -75,23 +75,23 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
 /// The arguments of every request for an entry except the first. In ms, by the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
-    /// The time since when the owner has waited.
+    /// The time since which the owner has waited.
     pub(crate) came: u64,
-    /// The time of sending, if this process may judge others silent, since the server has answered
-    /// it promptly for a while.
+    /// The time at which the request is sent. `Some` only if this process may judge others silent,
+    /// since the server has answered it promptly for a while.
     pub(crate) sent: Option<u64>,
 }
 
-/// The arguments that follow those of every request for a lock.
+/// Further arguments of a request for a lock.
 #[derive(Clone, Copy, Debug)]
 enum Behind {
     Nothing,
-    /// The writer whose hold covers the reader.
+    /// The writer under whose hold the owner reads.
     Writer(Owner),
     Again(Again),
 }
 
-/// The result of an attempt.
+/// The result of a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
@@ -102,13 +102,13 @@ pub(crate) enum Acquired {
         tokens: Option<Tokens>,
     },
     Refused(Refused),
-    /// The answer to [`LockScripts::try_acquire`] if the owner cannot have the lock.
+    /// The owner did not get the lock, as answer to [`LockScripts::try_acquire`].
     NotTaken,
 }
 
-/// The fencing tokens of one hold. They are a range, since the hold may be passed from thread to
-/// thread, and each thread gets the next one. No other hold has any of these tokens, and a later
-/// hold has higher ones.
+/// The fencing tokens of one hold. They are a range: the hold may be passed from thread to thread,
+/// and each thread gets the next token. No other hold has any of these tokens, and a later hold has
+/// higher tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
     last: NonZero<u64>,
@@ -118,46 +118,47 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// The tokens of a hold, up to this last one. `None`: no hold can have such tokens.
+    /// The tokens of a hold whose last token is this. `None`: no hold can have such tokens.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
 
-    /// The token after the first `used` ones.
+    /// The token that follows the first `used` tokens.
     pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
         let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
         NonZero::new(self.last.get() - left)
     }
 }
 
-/// The server's answer if the lock is not free.
+/// The server's answer to an owner that did not get the lock and has an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     /// The server's clock, in ms.
     pub(crate) now: u64,
-    /// The time for which another question is useless, unless a message comes.
+    /// The time after which another request may succeed without a message.
     pub(crate) left: Duration,
-    /// The position in the queue: 0 is first in line.
+    /// The number of entries ahead in the queue.
     pub(crate) place: u32,
-    /// Whether a Redisson client holds the lock, so that the message of its release is public.
+    /// Whether one of Redisson's clients holds the lock. The message of its release then comes on
+    /// the public channel.
     pub(crate) by_redisson: bool,
     /// Whether the entry is new.
     pub(crate) is_new: bool,
 }
 
-/// One lock as the scripts see it.
+/// One lock, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) keys: LockKeys<'a>,
     pub(crate) database: i64,
-    /// The replicas that must have a grant before it counts.
+    /// The number of replicas that must have a grant before it counts.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or an entry in the queue. If the owner has an entry already, or had one
-    /// (`again`), it asks for the entry. `is_held`: most likely another process has the lock.
+    /// Takes the lock or adds an entry to the queue. `again`: the owner has an entry, or had one
+    /// and gets a new one. `is_held`: most likely another process has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
@@ -170,7 +171,7 @@ impl LockScripts<'_> {
         self.send(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 
-    /// Takes the lock if it is free. It ignores the queue, and makes no entry in it.
+    /// Takes the lock if it is free. Ignores the queue, and adds no entry to it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
@@ -179,7 +180,7 @@ impl LockScripts<'_> {
         self.send(self.script_set().try_acquire, owner, lease, Behind::Nothing)
     }
 
-    /// As [`try_acquire`](Self::try_acquire), for a reader, which may be the writer.
+    /// As [`try_acquire`](Self::try_acquire), for a reader that may also be the writer.
     pub(crate) fn read_beside(
         self,
         owner: &Owner,
@@ -220,8 +221,8 @@ impl LockScripts<'_> {
         behind: Behind,
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, behind);
-        // Sends the request over the name's lane, and once more after a reset: the copy finds the
-        // owner's own hold or entry. The second value says whether the request was sent twice.
+        // Sends the request over the name's lane, and once more if the connection breaks: the copy
+        // finds the owner's hold or entry. `in_doubt`: the request was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply becomes a `Trouble`, and any other reply goes to `acquired`.
         granted(outcome, in_doubt, self.rights(), acquired)
@@ -240,17 +241,17 @@ impl LockScripts<'_> {
         needing(command, self.rights())
     }
 
-    /// Gives the lock back, to the next process if one waits.
+    /// The command that releases the lock, or grants it to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
         self.ending(self.script_set().release, &owner.text(), chain)
     }
 
-    /// Leaves the queue, and the lock.
+    /// The command that removes the owner from the queue and from the lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
         self.ending(self.script_set().give_up, owner, chain)
     }
 
-    /// Shortens a kept hold, which no thread has, to the rest of its time.
+    /// The command that shortens the lease of a kept hold, which no thread has, to `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
@@ -285,7 +286,8 @@ impl LockScripts<'_> {
                 let count = decimal(chain.count.into(), &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
-            // The database comes after the chain, so zeros stand for a chain that is not sent.
+            // The database comes after the chain, so zeros take the place of a chain that is not
+            // sent.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
                 self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
@@ -294,8 +296,8 @@ impl LockScripts<'_> {
         }
     }
 
-    /// `EVALSHA` with these keys and arguments; `EVAL` where the server answers NOSCRIPT
-    /// (`connection/link.rs`).
+    /// `EVALSHA` with these keys and arguments. If the server answers NOSCRIPT,
+    /// `connection/link.rs` sends `EVAL`.
     fn command(
         self,
         script: &'static LazyLock<Script>,
@@ -304,7 +306,7 @@ impl LockScripts<'_> {
     ) -> Command {
         let (keys, count) = self.keys.of_scripts();
         let keys = &keys[..count];
-        // The database is nearly always 0, and then not sent.
+        // The database is nearly always 0. Then it is not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
         if let (0, Behind::Nothing) = (database, behind) {
@@ -367,24 +369,24 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 pub(crate) enum Released {
     /// The next process has the lock, and got the message.
     HandedOn,
-    /// Free.
+    /// The lock is free.
     Done,
-    /// The lock is free. It is left to Redisson's clients for a moment, or none of them wants it,
-    /// so the chain ends.
+    /// The lock is free, and the chain ends: the lock is left to Redisson's clients for a moment,
+    /// or none of them waits.
     LeftToOthers,
-    /// As [`Done`](Self::Done), but the public message was refused, so Redisson's waiters sleep
-    /// until the lease ends.
+    /// As [`Done`](Self::Done), but the server refused the public message, so Redisson's waiters
+    /// sleep until the lease that they know ends.
     Untold,
     NotHeld,
-    /// The lock was not held at the second request. Either the first copy released it and the reply
-    /// was lost, or the hold was lost before. (To tell the two apart, the server would need a mark
-    /// of each release.)
+    /// The owner did not have the lock at the second request. Either the first copy released it and
+    /// the reply was lost, or the hold was lost before. (To tell these apart, the server would have
+    /// to record each release.)
     Unclear,
 }
 
-/// Sends a release of a lock of any kind, waits for the reply, and sends it once more after a
-/// reset. "Not held" then most likely means that the first copy released the lock, unless the
-/// server was started anew and has lost the hold.
+/// Sends a release of a lock of any kind and waits for the reply. If the connection breaks, sends
+/// it once more. "Not held" then most likely means that the first copy released the lock, unless
+/// the server was restarted and has lost the hold.
 pub(crate) fn release(
     route: &Route,
     command: &Command,
@@ -400,7 +402,7 @@ pub(crate) fn release(
 }
 
 impl Released {
-    /// The result, if the request was perhaps sent twice.
+    /// The result of a release. `in_doubt`: the request was sent twice.
     pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
         match self {
             Self::NotHeld if in_doubt && same_server() => Self::Unclear,
@@ -420,13 +422,13 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
     }
 }
 
-/// Asks which owners of a client have these locks, or wait for them.
+/// The command that asks which owners of a client have these locks or wait for them.
 pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
     Command::script(&OWNERS, &keys, &[client.as_bytes()])
 }
 
-/// The answer to an [`owners_command`].
+/// Reads the answer to an [`owners_command`].
 pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     let parts = |reply| match reply {
         Value::Array(parts) => Ok(parts),
@@ -440,26 +442,26 @@ pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
 }
 
-/// Sends a forced unlock of a lock of any kind once, and never twice: a copy would take the lock
-/// from the next holder. `false`: there was nothing to unlock.
+/// Sends a forced unlock of a lock of any kind. Never sends it twice, since a copy would take the
+/// lock from the next holder. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
     flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
 fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
-    // This question first finds out whether the connection is dead.
+    // This query comes first, to find out whether the connection works.
     is_locked(route, key)?;
     Ok(route.call_once(command))
 }
 
-/// Whether the lock is held in this mode. A key of another kind is an error, as it is for an
-/// acquire.
+/// Asks whether the lock is held in this mode. If the key holds other data, this is an error, as
+/// for an acquire.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
     let held = query(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
     Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
 }
 
-/// How a lock is held.
+/// The mode of a held lock, and the time left.
 struct HeldState {
     /// The mode of a read-write lock.
     mode: Option<Mode>,
@@ -501,13 +503,13 @@ pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool
     query(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
-/// Asks whether an owner has the lock. The reply is 1 or 0.
+/// The command that asks whether an owner has the lock. The reply is 1 or 0.
 pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
-/// Returns how long the lock lasts if it is not renewed. `None`: it is free, or the key holds
-/// something else.
+/// Returns how long the lock lasts if it is not renewed. `None`: the lock is free, or the key holds
+/// other data.
 pub(crate) fn remaining_lease(
     route: &Route,
     key: &str,
@@ -524,8 +526,7 @@ pub(crate) fn remaining_lease(
     held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
 }
 
-/// Makes a time of a PTTL. Zero if it has run out just now, since a waiter asks again soon in any
-/// case.
+/// Converts the reply of a PTTL to a time. Zero if the key has just expired.
 fn time_left(left: i64) -> Duration {
     Duration::from_millis(u64::try_from(left).unwrap_or(0))
 }
@@ -535,8 +536,8 @@ mod tests {
     use super::super::chain::AGE;
     use super::*;
 
-    /// From this age on the server looks for other waiters. A chain without an argument is never
-    /// old.
+    /// From this age on, a release makes the server look for Redisson's waiters. A chain that is
+    /// not sent is never so old.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);

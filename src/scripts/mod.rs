@@ -1,6 +1,6 @@
-//! One typed function for each script; the server's answers become enums here.
+//! One typed function for each script. The server's replies become enums here.
 
-/// The text of a file of `lua/`, or of the files with which several scripts begin.
+/// The text of a file of `lua/`, or of the files that stand before several scripts.
 macro_rules! lua {
     (HAND_OFF) => {
         concat!(lua!("prelude.lua"), lua!("hand_off.lua"))
@@ -44,8 +44,8 @@ macro_rules! lua {
 #[cfg(all(test, models))]
 pub(crate) use lua;
 
-/// Makes a script of these parts, one behind the other. The kinds of its replies may stand first,
-/// and before them `takes`, if the script [takes](Script::takes) something for its caller.
+/// Makes a script of these parts, one behind the other. The kinds of its replies may come first,
+/// and before them `takes` if the script [takes](Script::takes) something for its caller.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
@@ -125,15 +125,15 @@ pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
 pub(crate) use requests::{ChangedNames, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
 
-/// Sends a command and waits for its reply. After a reset it is sent once more, on a new
-/// connection, so it must be one that may be sent twice as it is. (A command that must say that it
-/// is a copy goes by [`call_again`]. A forced unlock is sent once, by [`Route::call_once`].)
+/// Sends a command and waits for its reply. If the connection breaks, sends it once more on a new
+/// one, so the command must be safe to send twice. (If the copy must differ, use [`call_again`]. A
+/// forced unlock is sent only once, by [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
-/// Makes the command act only if its user has all these rights. (The user is asked once for each
-/// connection.)
+/// Makes the command act only if its user has all these rights. (The server is asked for them once
+/// for each connection.)
 fn needing(command: Command, rights: Rights) -> Command {
     match rights.question() {
         Some(question) => command.needs(question),
@@ -151,8 +151,8 @@ fn query<T>(
     call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
 }
 
-/// As [`call`], but the second command may be another form of the first. Also returns whether the
-/// second command was sent: if so, the first may still run, whatever the answer to the second.
+/// As [`call`], but the copy may differ from the first command. Also returns whether the copy was
+/// sent. If so, the first command may still run, whatever the reply to the copy is.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -163,10 +163,10 @@ fn call_again(
     answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
 }
 
-/// Reads the reply to a request that was perhaps sent twice.
+/// Reads the reply to a request. `in_doubt`: the request was sent twice.
 fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
-        // The first copy may have run, even if the second did not.
+        // The first command may have run, even if the copy did not.
         trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(BROKE)),
         trouble => trouble,
     })
@@ -174,8 +174,8 @@ fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, T
 
 const BROKE: &str = "the connection broke after the request was sent; then: ";
 
-/// A reply, and whether its request was sent twice: then the first copy may still run, and must be
-/// undone unless the request was granted.
+/// A reply, and whether its request was sent twice. If so, the first copy may still run, and must
+/// be undone unless the request was granted.
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
@@ -185,13 +185,14 @@ pub(crate) struct Replied<T> {
 }
 
 impl<T> Replied<T> {
-    /// The reply to a request whose grants need no replicas, or have them.
+    /// A reply whose grant needs no replicas, or has enough of them.
     pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
         Self { reply, in_doubt, unacknowledged: None }
     }
 }
 
-/// Reads the reply to a request that may grant something, even if too few replicas have the grant.
+/// Reads the reply to a request that may grant something. If too few replicas have the grant,
+/// returns the reply all the same, with that error.
 fn granted<T>(
     outcome: Outcome,
     in_doubt: bool,
@@ -206,7 +207,7 @@ fn granted<T>(
     Ok(Replied { reply, in_doubt, unacknowledged })
 }
 
-/// The server's reply, unless it is an error.
+/// Returns the server's reply, or the trouble if it is an error.
 fn accepted(outcome: Outcome, rights: Rights) -> Result<Value, Trouble> {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) => Trouble::Refused(refused(&cause, rights)),
@@ -229,12 +230,12 @@ fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
     T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
 }
 
-/// A time. A time below zero is not known, or has no end.
+/// Converts milliseconds to a time. Below zero, the time is unknown or has no end.
 pub(crate) fn time(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Durations become milliseconds here, and only here.
+/// Writes a duration in milliseconds. No other place converts durations for the server.
 fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
     decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
 }

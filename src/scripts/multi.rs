@@ -28,16 +28,16 @@ static WRITE_RELEASE: LazyLock<Script> = script!(LIST;
 /// The result of one attempt to take several locks.
 #[derive(Debug)]
 pub(crate) enum AllAcquired {
-    /// All are taken, each with this reply.
+    /// All locks are taken, each with this reply.
     Granted(Vec<Acquired>),
-    /// None is, and one of them is not to be had now.
+    /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// None is. A request for each alone may take it, past a queue perhaps, or says why not.
+    /// No lock is taken. Single requests may take these locks, or return the reason why not.
     Refused,
 }
 
-/// Takes all of these locks for these owners, if all are free and nobody waits for one; otherwise
-/// takes none. The first one's connection has the request.
+/// Takes all of these locks for these owners if all are free and nobody waits for any. Otherwise
+/// takes none. The request goes over the connection of the first lock.
 pub(crate) fn acquire(
     locks: &[(LockScripts<'_>, Owner)],
     lease: Duration,
@@ -64,8 +64,9 @@ pub(crate) fn acquire(
     })
 }
 
-/// Gives these locks back, each as [`LockScripts::release_command`] does. `None` for one of them: a
-/// release of its own says why it failed. The `bool`: the request was sent twice.
+/// Releases these locks, each as [`LockScripts::release_command`] does. `None` for a lock: its
+/// release failed, and a single request will return the reason. The `bool`: the request was sent
+/// twice.
 pub(crate) fn release(
     route: &Route,
     locks: &[(LockScripts<'_>, Owner, Chain)],
@@ -75,7 +76,7 @@ pub(crate) fn release(
     let mut texts: Vec<Vec<u8>> = Vec::with_capacity(5 * locks.len());
     for (lock, owner, chain) in locks {
         let (mut start, mut count) = ([0; 20], [0; 20]);
-        // Zeros in their place, if there is nothing to say.
+        // Zeros take the place of a chain that is not sent.
         let [start, count] = match since(*chain, &mut start) {
             Some(start) => [start, decimal(chain.count.into(), &mut count)],
             None => [&b"0"[..]; 2],
@@ -105,7 +106,8 @@ fn all_released(outcome: Outcome, count: usize) -> Result<Vec<Option<Released>>,
     }
 }
 
-/// The locks' keys, one behind the other. All have as many.
+/// Makes the command with the keys of all locks, one lock behind the other. All locks have the same
+/// number of keys.
 fn command<'a>(
     script: &'static LazyLock<Script>,
     locks: impl Iterator<Item = LockScripts<'a>>,

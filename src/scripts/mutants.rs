@@ -1,13 +1,14 @@
-//! Deliberate bugs for the soak to find: only with `--cfg soak_mutants`, one for each process.
+//! Planted bugs for the soak to find. Compiled only with `--cfg soak_mutants`. A process has one of
+//! them.
 
 use std::env;
 use std::sync::LazyLock;
 
-/// The character with which the soak parts a piece of code from its replacement, and two such
+/// The soak puts this character between a piece of code and its replacement, and between two such
 /// pairs.
 const SEPARATOR: char = '\u{1f}';
 
-/// The script with the mutant's replacements.
+/// Returns the script with the mutant's replacements.
 pub(crate) fn script(code: &str) -> &'static str {
     let pairs = env::var("REDLATCH_MUTANT_SCRIPT").unwrap_or_default();
     let mut parts = pairs.split(SEPARATOR);

@@ -13,8 +13,8 @@
 /// # Ok(()) }
 /// ```
 ///
-/// The result must be used, so the compiler warns of the line `ready.wait_for(limit)?;`. After such
-/// a line a program would go on as if all workers were ready.
+/// The compiler warns if a program ignores the result, as in `ready.wait_for(limit)?;`. Such a
+/// program would go on as if all workers were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
