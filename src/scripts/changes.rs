@@ -18,8 +18,8 @@ use redis::Value;
 use redlatch_client::sync::clock;
 
 /// A change is kept until the same run of the server gives an answer this much later. A replica
-/// that becomes the master is assumed to lag by less. An outage may last for long, so the age alone
-/// does not count.
+/// that becomes the master is expected to lag by less. An outage may last for long, so the change's
+/// age alone does not count.
 pub(super) const KEPT: u64 = 10_000_000_000;
 /// The largest number of changes that are kept for a name. It bounds their memory, and the time of
 /// a script that repeats them.

@@ -1,4 +1,4 @@
-//! Requests without an owner: each carries a number and is applied once.
+//! Requests without an owner. Each has a number, and the server applies it once.
 
 use redis::Value;
 use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
@@ -7,26 +7,26 @@ use super::requests::{RequestId, Requests, VALID_FOR};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
 use crate::error::{Error, ErrorKind};
 
-/// How often the client repeats the previous change to a server that does not know it.
+/// How many times one call repeats the previous change at a server that lacks it.
 const MOST_BEHIND: u32 = 3;
 
-/// A request that is applied once, however often it is sent.
+/// A request that the server applies once, however often it is sent.
 #[derive(Debug)]
 pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
-    /// Another key of the same synchronizer, which follows the sequence's.
+    /// Another key of the same synchronizer, which follows the record's key.
     pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
     pub(crate) request_id: RequestId,
     pub(crate) arguments: &'a [&'a [u8]],
-    /// The replicas that must have taken permits before those count.
+    /// The number of replicas that must have taken permits before the permits count.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
 impl Once<'_> {
-    /// The request as it is sent first, or as a copy.
+    /// Returns the request as it is sent first, or as a copy.
     pub(crate) fn command(&self, copy: bool) -> Command {
         let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
         let [latest, before] = requests.validity_of(self.request_id);
@@ -47,7 +47,7 @@ impl Once<'_> {
         Command::script(self.script, keys, &arguments).acknowledged(self.acks)
     }
 
-    /// Sends the request and waits for its reply; sends a copy if the connection breaks.
+    /// Sends the request and waits for its reply. If the connection breaks, sends a copy.
     pub(crate) fn call(&self, route: &Route) -> Result<Value, Trouble> {
         self.call_again(route, false)
     }
@@ -65,7 +65,7 @@ impl Once<'_> {
     }
 
     /// As [`call`](Self::call), for a request that gives permits back. It does not ask for all
-    /// rights: its script runs as far as the user's rights allow.
+    /// rights: the script runs as far as the user's rights allow.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }
@@ -77,7 +77,7 @@ impl Once<'_> {
         as_sent: impl Fn(Command) -> Command,
     ) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
-            // Nothing but this question was sent, so the request was not.
+            // If this query fails, the request was not sent.
             self.learn(route).map_err(|trouble| match trouble {
                 Trouble::Unknown(error) => Trouble::Unsent(error),
                 trouble => trouble,
@@ -108,13 +108,13 @@ impl Once<'_> {
             if !self.requests.is_late(&replied.reply) {
                 return Ok(replied);
             } else if in_doubt {
-                // The first copy may have been applied so long ago that the server has forgotten
-                // it.
+                // The server may have applied the first copy so long ago that it has forgotten it.
                 return Err(Trouble::Forgotten(forgotten()));
             } else if again {
                 return Err(Trouble::Unsent(late()));
             }
-            // The only copy has done nothing, since this thread stood still, or a clock jumped.
+            // The request was sent once and came too late: this thread stood still, or a clock
+            // jumped. It gets a later time.
             self.requests.prolong(self.request_id);
             again = true;
         }
@@ -141,20 +141,20 @@ impl Once<'_> {
     }
 }
 
-/// A request that was sent once came too late.
+/// The error if a request that was sent once came too late.
 pub(crate) fn late() -> Error {
     let message = "the request reached the server too late, or one of the two clocks jumped";
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// The server lacks an earlier change of the sequence, and has done nothing.
+/// The error if the server lacks an earlier change of the sequence, and has done nothing.
 pub(crate) fn behind() -> Error {
     let message = "the server does not know an earlier change by this client; it may have just \
                    become the master";
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// A request that was sent more than once came too late.
+/// The error if a request that was sent more than once came too late.
 fn forgotten() -> Error {
     let message = format!(
         "the request was sent again after more than {VALID_FOR:?}, when the server may have forgotten it"

@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::PermitId;
 
 const UUID: usize = 36;
-/// A uuid, a colon, the longest number there is, and the mark of a writer.
+/// The length of a uuid, a colon, the longest number and the suffix of a writer.
 const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
-/// The suffix of an owner that writes, for a read-write lock.
+/// The suffix of an owner that writes, in a read-write lock.
 const WRITES: &str = ":write";
 
-/// One client, and the numbers it gives its acquisitions.
+/// The id of a client, which numbers its acquisitions.
 #[derive(Debug)]
 pub(crate) struct ClientId {
     uuid: String,
@@ -27,10 +27,11 @@ pub(crate) struct ClientId {
 }
 
 impl ClientId {
-    /// Makes a uuid of version 8. Redisson's are version 4, so scripts can tell the two apart.
+    /// Makes a uuid of version 8. Redisson's uuids have version 4, so scripts can tell redlatch's
+    /// owners from Redisson's.
     ///
-    /// The random bits are the system's. A thread's own generator goes on in a forked child where
-    /// it was, so the parent's next client would have the uuid of the child's.
+    /// The random bits come from the system. A forked child copies the state of a thread's own
+    /// generator, so the next clients of parent and child would get the same uuid.
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
@@ -42,32 +43,32 @@ impl ClientId {
         &self.uuid
     }
 
-    /// A number that this client has never used before, and never uses again.
+    /// Returns a number that this client has never used before.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A permit's id, used once as is an [owner](Self::next_owner). A client's ids follow one
-    /// another from its uuid on. No other client's ids come near them, nor Redisson's, which are
-    /// random.
+    /// Returns a permit's id, which is used once, like an [owner](Self::next_owner). A client's ids
+    /// are consecutive numbers that begin at its uuid. Other clients begin elsewhere, and
+    /// Redisson's ids are random, so no two ids are equal.
     pub(crate) fn next_permit(&self) -> PermitId {
         PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
     }
 
-    /// A fresh owner. Its number names one acquisition and is never used again, so a late command
-    /// of an old hold cannot touch the next one, and an acquire may be sent twice. This process
-    /// counts the levels of a re-entry, and Redis always has 1.
+    /// Returns a fresh owner. Its number names one acquisition and is never used again. So a late
+    /// command of an old hold cannot touch the next hold, and an acquire may be sent twice. This
+    /// process counts the levels of a re-entry. In Redis the count is always 1.
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock)
     }
 
-    /// A fresh owner for a lock held in this mode.
+    /// Returns a fresh owner for a lock in this mode.
     pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
         Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
     }
 }
 
-/// The use for which an owner holds a lock.
+/// How an owner holds a lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// The lock is no read-write lock.
@@ -83,8 +84,8 @@ impl Mode {
     }
 }
 
-/// The holder of a lock, as Redis knows it. Its text is made for each request: stored, it would
-/// take more of a hold's memory than all its times.
+/// The holder of a lock, as it appears in Redis. Its text is made for each request: if stored, it
+/// would take more of a hold's memory than all the hold's times.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner {
     Lock {
@@ -92,12 +93,12 @@ pub(crate) enum Owner {
         number: u64,
         mode: Mode,
     },
-    /// A permit has its id instead.
+    /// The id of a permit, which has no owner.
     Permit(PermitId),
 }
 
 impl Owner {
-    /// Parses an owner of any client from its text without the suffix of a writer.
+    /// Parses an owner of any client. The text has no suffix of a writer.
     pub(crate) fn parse(text: &str, mode: Mode) -> Option<Self> {
         let (client, number) = text.split_once(':')?;
         Some(Self::Lock {
@@ -120,7 +121,7 @@ impl Owner {
         }
     }
 
-    /// The owner's text as people see it: without the suffix of a writer.
+    /// The owner's text for messages, without the suffix of a writer.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Lock { client, number, .. } => format!("{client}:{number}"),
@@ -128,7 +129,7 @@ impl Owner {
         }
     }
 
-    /// The owner's number, zero for a permit.
+    /// The owner's number. Zero for a permit.
     pub(crate) fn number(&self) -> u64 {
         match self {
             Self::Lock { number, .. } => *number,
@@ -144,7 +145,7 @@ impl Owner {
     }
 }
 
-/// The text of an [`Owner`], in place.
+/// The text of an [`Owner`], without an allocation.
 pub(crate) struct OwnerText {
     bytes: [u8; LONGEST],
     len: usize,

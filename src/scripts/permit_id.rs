@@ -7,11 +7,11 @@ use crate::error::{Error, ErrorKind};
 
 const BYTES: usize = 16;
 
-/// The id of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 bytes, or as text
-/// 32 hexadecimal digits, as in Redisson from 3.17 on. Any process that has the id, also a Java
-/// service, can give the permit back.
+/// The id of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 bytes, or 32
+/// hexadecimal digits as text, as in Redisson from 3.17 on. Any process that has the id can give
+/// the permit back, even a Java service.
 ///
-/// An id stands for one acquisition, and is never used again.
+/// Each acquired permit has an id of its own, which is never used again.
 ///
 /// ```
 /// use redlatch::PermitId;
@@ -32,7 +32,7 @@ impl PermitId {
         Self(bytes)
     }
 
-    /// Returns the bytes that are the id in Redis.
+    /// Returns the 16 bytes of the id, as Redis stores them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; BYTES] {
         &self.0

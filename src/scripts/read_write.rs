@@ -1,4 +1,4 @@
-//! The scripts of a read-write lock. Their replies are those of a lock: `lock.rs` has the
+//! The scripts of a read-write lock. Their replies are those of a plain lock, so `lock.rs` has the
 //! functions.
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Renewals. Those that are due together go together, many names in one script.
+//! Renewals. Renewals that are due at the same time share a script call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::scripts::{LockKeys, Mode, Owner};
 #[derive(Debug)]
 pub(crate) enum Renewed {
     Done(StillHeld),
-    /// The hold was not renewed, for another reason. A retry may succeed.
+    /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),
     /// The hold was renewed, but too few replicas have the renewal.
     Unacknowledged(Error),
@@ -28,23 +28,23 @@ pub(crate) enum Renewed {
 pub(crate) enum StillHeld {
     No,
     Yes,
-    /// The lock is held, and for longer than any process has asked for. See [`Longer`].
+    /// The hold is there, with a longer lease than any thread has asked for. See [`Longer`].
     TooLong,
 }
 
-/// The treatment of a lease that is longer than the requested one.
+/// How a renewal treats a lease that is longer than any thread has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Longer {
     /// The lease stays.
     Kept,
-    /// The lease stays, and the reply says whether it is longer than this. No process has asked for
-    /// a longer lease, so a longer one means that the server's clock was set back.
+    /// The lease stays, and the reply says whether it is longer than this. No thread has asked for
+    /// a longer lease, so a longer one shows that the server's clock was set back.
     Reported(Duration),
     /// The lease is cut to this.
     Cut(Duration),
 }
 
-/// A kind of renewals. One call makes several of the same kind.
+/// A kind of renewals. One call has several renewals of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RenewalKind {
     Locks,
@@ -99,13 +99,13 @@ pub(crate) fn renew_command<'a>(
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
-    // A guard counts only the renewals that replicas have. A replica that stopped following after
-    // the grant has the old end of the lease: as the master it would give the lock to the next
-    // owner.
+    // If replicas must have grants, a renewal counts only when they have it, too. A replica that
+    // lacks the renewal has the old end of the lease. If it became the master, it would then grant
+    // the lock to the next owner.
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
-/// The result for each hold of a [`renew_command`], as the server at `address` answered.
+/// Reads the reply of the server at `address` to a [`renew_command`]: a result for each hold.
 pub(crate) fn renewed(
     renewals: RenewalKind,
     outcome: Outcome,
@@ -114,7 +114,7 @@ pub(crate) fn renewed(
     let rights = renewals.rights();
     let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
-        // The hold is lost, with or without the replicas.
+        // The hold is lost, however many replicas have this.
         Ok(StillHeld::No) => Renewed::Done(StillHeld::No),
         Ok(held) => unacknowledged.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
         Err(refusal) => Renewed::Failed(refusal),
@@ -129,7 +129,7 @@ fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
     }
 }
 
-/// Whether one hold was renewed.
+/// Reads the answer about one hold.
 fn is_renewed(
     reply: Value,
     rights: Rights,

@@ -20,20 +20,20 @@ pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua")
 
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
-/// The time after its opening for which a request may be applied. The memory is longer than this
-/// time, by more than two clocks drift apart meanwhile. So a server that has forgotten an earlier
-/// copy refuses the request.
+/// The time after its opening within which a request may be applied. The server remembers a request
+/// for longer than this, by more than two clocks drift apart in that time. So a server that has
+/// forgotten the first copy refuses the next one.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// The age at which a change is forgotten in any case. No client waits for an outage this long.
+/// The age at which a change is dropped in any case. No client waits for so long an outage.
 const IDLE: u64 = 120_000_000_000;
-/// The time for which a name that is used once is mostly in use.
+/// The time for which a name is usually in use, if it is used only once.
 const USED: u64 = 500_000_000;
-/// The most changes of a client that are kept. (A test must reach it before a change is too old, on
-/// a busy machine, too.)
+/// The largest number of changes that are kept for a client. (A test must reach this number before
+/// a change is too old, even on a busy machine.)
 const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
-/// The server's clock as its answers showed it: the number of milliseconds by which it is ahead of
-/// this process's clock.
+/// The server's clock, as its answers have shown it: the number of milliseconds by which it is
+/// ahead of this process's clock.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock(AtomicI64);
 
@@ -66,18 +66,17 @@ pub(crate) struct Requests {
     pub(super) memory: Duration,
     /// The names with changes.
     changes: Weak<ChangedNames>,
-    /// The route to the server of the name. `None`: this client repeats the changes at no other
-    /// server.
+    /// The route to the server of the name. `None`: the client does not repeat the changes.
     route: Option<Route>,
 }
 
 /// The sequences of requests. A sequence has one open request at a time, so the server needs to
-/// remember one for each.
+/// remember one request for each sequence.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     open: Vec<Option<OpenRequest>>,
-    /// Sequences without an open request. The lowest is taken first, and the server forgets the
-    /// others.
+    /// Sequences without an open request. The lowest is used first, so that the server's records of
+    /// the others can expire.
     pub(super) free: BinaryHeap<Reverse<usize>>,
     log: Log,
 }
@@ -85,16 +84,16 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest {
     number: u64,
-    /// The time up to which the request may be applied, by the server's clock. It is the same for
-    /// each copy. Otherwise a copy could be applied after the server has forgotten the first one.
-    /// (It would not help to look at a clock before each copy: the system may stop the process
-    /// between the look and the write.)
+    /// The latest time at which the request may be applied, by the server's clock. It is equal in
+    /// each copy. If a copy had a later time, the server could apply it after it has forgotten the
+    /// first copy. (To read a clock before each copy would not help: the system may stop the
+    /// process between the read and the write.)
     latest: u64,
     /// The run of the server that was last met before the request.
     run: u64,
 }
 
-/// A request whose outcome is not known yet: a copy may still be sent.
+/// An open request: its outcome is not known yet, and a copy may still be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     pub(super) number: u64,
@@ -121,15 +120,15 @@ impl Requests {
         self
     }
 
-    /// Lets the server remember requests for a shorter time.
+    /// Makes the server remember requests only for these times.
     #[cfg(all(test, testkit))]
     pub(crate) fn forgotten_after(mut self, valid_for: Duration, memory: Duration) -> Self {
         (self.valid_for, self.memory) = (valid_for, memory);
         self
     }
 
-    /// Opens a request. `next` returns a number that the client never uses twice. It is called
-    /// under the mutex, so that a sequence's numbers rise.
+    /// Opens a request. `next` returns a number that the client never uses twice. This calls it
+    /// under the mutex, so that the numbers of a sequence rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
@@ -142,7 +141,7 @@ impl Requests {
         let sequence =
             sequences.free.pop().map_or(sequences.open.len(), |Reverse(sequence)| sequence);
         if sequence == sequences.open.len() {
-            // Most names need one.
+            // Most names need only one sequence.
             if sequence == 0 {
                 sequences.open.reserve_exact(1);
             }
@@ -153,7 +152,7 @@ impl Requests {
         RequestId { number: open.number, sequence }
     }
 
-    /// Opens a request that is sent here and now. No copy of it is sent later.
+    /// Opens a request, sends it by `send`, and closes it. The client sends no copy after that.
     pub(crate) fn with_one<T>(
         &self,
         client: &ClientId,
@@ -165,21 +164,21 @@ impl Requests {
         outcome
     }
 
-    /// Closes a request, of which no further copy will be sent. May be called twice.
+    /// Closes a request, of which no further copy may be sent. May be called twice.
     pub(crate) fn close(&self, request_id: RequestId) {
         self.sequences.lock().close(request_id);
     }
 
-    /// As [`close`](Self::close), for a request that has changed the number of free permits, and
-    /// saw this mark beside it. `permits` is zero for a request that was undone. `true`: the caller
-    /// must have this change [made again](Self::mends_of), since another server may have received
-    /// the earlier changes before this one was known here.
+    /// As [`close`](Self::close), for a request that has changed the number of free permits. `mark`
+    /// is the mark in its reply. `permits` is zero for a request that was undone. `true`: the
+    /// caller must [repeat](Self::mends_of) this change, since another server may have received
+    /// only the changes before it.
     ///
-    /// A thread may read the old master's reply, stand still, and come here after the renewer has
-    /// sent the new master all changes that it found. So the change is added first, and then the
-    /// incarnation is read. The renewer raises the incarnation first, and then looks for changes.
-    /// So either the renewer finds the change, or this thread finds another incarnation. The next
-    /// request of the sequence would have the change made again, too, but there may be none.
+    /// A thread may read the old master's reply, stand still, and call this after the renewer has
+    /// sent the new master all changes that it found. So this adds the change first, and then reads
+    /// the incarnation. The renewer raises the incarnation first, and then looks for changes. So
+    /// either the renewer finds the change, or this thread finds another incarnation. (The next
+    /// request of the sequence would also repeat the change, but there may be no next request.)
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn applied(
         self: &Arc<Self>,
@@ -208,8 +207,8 @@ impl Requests {
         open.run != lane.endpoint().incarnation()
     }
 
-    /// The time at which this run of the server last answered a change on the name's lane, of any
-    /// name; and the run.
+    /// The time at which the server last answered a change of any name on this name's lane, and the
+    /// run of the server.
     pub(super) fn last_answered(&self) -> (u64, u64) {
         self.route.as_ref().map_or((0, 0), |route| {
             let lane = route.lane();
@@ -217,8 +216,8 @@ impl Requests {
         })
     }
 
-    /// Frees the sequences when the name's last handle goes, if no request is open. The requests
-    /// stay while there are changes.
+    /// Called when the name's last handle goes. Frees the sequences if no request is open. (`self`
+    /// stays while there are changes.)
     pub(crate) fn rest(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
@@ -230,8 +229,8 @@ impl Requests {
         look(&mut self.sequences.lock().log)
     }
 
-    /// The commands that make the changes of a sequence, or of all sequences, again at a server
-    /// that does not know them. They must be sent in this order. Each has its name.
+    /// The commands that repeat the changes of a sequence, or of all sequences, at a server that
+    /// lacks them. Each comes with the name of its semaphore. They must be sent in this order.
     pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
         let parts = self.sequences.lock().log.parts(sequence);
         parts.iter().filter_map(|part| self.mend(part)).collect()
@@ -242,16 +241,16 @@ impl Requests {
         self.mends(Some(request_id.sequence))
     }
 
-    /// Notes that this run of the server has carried out the [`mends`](Self::mends) of all changes
-    /// made before `asked` of these semaphores.
+    /// Notes that this run of the server has received the [`mends`](Self::mends) of all changes of
+    /// these semaphores that were made before `asked`.
     pub(crate) fn mended(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         self.with_log(|log| log.mended(run, asked, is_meant));
     }
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
-        // The earliest time of all: a change refused too early is logged, but a change made too
-        // late is made twice.
+        // The earliest time counts: if a change is refused too early, the log reports it, but a
+        // change that is applied too late may be applied twice.
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
         arguments.push(self.memory.as_millis().to_string());
@@ -268,10 +267,10 @@ impl Requests {
         Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
     }
 
-    /// Returns whether the change before this request must be made again. The server says that it
-    /// does not know that change. If this run of the server made the change, its record was
-    /// deleted, and nothing is missing: the next request names no change before it. (The
-    /// incarnation is raised before anything is sent to another run.)
+    /// Returns whether the change before this request must be repeated. The server has replied that
+    /// it lacks this change. If the same run of the server made it, only the record was deleted and
+    /// no change is missing: the next request then names no change before it. (The incarnation is
+    /// raised before anything is sent to another run.)
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
             let is_forgotten = log.was_made_by(request_id.sequence, run);
@@ -282,18 +281,19 @@ impl Requests {
         })
     }
 
-    /// Whether the server says that it does not know the change before a request.
+    /// Whether the reply says that the server lacks the change before the request.
     pub(crate) fn is_behind(reply: &Value) -> bool {
         matches!(reply, Value::Array(parts) if matches!(**parts, [Value::Int(_), Value::Int(_)]))
     }
 
-    /// The time up to which a request that is opened now may be applied.
+    /// The latest time at which a request that is opened now may be applied.
     pub(super) fn latest(&self) -> u64 {
         let valid_for = i64::try_from(self.valid_for.as_millis()).unwrap_or(i64::MAX);
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a later time to a request of which no copy was applied, or ever will be.
+    /// Gives a request a later time. No copy of it was applied, and none with the old time can be
+    /// applied any more.
     pub(super) fn prolong(&self, request_id: RequestId) {
         let latest = self.latest();
         if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
@@ -303,16 +303,17 @@ impl Requests {
         }
     }
 
-    /// The time up to which a request may be applied, and its sequence's last change before it. If
-    /// the request is closed, the time is zero, which the server refuses. If there was no change
-    /// before, the change is zero.
+    /// The latest time at which a request may be applied, and the number of the last change before
+    /// it in its sequence. The time is zero if the request is closed, so that the server refuses
+    /// it. The number is zero if there was no change before.
     pub(super) fn validity_of(&self, request_id: RequestId) -> [u64; 2] {
         let sequences = self.sequences.lock();
         let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
         [latest, sequences.log.last_of(request_id.sequence)]
     }
 
-    /// Whether the server says that a request came too late. The reply has the server's clock.
+    /// Whether the reply says that the request came too late. Also stores the server's time, which
+    /// such a reply has.
     pub(crate) fn is_late(&self, reply: &Value) -> bool {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
@@ -351,10 +352,11 @@ impl Sequences {
     }
 }
 
-/// The names of one client with changes, and the numbered requests of each name.
+/// The names of one client that have changes, and the numbered requests of each name.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedNames {
-    /// Each name removes itself when its last use ends. (Its changes use it, too.)
+    /// Each [`Requests`] removes itself when it is dropped. (The list of names with changes keeps
+    /// it alive, too.)
     pub(crate) requests: Registry<Requests>,
     names: Mutex<NameQueue>,
     count: AtomicUsize,
@@ -362,16 +364,17 @@ pub(crate) struct ChangedNames {
     forgotten: AtomicU64,
 }
 
-/// The names with changes, each of them once. A name that is looked at and stays goes to the end.
+/// The names with changes, each of them once. A name that still has changes after a sweep goes to
+/// the end.
 #[derive(Debug, Default)]
 struct NameQueue {
-    /// The number of names that were here before the first one.
+    /// The number of names that have left the front of the queue so far.
     before: u64,
-    /// The names, each with the time since when it has its place.
+    /// The names, each with the time at which it came to the end of the queue.
     queue: VecDeque<(u64, Arc<Requests>)>,
 }
 
-/// A place between the names.
+/// A position in the queue of names, counted from its beginning.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cursor(u64);
 
@@ -380,8 +383,9 @@ impl ChangedNames {
         self.names.lock().queue.is_empty()
     }
 
-    /// The next `most` names from `cursor` on, which moves behind them. None: there are no more. (A
-    /// caller meets a name twice if the name has moved to another place meanwhile.)
+    /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. Empty:
+    /// there are no more. (A caller gets a name twice if the name moves to the end in the
+    /// meantime.)
     pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
         let from = cursor.0.max(names.before);
@@ -392,7 +396,7 @@ impl ChangedNames {
         next
     }
 
-    /// The number of changes that were dropped before they were old, since the last call.
+    /// Returns the number of changes that were dropped before they were old since the last call.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten.swap(0, Ordering::Relaxed)
     }
@@ -404,7 +408,8 @@ impl ChangedNames {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.went(gone, old);
         if !std::mem::replace(&mut log.is_listed, true) {
-            // The log's mutex is held, so a thread that adds another change finds the name listed.
+            // This thread has the log's mutex, so no thread adds a change before the name is
+            // listed.
             self.names.lock().queue.push_back((now, Arc::clone(requests)));
         }
     }
@@ -414,22 +419,23 @@ impl ChangedNames {
         self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
     }
 
-    /// Looks at `names` names: those that have been in their places longest. It forgets old
-    /// changes, and the oldest ones if there are too many. Each thread that adds a change looks at
-    /// two names, so the renewer need not look at all.
+    /// Sweeps up to `names` names from the front of the queue: drops their old changes, and further
+    /// changes if the client has too many. Each thread that adds a change sweeps two names, so the
+    /// renewer need not do it.
     pub(crate) fn sweep(&self, names: usize) {
         for _ in 0..names {
             let first = match self.names.lock().queue.front() {
                 Some((since, first)) if self.is_due(*since) => Arc::clone(first),
                 _ => return,
             };
-            // This must not be under the mutex, since in a cluster it takes other mutexes.
+            // This takes other mutexes in a cluster, so it must come before the log's mutex is
+            // locked.
             let (answered, run) = first.last_answered();
             let left = first.with_log(|log| {
                 let mut names = self.names.lock();
                 match names.queue.front() {
                     Some((_, it)) if Arc::ptr_eq(it, &first) => names.before += 1,
-                    // Another thread has looked at it.
+                    // Another thread has swept this name.
                     _ => return None,
                 }
                 let left = names.queue.pop_front();
@@ -441,19 +447,20 @@ impl ChangedNames {
                 }
                 left
             });
-            // No mutex may be held, since these may be the last uses of the name.
+            // These drops may be the last of the `Requests`, whose drop takes a mutex. So this
+            // thread must have no mutex here.
             drop((left, first));
         }
     }
 
-    /// Whether to look at a name. A name that is looked at before its last change is old stays for
-    /// as long again.
+    /// Whether to sweep a name. A name that is swept before its last change is old stays in the
+    /// queue for as long again.
     fn is_due(&self, since: u64) -> bool {
         clock::now().saturating_sub(since) > KEPT + USED
             || self.count.load(Ordering::Relaxed) > MOST
     }
 
-    /// Forgets those changes of a log that need not, or cannot, be kept.
+    /// Drops the old changes of a log, and further ones if the client has too many.
     fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
         let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
         let old = log.changes.iter().take_while(is_old).count();
@@ -498,7 +505,7 @@ mod tests {
             requests.open_after(self.route.incarnation(), || self.number)
         }
 
-        /// A change of a name that is used once.
+        /// Makes one change of a name.
         fn change(&mut self, name: &str) {
             let requests = self.requests(name);
             let request_id = self.open(&requests);
@@ -509,7 +516,7 @@ mod tests {
             self.changes.requests.all().len()
         }
 
-        /// Makes the changes of these names older by `by`.
+        /// Makes the changes of these names older, and the times in the queue.
         fn age(&self, names: std::ops::Range<u64>, by: u64) {
             for name in names {
                 let requests = self.requests(&name.to_string());
@@ -526,13 +533,13 @@ mod tests {
         }
     }
 
-    /// This many names, each used once, cost what the changes of ten seconds cost.
+    /// If many names are each used once, only the changes of about ten seconds are kept.
     #[test]
     fn a_name_goes_with_its_old_changes_as_others_come() {
         let mut client = TestClient::new();
         (0..300).for_each(|name| client.change(&name.to_string()));
         client.age(0..300, KEPT + 2 * USED);
-        // Each change takes two along.
+        // Each change sweeps two names.
         (300..400).for_each(|name| client.change(&name.to_string()));
         assert_eq!((client.names(), client.changes.forgotten()), (200, 0));
         (400..600).for_each(|name| client.change(&name.to_string()));
@@ -540,14 +547,14 @@ mod tests {
         assert!(format!("{:?}", client.changes.requests) == "Registry(300)", "no dead one is left");
     }
 
-    /// Nothing is answered in an outage, and the server may be another one after it.
+    /// In an outage the server answers nothing, and after it the server may be another one.
     #[test]
     fn changes_before_an_outage_are_kept_until_the_next_run_has_them() {
         let mut client = TestClient::new();
         (0..100).for_each(|name| client.change(&name.to_string()));
         client.age(0..100, KEPT * 3);
         if let Route::Server(lane) = &client.route {
-            // No change was answered since.
+            // The server has answered no change since.
             lane.permits_answered.fetch_sub(KEPT * 3, Ordering::Relaxed);
         }
         client.changes.sweep(1_000);
@@ -564,7 +571,7 @@ mod tests {
         assert_eq!(client.changes.forgotten(), 0);
     }
 
-    /// 200 a second for a minute: more than are kept, but most are old.
+    /// 200 changes a second for a minute are more than are kept, but most of them are old.
     #[test]
     fn changes_before_a_failover_do_not_keep_later_ones_from_growing_old() {
         let mut client = TestClient::new();
@@ -601,7 +608,7 @@ mod tests {
         (others..others + 20).for_each(|name| client.change(&name.to_string()));
         assert_eq!(client.changes.forgotten(), 20);
         assert_eq!(client.changes.count.load(Ordering::Relaxed), MOST);
-        // The name was first, and goes to the end with the changes that are left.
+        // The name was first in the queue, and goes to the end with the remaining changes.
         assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME - 1);
     }
 
@@ -618,7 +625,7 @@ mod tests {
             }
             seen.extend(some.iter().map(|it| it.with_log(|log| log.changes[0].number)));
             if seen.len() < 24 {
-                // They are looked at, and stay.
+                // These names are swept and stay in the queue.
                 let mut names = client.changes.names.lock();
                 names.queue.iter_mut().for_each(|(since, _)| *since = 0);
                 drop(names);

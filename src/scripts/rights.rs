@@ -1,5 +1,5 @@
-//! The rights that the URL's user needs. The question to the server and an error's text are made
-//! from one table. `docs/operations.md` has the same table, and a test compares the two.
+//! The access rights that the URL's user needs. The query to the server and an error's text are
+//! made from one table. `docs/operations.md` has the same table, and a test compares the two.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -34,15 +34,16 @@ pub(crate) enum Rights {
 /// The rights of one kind of synchronizer.
 struct KindRights {
     rights: Rights,
-    /// The name of one synchronizer of this kind, in an error.
+    /// The name of such a synchronizer in an error.
     one: &'static str,
-    /// Another kind whose rights this kind also needs. The requests of that kind ask for them.
+    /// Another kind whose rights this kind also needs. The requests of that other kind ask for
+    /// them.
     beside: Option<Rights>,
-    /// The commands that its scripts run on each key, though not on each path.
+    /// The commands that its scripts may run on each key.
     keys: &'static [(KeyOf, &'static [&'static str])],
     /// The commands without a key.
     bare: &'static [&'static str],
-    /// The channels on which its scripts publish, besides the clients' own.
+    /// The channels on which its scripts publish, besides the clients' own channels.
     channels: &'static [KeyOf],
 }
 
@@ -76,7 +77,7 @@ const LOCK_QUEUE: (KeyOf, &[&str]) = (|name| lock_keys(name).queue().to_string()
 const LOCK_WINDOW: (KeyOf, &[&str]) = (|name| lock_keys(name).window().to_string(), WINDOW);
 const LOCK_ASKED: (KeyOf, &[&str]) = (|name| asked(lock_keys(name)), ASKED);
 
-/// The fixed part of the key of a client's requests.
+/// The prefix of the keys of a client's requests, without the client's id.
 fn request(name: &str) -> String {
     requests(name, "")
 }
@@ -285,13 +286,13 @@ impl Rights {
         KINDS.iter().position(|kind| kind.rights == self)
     }
 
-    /// The question that a request of this kind asks before it acts: `None` if it is of no
-    /// synchronizer.
+    /// The query for these rights, which runs before the first request of this kind. `None`: the
+    /// kind belongs to no synchronizer.
     pub(super) fn question(self) -> Option<&'static RightsQuestion> {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }
 
-    /// All these rights, for an error's text.
+    /// A text with all these rights, for an error.
     pub(super) fn advice(self) -> String {
         if let Some(kind) = self.kind() {
             return KINDS[kind].advice();
@@ -320,7 +321,7 @@ fn around(key: KeyOf, name: &str) -> (String, String) {
 }
 
 impl KindRights {
-    /// All its commands, in the order of the alphabet.
+    /// All its commands, in alphabetical order.
     fn commands(&self) -> Vec<&'static str> {
         let all = self.keys.iter().flat_map(|(_, commands)| *commands).chain(self.bare);
         let mut all: Vec<_> = all.copied().collect();
@@ -355,7 +356,7 @@ impl KindRights {
 
     /// The Lua code of its [`RightsQuestion`].
     fn question(&self) -> String {
-        // Quoted as Lua and Rust both read it: no name of ours has a quotation mark.
+        // Single quotes are enough for Lua: no text here has a quotation mark.
         let quoted = |text: &str| format!("'{text}'");
         let on = |key: KeyOf, commands: &[&str]| {
             let [(before, after), (tagged, rest)] = ["name", "{name"].map(|it| around(key, it));
@@ -370,15 +371,15 @@ impl KindRights {
             Rights::Barriers => {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
-            // This one has the condition's name, since a user may have the keys of one condition
-            // only. (The lock's name has no earlier place: the prefix ends before the 20th byte, or
-            // with `tagged:`.)
+            // For conditions, the name in the query includes the condition's, since a user may have
+            // rights only for the keys of one condition. (The search for the lock's name begins
+            // behind the prefix, which ends before the 20th byte or with `tagged:`.)
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
             _ => "KEYS[at]",
         };
-        // The requests for locks of these kinds may be for several.
+        // A request for locks of these kinds may name several locks.
         let keys_of_name = match self.rights {
             Rights::Locks | Rights::ReadWriteLocks => "3",
             Rights::FencedLocks => "4",
@@ -404,7 +405,7 @@ mod tests {
 
     use super::*;
 
-    /// The entries in the first column of the table in `docs/operations.md`, each with its kind.
+    /// The texts in the first column of the table in `docs/operations.md`, each with its kind.
     const ROWS: [(&str, Rights); 10] = [
         ("locks", Rights::Locks),
         ("fenced locks", Rights::FencedLocks),
@@ -418,7 +419,7 @@ mod tests {
         ("elections", Rights::Elections),
     ];
 
-    /// The rules in each row of the documented table, without the rows to which it refers.
+    /// The rules in each row of the documented table, without those of the rows to which it refers.
     fn documented() -> Vec<(String, String)> {
         let text = include_str!("../../docs/operations.md");
         let table = text.split("## Access rights").nth(1).unwrap().split("```").nth(1).unwrap();
@@ -427,7 +428,7 @@ mod tests {
         for line in table.lines().skip(1) {
             let (name, rules) = line.split_at(18.min(line.len()));
             let name = name.trim();
-            // A name may have two lines.
+            // An entry may take two lines.
             if name.is_empty() || !is_named && name == "semaphores" {
                 rows.last_mut().unwrap().1 += &format!(" {rules}");
                 if !name.is_empty() {
@@ -465,7 +466,7 @@ mod tests {
         all.extend(kind.commands().iter().map(|it| format!("+{it}")));
         let channels = kind.channels.iter().map(|key| {
             let pattern = pattern(key);
-            // In the documents these have no name.
+            // In the document, these patterns contain no name.
             let known = ["redisson_lock__channel:", "redisson_rwlock:", "redisson_sc:"];
             let more =
                 ["redisson_countdownlatch__channel__", "redlatch_barrier:", "redlatch_leader:"];
@@ -480,7 +481,7 @@ mod tests {
         }
     }
 
-    /// The error's text has the same commands.
+    /// The error's text must name the same commands.
     #[test]
     fn the_documents_name_the_rights_for_which_a_request_asks() {
         let rows = documented();
@@ -503,8 +504,8 @@ mod tests {
         }
     }
 
-    /// The table has every command that a kind's scripts run. If no script asked for a right, it
-    /// would be found missing only after a grant.
+    /// The table must have every command that a kind's scripts run. If one is not in the table, a
+    /// missing right shows only after a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
         let lock = || {
@@ -541,7 +542,7 @@ mod tests {
                     "lock/keep.lua",
                     "lock/release.lua",
                     "lock/give_up.lua",
-                    // (`multi/acquire.lua` also runs the command for the tokens of fenced locks.)
+                    // (`multi/acquire.lua` also runs the commands for the tokens of fenced locks.)
                     "multi/release.lua"
                 ),
             ),

@@ -8,8 +8,8 @@ use redlatch_client::Script;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,
-    /// As `acquire`, for a lock that is most likely held: it does not look first whether the lock
-    /// is free.
+    /// As `acquire`, for a lock that is most likely held: the script does not first check whether
+    /// the lock is free.
     pub(super) acquire_held: &'static LazyLock<Script>,
     pub(super) try_acquire: &'static LazyLock<Script>,
     pub(super) release: &'static LazyLock<Script>,

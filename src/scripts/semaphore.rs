@@ -25,23 +25,23 @@ static SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/set_permits.lu
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "semaphore/delete.lua");
 
-/// One semaphore as the scripts see it.
+/// One semaphore, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SemaphoreScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
-    /// The key of the number's mark.
+    /// The key of the semaphore's mark.
     pub(crate) mark: &'a str,
     pub(crate) requests: &'a Requests,
-    /// The replicas that must have taken permits before those count.
+    /// The number of replicas that must have taken permits before the permits count.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for the first of these needs. Each need is met as a whole, while there are
-    /// enough permits for one of `clients` clients. Returns the number taken, which is zero if
-    /// there were not enough for the first. `None`: there is no such semaphore.
+    /// Takes permits for these needs, in order, as long as the whole next need is within the share
+    /// of one of `clients` clients. Returns the number of taken permits, which is zero if there
+    /// were too few for the first need. `None`: there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
@@ -60,8 +60,8 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, now. The reply `false`: the server no longer knows the
-    /// request, and this command changed nothing.
+    /// Undoes a request for permits, and waits for the reply. `false`: the server no longer knows
+    /// the request, and nothing was changed.
     pub(crate) fn take_back(self, request_id: RequestId) -> Result<Replied<bool>, Trouble> {
         let abandon = self.abandon(request_id);
         let (reply, in_doubt) =
@@ -72,14 +72,15 @@ impl SemaphoreScripts<'_> {
         Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
     }
 
-    /// Undoes a request for permits that are not to be had, or whose outcome is not known.
+    /// The command that undoes a request for permits that do not count, or whose outcome is
+    /// unknown.
     pub(crate) fn abandon(self, request_id: RequestId) -> Command {
         self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. Returns the number of listeners that got the message, as far as that is
-    /// known (see [`REFUSED`]). `None`: there is no such semaphore. Waits for the replicas for
-    /// which a request for permits waits.
+    /// Gives permits back. Returns the number of subscribers that got the message, if it is known
+    /// (see [`REFUSED`]). `None`: there is no such semaphore. Waits for as many replicas as a
+    /// request for permits does.
     pub(crate) fn release(
         self,
         request_id: RequestId,
@@ -94,7 +95,7 @@ impl SemaphoreScripts<'_> {
         Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
-    /// A release, to be sent first or as a copy.
+    /// The command of a release, as it is sent first or as a copy.
     pub(crate) fn release_command(
         self,
         request_id: RequestId,
@@ -106,7 +107,7 @@ impl SemaphoreScripts<'_> {
         self.once(&RELEASE, request_id, &arguments).command(copy)
     }
 
-    /// Returns the number's mark.
+    /// Changes the number of permits. Returns the semaphore's mark.
     pub(crate) fn add_permits(
         self,
         request_id: RequestId,
@@ -115,7 +116,7 @@ impl SemaphoreScripts<'_> {
         self.change(&ADD_PERMITS, request_id, permits).map(|(_, mark)| mark)
     }
 
-    /// As [`add_permits`](Self::add_permits), as a command to be sent until it is done.
+    /// The command of [`add_permits`](Self::add_permits), to be sent until it is applied.
     pub(crate) fn add_permits_command(self, request_id: RequestId, permits: i64) -> Command {
         let permits = permits.to_string();
         let arguments = [permits.as_bytes(), self.channel.as_bytes()];
@@ -124,7 +125,7 @@ impl SemaphoreScripts<'_> {
 
     pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
         let replied = self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
-            // Lua's numbers cannot count this many.
+            // A number too large for Lua comes as text.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
@@ -174,7 +175,7 @@ impl SemaphoreScripts<'_> {
         marked(self.once(script, request_id, &arguments).call(self.route)?, flag)
     }
 
-    /// The number of free permits. `None`: there is no such semaphore.
+    /// Returns the number of free permits. `None`: there is no such semaphore.
     pub(crate) fn available_permits(self) -> Result<Option<i64>, Trouble> {
         stored_number(self.route, self.key, Rights::Semaphores)
     }
@@ -215,7 +216,7 @@ impl SemaphoreScripts<'_> {
     }
 }
 
-/// The result of a release that was sent once.
+/// Reads the reply to a release that was sent once.
 pub(crate) fn released(
     outcome: Outcome,
     requests: &Requests,
@@ -230,7 +231,7 @@ pub(crate) fn released(
     }
 }
 
-/// A result, and the mark that the change saw, if anything was changed.
+/// A result, and the mark in the reply if anything was changed.
 pub(crate) type Marked<T> = (T, Option<Mark>);
 
 pub(super) fn marked<T>(
@@ -245,12 +246,12 @@ pub(super) fn marked<T>(
     Ok((read(result)?, mark))
 }
 
-/// Stands for a release whose message the server refused, so others may wait.
+/// Takes the place of the number of subscribers if the server refused the message. Others may wait.
 pub(crate) const REFUSED: i64 = -1;
 
-/// The number of listeners that got the message of a release. `None`: no permit is free, so no
-/// message was sent. [`REFUSED`] stays as it is, and any other number below zero says that the
-/// number is not known.
+/// Converts the reply of a release to the number of subscribers that got the message. `None`: no
+/// permit is free, so no message was sent. [`REFUSED`] stays as it is. Any other number below zero
+/// means that the number is unknown.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
@@ -266,7 +267,7 @@ pub(super) fn stored_number(
 ) -> Result<Option<i64>, Trouble> {
     query(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(None),
-        // Any other value is the user's data, and not for an error's text.
+        // Any other value is the user's data, and must not appear in an error.
         Value::BulkString(text) => {
             parsed(&text).map(Some).ok_or_else(|| Trouble::Refused(foreign()))
         }
@@ -274,7 +275,7 @@ pub(super) fn stored_number(
     })
 }
 
-/// Parses a number as Redis writes it. Redis refuses `+7` and `007`, too.
+/// Parses a number as Redis does, which refuses `+7` and `007`.
 pub(super) fn parsed(text: &[u8]) -> Option<i64> {
     let text = str::from_utf8(text).ok()?;
     text.parse::<i64>().ok().filter(|number| number.to_string() == text)

@@ -1,4 +1,4 @@
-//! The script that looks at any name.
+//! The script that reads the state of any name.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,33 +12,33 @@ use super::{
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
 
-/// The number of keys that the server looks at in one go. It takes 0.1 ms of its time; 1,000 took 1
-/// ms.
+/// The number of keys that the server reads in one step of a scan, which takes 0.1 ms of its time
+/// (1 ms for 1,000 keys).
 const AT_ONCE: &str = "100";
 
 /// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
 #[derive(Debug)]
 pub(crate) struct KeyData {
-    /// The type of the key, in the server's word, or `shared` for a hash with a mode.
+    /// The type of the key as the server names it, or `shared` for a hash with a mode.
     pub(crate) kind: String,
     /// The reply of `PTTL`.
     pub(crate) left: i64,
-    /// The content of a text, or the beginning of one that is longer than any number.
+    /// The value of a string key, or the beginning of a value that is longer than any number.
     pub(crate) value: Vec<u8>,
     /// The last fencing token. Below 0: there is none.
     pub(crate) token: i64,
-    /// The owners in a hash, or the ids of taken permits. For each: whether it reads, its levels,
+    /// The owners in a hash, or the ids of taken permits. Each has whether it reads, its levels,
     /// and its time left.
     pub(crate) held: Vec<(Vec<u8>, bool, u64, i64)>,
-    /// The owners that wait. For each: whether it will read, the time that it has waited, and the
-    /// kind of lock: `fair`, `lock` or `read-write`.
+    /// The owners that wait. Each has whether it wants to read, the time for which it has waited,
+    /// and the kind of lock: `fair`, `lock` or `read-write`.
     pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
-    /// The number of Redisson's clients that listen for releases of a lock, and of a read-write
-    /// lock; the number of all clients that listen for changes of a semaphore, and of a latch.
+    /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
+    /// how many clients listen for changes of a semaphore and of a latch.
     pub(crate) listeners: [u64; 4],
 }
 
-/// Looks at a name.
+/// Reads the state of a name.
 pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     let (lock, read_write) =
         (LockKeys::new(name, Mode::Lock, false), LockKeys::new(name, Mode::Read, false));
@@ -68,10 +68,10 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     })
 }
 
-/// Whether this client is to ask why a name's waiters wait. One client a second asks. If each of a
-/// thousand clients asked, the server would look at the whole queue and list its connections for
-/// each. If the server refuses the question, for want of memory or of the right to the key, each
-/// client asks.
+/// Whether this client should ask why a name's waiters wait. One client a second asks: if each of a
+/// thousand clients asked, the server would read the whole queue and list its connections a
+/// thousand times. If the server refuses the key, for lack of memory or access rights, each client
+/// asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);
@@ -81,7 +81,7 @@ pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     }
 }
 
-/// The names of which a server may know something.
+/// Returns the names for which a server may have data or waiters.
 ///
 /// A lock is a hash, an expirable semaphore with taken permits has a sorted set, and processes that
 /// wait for a semaphore or a latch listen to its channel.
@@ -124,9 +124,9 @@ pub(crate) fn names(
     Ok(names)
 }
 
-/// The name and address of each connection of a server. Empty if the server refuses.
+/// Returns the name and address of each connection of a server. Empty if the server refuses.
 ///
-/// In the reply a connection is a line of `field=value`.
+/// In the reply, each connection is a line of `field=value` pairs.
 pub(crate) fn connections(ask: impl FnOnce(&Command) -> Outcome) -> Vec<(String, Arc<str>)> {
     let list = match ask(&Command::plain(&[b"CLIENT", b"LIST"])) {
         Ok(Value::VerbatimString { text, .. }) => text,

@@ -1,4 +1,4 @@
-//! The reasons why a script has no answer, and the error that a user gets for each.
+//! The reasons why a request has no usable reply, and the error that a user gets for each.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -16,16 +16,16 @@ use super::Rights;
 use crate::error::{Error, ErrorKind, Outlook};
 use crate::name::Name;
 
-/// The reason why a script has no answer.
+/// The reason why a request has no usable reply.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
     /// The server refused the script, so nothing was changed.
     Refused(Error),
-    /// The request was never sent, or was only a question: nothing was changed.
+    /// The request was never sent, or was only a query, so nothing was changed.
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run. It can no longer run, and its outcome stays unknown.
+    /// The request may have run, and can no longer run. Its outcome stays unknown.
     Forgotten(Error),
 }
 
@@ -37,7 +37,7 @@ impl Trouble {
         }
     }
 
-    /// The trouble of a question, which has changed nothing in any case.
+    /// The trouble of a query, which has changed nothing in any case.
     pub(crate) fn of_a_question(self) -> Self {
         match self {
             Self::Unknown(error) => Self::Unsent(error),
@@ -45,7 +45,7 @@ impl Trouble {
         }
     }
 
-    /// The error of a request that asked or set something of this name, and left nothing to undo.
+    /// The error of a request that read or set something of this name, and leaves nothing to undo.
     pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
@@ -75,7 +75,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // In a cluster the server said so, and its error is the source.
+            // The error has a code, so a server of a cluster sent it. It is the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"
@@ -86,12 +86,12 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        // The bytes that came were no reply, or no sent command's reply.
+        // The received bytes were no reply, or a reply to no command.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(
             match failure {
-                // The next connection may do better, but nothing shows that.
+                // The next connection may work, although nothing shows that.
                 _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
                 Failure::TimedOut(_) => Error::new(ErrorKind::TimedOut, what),
                 _ => Error::new(ErrorKind::Unavailable, what),
@@ -101,7 +101,7 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// The error of a client that could not connect. (A `From` would be public.)
+/// The error of a client that could not connect. (A function, since a `From` would be public.)
 pub(crate) fn not_connected(error: ConnectError) -> Error {
     match error {
         ConnectError::Unusable(why) => Error::new(ErrorKind::Config, why),
@@ -110,7 +110,8 @@ pub(crate) fn not_connected(error: ConnectError) -> Error {
     }
 }
 
-/// A reply of the wrong kind. The error does not show it: it may be a user's data under that key.
+/// The trouble for a reply of the wrong kind. The error does not show the reply, which may be a
+/// user's data.
 pub(crate) fn unexpected(value: &Value) -> Trouble {
     let what = match value {
         Value::Nil => "nothing",
@@ -126,12 +127,12 @@ pub(crate) fn unexpected(value: &Value) -> Trouble {
     Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
 }
 
-/// The reason why this library cannot work with a server, as an error of the connection.
+/// Wraps the reason why this library cannot work with a server, as an error of the connection.
 pub(crate) fn unfit(error: Error) -> RedisError {
     io::Error::other(Unfit(error)).into()
 }
 
-/// See [`unfit`]. The error itself is the source, which the errors around this one pass on.
+/// See [`unfit`]. The wrapped error is the source.
 #[derive(Debug)]
 struct Unfit(Error);
 
@@ -244,9 +245,9 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     Error::new(ErrorKind::TooFewReplicas, message)
 }
 
-/// The error for a reply to a user that needs these rights. If this library can name the cause, its
-/// words are the message, and the server's words are the source. Otherwise the server's words are
-/// the message, and not the source as well.
+/// The error for a refusal by the server. `rights` are those that the user needs. If this library
+/// can name the cause, the message has its text and the source has the server's text. Otherwise the
+/// message has the server's text, and there is no source.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (kind, hint) = meaning(error);
@@ -273,13 +274,13 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     }
     match hint {
         Some(hint) => told(hint).caused_by_shared(error.clone()),
-        // These may be the words of a proxy, which knows only some commands.
+        // The text may be that of a proxy, which knows only some commands.
         None => told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
     }
 }
 
-/// The kind of a server's refusal, and what the refusal means, if this library can say it better
-/// than the server.
+/// The error kind of a server's refusal, and its meaning if this library can state it better than
+/// the server.
 fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     let detail = error.detail().unwrap_or_default();
     let (kind, hint) = match reply_code(error) {
@@ -328,12 +329,12 @@ fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     (kind, Some(hint))
 }
 
-/// Whether a server that refuses a command in this way may carry the command out before long.
+/// Whether a server that refuses a command with this error may run the command before long.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Stays
 }
 
-/// The error for a key of the wrong type. `holds`: the type under the name's own key.
+/// The text for a key of the wrong type. `holds`: the type under the name's own key.
 fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     let own = match rights {
         Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",
@@ -341,21 +342,21 @@ fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     };
     match holds {
         Some(other) if other != own => format!("the key holds {other}: use another name"),
-        // One of the keys beside it has the wrong type.
+        // Another key of the name has the wrong type.
         _ => "a key of this name holds other data: use another name".to_owned(),
     }
 }
 
-/// The error without the server's words about the script in which it occurred.
+/// The error without the server's text about the script in which it occurred.
 fn without_script(error: &RedisError) -> RedisError {
     let detail = error.detail().unwrap_or_default();
     let detail = detail.split_once(" script: ").map_or(detail, |(said, _)| said);
     error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
-/// A part of a sentence: the command that a refusal names, and its key if a script of ours asked
-/// for the right. Redis 7.0 names no command that a script tried, and no server names one that it
-/// does not know.
+/// A part of a sentence: the command that a refusal names, and its key if a script of redlatch's
+/// asked for the right. Redis 7.0 does not name a command that a script tried, and no server names
+/// an unknown command.
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {
@@ -363,7 +364,7 @@ fn missing_right(detail: &str) -> String {
         let (_, command) = marks.iter().find_map(|mark| detail.split_once(mark))?;
         command.split_once(['\'', '`']).map(|(command, _)| command.to_uppercase())
     };
-    // A key among the request's own: the server refuses the script as a whole.
+    // A key in KEYS may not be used: the server refuses the script as a whole.
     let of_keys = || {
         let is_of_keys =
             ["access a key", "access one of the keys"].iter().any(|it| detail.contains(it));
@@ -376,8 +377,8 @@ fn missing_right(detail: &str) -> String {
     asked.or_else(tried).or_else(of_keys).map_or_else(String::new, missing)
 }
 
-/// Whether a server says that it does not know a command. A client gets the command's name, and a
-/// script gets none.
+/// Whether a refusal says that the server does not know a command. A client's refusal has the
+/// command's name, and a script's has none.
 fn is_missing(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     let said = ["unknown command", "unknown redis command", "invalid command passed to"];
@@ -491,11 +492,11 @@ mod tests {
         assert_eq!(state(Failure::Reset(broken()).into()), (true, true));
         assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
         assert_eq!(state(unexpected(&Value::Nil)), (false, true));
-        // The first copy may have run, whatever the answer to the second.
+        // The first copy may have run, whatever the reply to the second is.
         let loading = || refused(&said("LOADING wait"), Rights::Locks);
         assert_eq!(state(Trouble::Refused(loading())), (true, false));
         assert_eq!(state(Trouble::Unknown(loading())), (true, true));
-        // The question before the request got no answer, so the request was not sent.
+        // The query before the request got no reply, so the request was not sent.
         let unknown = Trouble::Unknown(loading()).into_error();
         assert_eq!(state(Trouble::Unsent(unknown)), (true, false));
     }

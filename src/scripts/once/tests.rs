@@ -1,5 +1,5 @@
-//! Requests that arrive late, twice, in any order, and after the server has forgotten them: a test
-//! from outside would have to wait for minutes.
+//! Requests that arrive late, twice, in any order, and after the server has forgotten them. A test
+//! through the public API would have to wait for minutes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,7 +27,7 @@ fn route(url: &str) -> Route {
     Route::Server(Arc::new(Lane::new(endpoint)))
 }
 
-/// A semaphore "pool" of one client, and how long its server remembers requests.
+/// One client's semaphore "pool", and how long the server remembers its requests.
 struct Pool {
     server: Server,
     route: Route,
@@ -62,12 +62,12 @@ impl Pool {
         }
     }
 
-    /// The permits given back so far, less those taken.
+    /// The number of permits given back so far, minus those taken.
     fn given(&self) -> i64 {
         self.scripts().available_permits().unwrap().unwrap() - 1_000
     }
 
-    /// `None`: too late.
+    /// Sends a command. `None`: it came too late.
     fn send(&self, command: &Command) -> Option<i64> {
         let reply = self.route.call_once(command).unwrap();
         if self.requests.is_late(&reply) {
@@ -87,7 +87,7 @@ fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
     requests.close(opened[0]);
     let again = [8, 9, 10].map(|number| requests.open(|| number));
     assert_eq!(again.map(|request_id| request_id.sequence), [0, 1, 3]);
-    // A closed request must not touch its sequence, which is another's by now.
+    // A request that is closed twice must not close the next request of its sequence.
     requests.close(opened[1]);
     assert_eq!(requests.validity_of(opened[1]), [0, 0]);
     assert!(requests.sequences.lock().free.is_empty());
@@ -100,8 +100,8 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     let latest = pool.requests.latest();
     let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
     assert!(latest.abs_diff(expected) < 60_000, "{latest} is not about {expected}");
-    // A client with a wrong server time learns the right one, and its request is applied
-    // nevertheless.
+    // A client with a wrong server time gets the right one from the reply, and its request is
+    // applied.
     for wrong in [0, i64::MAX / 2] {
         pool.requests.server.set(wrong);
         let request_id = pool.open();
@@ -111,12 +111,12 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     assert_eq!(pool.given(), 2);
 }
 
-/// Requests are applied once, with losses, copies and delays in any order.
+/// Requests are applied once, even with random losses, copies and delays.
 #[test]
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     let mut random = rand::rng();
-    // The commands on their way, of open and of closed requests.
+    // The commands on their way. Their requests are open or closed.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
     let mut open: Vec<RequestId> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
@@ -141,7 +141,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
         }
         let at = rand::random_range(0..under_way.len());
         let (request_id, command) = under_way[at].clone();
-        // Now and then the server reads a command twice.
+        // Sometimes the server reads a command again later.
         if rand::random_bool(0.7) {
             under_way.swap_remove(at);
         }
@@ -189,7 +189,7 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.given(), 0);
 }
 
-/// A copy's answer and an undo have no effect on a semaphore that was made anew meanwhile.
+/// If a semaphore was made anew in the meantime, a copy's answer and an undo do not change it.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
     let pool = Pool::new(VALID_FOR, MEMORY);
@@ -243,7 +243,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
     }
 }
 
-/// A process was stopped, or its machine slept.
+/// The process was stopped, or its machine was suspended.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let pool = Pool::new(SHORT, SHORT_MEMORY);
@@ -272,7 +272,7 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let proxy = Proxy::before(&pool.server);
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
-    // The first one asks for rights, and the server knows the script after the second.
+    // The first request asks for the rights, and the second one loads the script.
     for _ in 0..2 {
         assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply.0, Some(1));
     }
