@@ -11,8 +11,8 @@
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
--- In ms: the length of a window, in which only clients that know the public channel alone may take
--- the lock; the age from which on a chain may open a window.
+-- In ms: the length of a window, in which the lock is left to clients that know only the public
+-- channel; the age from which on a chain may open a window.
 local WINDOW, AGE = 4, 10
 -- The time for which the queue outlives the last request. (It is text, so the server need not
 -- convert a number.)
@@ -94,13 +94,13 @@ local function stand(owner, came)
     return place, 1
 end
 
--- Removes the silent entries ahead of `asker`. Without this, each silent entry would be granted the
--- lock for PROVISIONAL. A caller finds the lock free although entries wait: a grant was not used,
--- or the holder died. An entry is silent if its owner has sent no request for HEARD, while the
--- server answered the asker. `sent`: the server's time at which the client sent this request, as
--- the client reckons it; nil if the server has not answered the client promptly for HEARD. If the
--- request arrives late, the server stood still or its clock jumped. Then requests of other owners
--- may still be on the way, so no entry counts as silent.
+-- Removes the silent entries ahead of `asker`. The caller has found the lock free although entries
+-- wait: a grant was not used, or the holder died. Without this, each silent entry in turn would be
+-- granted the lock for PROVISIONAL. An entry is silent if its owner has sent no request for HEARD,
+-- while the server answered the asker. `sent`: the server's time at which the client sent this
+-- request, as the client reckons it; nil if the server has not answered the client promptly for
+-- HEARD. If the request arrives late, the server stood still or its clock jumped. Then requests of
+-- other owners may still be on the way, so no entry counts as silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return

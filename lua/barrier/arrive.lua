@@ -2,9 +2,9 @@
 -- has an action, `finish` trips the barrier after the action.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
--- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 why it sends this: 0 = to wait,
---      1 = to wait, and it has an action, 2 = to break the generation in which it waits or would
---      wait, 9 the lowest number that the present generation can have
+-- ARGV 1-4 as in once.lua, 5 channel, 6 party, 7 its lease in ms, 8 why the party sends this: 0 =
+--      to wait, 1 = to wait, and it has an action, 2 = to break the generation in which it waits or
+--      would wait, 9 the lowest number that the present generation can have
 -- reply: the generation's number, followed by six digits: 1 + the number of parties that are still
 --        missing, or 0: the generation is complete, and the party has not arrived (as text, since
 --        Lua's numbers have too few digits); -1 = the generation is broken; 0 = there is no

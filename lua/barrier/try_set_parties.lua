@@ -10,7 +10,7 @@ return once(function()
     end
     check()
     if last then
-        -- (A party that left early may have broken the next generation.)
+        -- (`last + 2`: a party that left early may have broken the generation `last + 1`.)
         return {'1', 'hset', barrier, 'parties', ARGV[5], anew(last, math.max(micros(), last + 2))}
     end
     local number = text(micros())

@@ -2,7 +2,7 @@
 
 local lock = KEYS[3]
 
--- Whether `owner` has the lock. If other data was written over the lock, `owner` does not have it.
+-- Returns whether `owner` has the lock. If other data was written over the lock, it does not.
 local function is_held_by(owner)
     local held = redis.pcall('hexists', lock, owner)
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then

@@ -3,7 +3,7 @@
 -- scripts need are in holder.lua and passing.lua.)
 --
 -- KEYS 1 the waiters, 2 the notified waiters, 3 the lock (where a script needs it)
--- ARGV 1 number of the database; a script's own come after
+-- ARGV 1 number of the database; the arguments of each script follow
 --
 -- The waiters are a list with one entry for each thread, in the order of arrival. An entry that is
 -- gone counts as notified: a waiter sleeps only while its entry is in the list. A notification

@@ -1,4 +1,4 @@
--- Takes a fair lock, or an entry in its queue.
+-- Takes a fair lock, or makes an entry in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued": 1

@@ -1,6 +1,6 @@
 -- Takes a lock, or makes an entry in its queue. Two parts run before the rest of this script.
--- free.lua takes a free lock without waiters: EXISTS, HSET, PEXPIRE, and INCRBY if there are
--- tokens. queue_up.lua serves an owner that comes while another owner has the lock: HRANDFIELD,
+-- free.lua takes a free lock without waiters, by EXISTS, HSET, PEXPIRE, and INCRBY if there are
+-- tokens. queue_up.lua serves an owner that comes while another owner has the lock, by HRANDFIELD,
 -- TIME, RPUSH, PTTL or LPOS, and PEXPIRE. If a part succeeds, nothing else runs.
 --
 -- KEYS see holder.lua

@@ -89,9 +89,9 @@ local function look()
 end
 
 -- Ends the hold of `owner`. Returns false if the owner has none, otherwise the result of `hand_on`.
--- release.lua only calls this. If a lock has no waiters, unwanted.lua releases it and this does not
--- run: LLEN, HDEL, PUBLISH, and before them PUBSUB NUMSUB if the chain is old. DEL is the first
--- write here, and a server that is out of memory allows it.
+-- release.lua only calls this. This does not run if a lock has no waiters: unwanted.lua has
+-- released it then, by LLEN, HDEL and PUBLISH, and before them PUBSUB NUMSUB if the chain is old.
+-- DEL is the first write here, and a server that is out of memory allows it.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
     -- WRONGTYPE: other data was written over the lock, so this owner does not have it.

@@ -23,7 +23,8 @@ local size, timeout = redis.call('hlen', lock), timeout_of(lock, owner, 1)
 if size > 1 and redis.call('pttl', timeout) > rest then
     redis.call('pexpire', timeout, rest)
 end
--- If there are too many readers to look at, the next one that leaves shortens the lock.
+-- If there are more readers than this, the next reader that leaves shortens the lock's time to
+-- live.
 local MANY = 64
 local left = size <= MANY and cut(lock, owner, rest)
 if left then

@@ -4,10 +4,10 @@
 -- ARGV 1 the client's uuid
 -- reply: for each lock the list of these owners
 --
--- A master that lagged behind the one before it may still have holds and entries of owners that no
--- thread uses. The script changes nothing. A queue that may not be read counts as empty. Each
--- command runs in a pcall, as in renew.lua. A hash of more fields than MOST is another program's
--- data, even if many readers have the lock.
+-- A new master that lacked the last commands of the old one may still have holds and entries of
+-- owners that no thread uses. The script changes nothing. If the user may not read a queue, the
+-- queue counts as empty. Each command runs in a pcall, as in renew.lua. A hash with more than MOST
+-- fields counts as another program's data, even if it is a lock with many readers.
 local MOST = 1000
 
 -- Adds the client's owners in one queue of this lock to `reply`.

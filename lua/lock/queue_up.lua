@@ -1,6 +1,6 @@
--- Stands behind or before free.lua in acquire.lua, and serves a request while another owner of ours
--- has the lock. It adds an entry for an owner that asks for the first time, and answers an owner
--- that asks again and has its entry.
+-- Stands behind free.lua in acquire.lua, or before it if the lock is most likely held. It serves a
+-- request while another owner of ours has the lock. It adds an entry for an owner that asks for the
+-- first time, and answers an owner that asks again and has its entry.
 --
 -- The rest of the script would do the same, but would run PTTL for every first request. Here only
 -- the first in line gets the time left, since it asks when the lease ends. The other owners get it

@@ -1,6 +1,6 @@
 -- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters in its queue, and
--- no waiters of Redisson's in public. (It asks for Redisson's waiters only if the chain is older
--- than AGE of ../hand_off.lua.)
+-- no waiters of Redisson's on the public channel. (It asks for Redisson's waiters only if the chain
+-- is older than AGE of ../hand_off.lua.)
 --
 -- The rest of the script would do the same, but making its functions costs as much as these
 -- commands. (If the chain's beginning is a time of the server's clock, there was a waiter a moment

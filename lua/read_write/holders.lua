@@ -78,10 +78,10 @@ end
 
 -- Makes these owners holders: one writer, or readers. The mode of the present holders must allow
 -- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must not stay
--- without a time to live, and a reader not without its timeout, so commands that may be refused
--- come first. (The function only checks the right to PEXPIRE and does not run it first: after a
--- PEXPIRE, a server that is out of memory would refuse no further command.) `lasts`: the time for
--- which others hold the lock at least, if this script has made sure of it.
+-- without a time to live, nor a reader without its timeout, so commands that may be refused come
+-- first. (The function only checks the right to PEXPIRE and does not run it first: after a PEXPIRE,
+-- a server that is out of memory would refuse no further command.) `lasts`: the time for which
+-- others hold the lock at least, if this script has made sure of it.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil

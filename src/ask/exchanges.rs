@@ -25,9 +25,9 @@
 //! A         stopped ............................................ reads the grant: too late
 //! ```
 //!
-//! If the server refuses the owner after a grant, the grant is void, even if the owner reads the
-//! refusal first. A grant message and a reply come over two connections, so the reply may overtake
-//! the message.
+//! If the server refuses the owner after a grant, the grant does not count, even if the owner reads
+//! the refusal first. A grant message and a reply come over two connections, so the reply may
+//! overtake the message.
 //!
 //! Acknowledged: if replicas must have a grant, a grant message only makes the owner ask. Another
 //! connection has written the grant, and the server's WAIT covers only the writes of its own

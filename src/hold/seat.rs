@@ -354,7 +354,7 @@ impl Seat {
 const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// The end of a fixed level, if the guard does not know it: it does only if threads share the hold.
+/// An unknown end. The guard of a fixed level knows the level's end only if threads share the hold.
 const SOME: u64 = 0;
 
 /// A level: one taking of the lock by a thread. A re-entry adds one. (It is small, since a re-entry

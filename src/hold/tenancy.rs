@@ -48,8 +48,8 @@ pub enum HoldState {
     Released,
 }
 
-/// A tenancy: one thread's use of a hold. It lasts through waits on conditions, after each of which
-/// it has another hold.
+/// A tenancy: one thread's use of a hold. It lasts through waits on conditions. After each such
+/// wait it has another hold.
 ///
 /// Guards read their state from the tenancy. In a forked child, where the hold is the parent's, the
 /// state is "lost", and no mutex of the parent is locked.

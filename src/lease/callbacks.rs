@@ -17,7 +17,7 @@ const TARGET: &str = "redlatch";
 /// The largest number of lines that wait for a slow logger. Later lines are left out and counted.
 const MOST_LINES: usize = 1_000;
 /// The time, by [`clock`], for which losses for one reason are gathered in a line. The line is
-/// written this long after the first of these losses at the latest.
+/// written at the latest this long after the first of these losses.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The largest number of names in such a line.

@@ -135,7 +135,7 @@ impl Cleanup {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
-    /// Sends a message to this client itself that was lost, at the server where the client listens.
+    /// Sends a lost message to this client itself again, at the server where the client listens.
     /// Sent until an answer, or until the next message is due.
     pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }

@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn the_next_step_follows_from_the_last_answer() {
-        // The grid is 64 parts of a lease, and a third of it is at 11 s.
+        // A third of the lease has passed at 11 s, which is rounded down to a 64th of the lease.
         let third = 11 * SECOND / (30 * SECOND / 64) * (30 * SECOND / 64);
         let lease = |seconds| Some(Duration::from_secs(seconds));
         let raised = SECOND + 50 * MS;

@@ -72,7 +72,7 @@ impl TryFrom<u64> for FencingToken {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if it is not from 1 to 2^53.
+    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 2^53.
     fn try_from(number: u64) -> Result<Self, Error> {
         if (1..=HIGHEST).contains(&number) { Ok(Self(number)) } else { Err(no_token()) }
     }
@@ -84,7 +84,7 @@ impl TryFrom<i64> for FencingToken {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if it is not from 1 to 2^53.
+    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 2^53.
     fn try_from(number: i64) -> Result<Self, Error> {
         u64::try_from(number).map_err(|_| no_token())?.try_into()
     }
@@ -95,7 +95,7 @@ impl FromStr for FencingToken {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if it is not a decimal number from 1 to 2^53.
+    /// [`Config`](ErrorKind::Config) if the text is not a decimal number from 1 to 2^53.
     fn from_str(text: &str) -> Result<Self, Error> {
         text.parse::<u64>().map_err(|_| no_token())?.try_into()
     }

@@ -72,7 +72,8 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
-/// The arguments of every request for an entry except the first. In ms, by the server's clock.
+/// The arguments of every request for an entry except the first. The times are in ms, by the
+/// server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// The time since which the owner has waited.

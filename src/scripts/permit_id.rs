@@ -60,7 +60,7 @@ impl FromStr for PermitId {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if it is not 32 hexadecimal digits.
+    /// [`Config`](ErrorKind::Config) if the text is not 32 hexadecimal digits.
     fn from_str(text: &str) -> Result<Self, Error> {
         let is_id = text.len() == 2 * BYTES && text.bytes().all(|it| it.is_ascii_hexdigit());
         let number = u128::from_str_radix(text, 16).ok().filter(|_| is_id);

@@ -127,8 +127,8 @@ impl Gate {
     }
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
-    /// the seat that it left for the wait. It now has a seat of a new hold, under the tenancy
-    /// `again`. `false`: the new hold was lost in the meantime.
+    /// the seat that it left for the wait. The thread now has a seat of a new hold, under the
+    /// tenancy `again`. `false`: the new hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -162,8 +162,8 @@ impl Gate {
         self.with_side(|side| side.forced)
     }
 
-    /// Takes a hold that this process no longer has out of the seat, under any tenancy, and opens
-    /// the gate.
+    /// Removes `hold`, which this process no longer has, from the seat, under any tenancy, and
+    /// opens the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }

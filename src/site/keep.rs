@@ -1,4 +1,5 @@
-//! Kept holds. A hold is kept if a thread has left it to its end, or has taken it for a least time.
+//! Kept holds. A hold is kept if a thread has left it to its end, or has taken it for a minimum
+//! time.
 //!
 //! A kept hold lasts until the latest time for which a thread kept it. Before that time no thread
 //! releases or passes it. After its last thread has left, nobody renews it. A hold is never kept

@@ -54,8 +54,8 @@ impl Site {
         core.members.of::<Self>().get(&core.key(name), make)
     }
 
-    /// The site of the name's fenced lock. It is apart from [`of`](Self::of), since its holds have
-    /// tokens.
+    /// The site of the name's fenced lock. It differs from that of [`of`](Self::of), since its
+    /// holds have tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         let gate = || Gate::new(Mode::Lock);

@@ -4,8 +4,8 @@
 //! measures from the failure that the leader reports to it. The outage is over for a call when the
 //! server answers the call or its leader again. The next outage may last for the full time again.
 //! An answer does not end a lack of replicas: the server still answers, and may refuse other
-//! requests of the same wait. A lack of replicas is over when no request has met it for as long as
-//! it may last.
+//! requests of the same wait. A lack of replicas is over when no request has failed for this reason
+//! for as long as the lack may last.
 
 use std::time::{Duration, Instant};
 

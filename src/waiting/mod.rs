@@ -435,7 +435,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         answered_at = Some(Instant::now());
                         lead.listening.ask_after(sleep);
                     }
-                    // A grant that came before the end of the wait wins.
+                    // A grant that came before the end of the wait counts.
                     Err(error) if was_cut() => {
                         // If other threads led until the end of this call's time, this call has
                         // only just asked. So the server's answer to the previous leader counts for
@@ -466,7 +466,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 slept?;
             }
-            // A grant that came before the end of the wait wins.
+            // A grant that came before the end of the wait counts.
             if wait.is_over() {
                 return Ok(synchronizer.collect(lead, claim));
             }

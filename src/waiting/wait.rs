@@ -48,9 +48,10 @@ enum Patience {
     Forever,
 }
 
-/// The least time for a call's requests, from the beginning of the call, even past its limit: on a
-/// busy machine a thread may wait this long for a processor. If three round trips take longer, the
-/// call has their time: a request may have to read the reply to a release first.
+/// The minimum time for a call's requests, from the beginning of the call, even past its limit: on
+/// a busy machine a thread may wait this long for a processor. If three round trips take longer,
+/// the call has the time of three round trips: a request may have to read the reply to a release
+/// first.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {

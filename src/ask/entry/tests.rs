@@ -307,8 +307,8 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     }
 }
 
-/// If replicas must have a grant, a grant message makes the owner ask. The reply then has the
-/// details of both.
+/// If replicas must have a grant, a grant message makes the owner ask. The grant by reply then also
+/// has the details of the message.
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
