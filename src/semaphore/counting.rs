@@ -26,12 +26,11 @@ pub use self::permit::Permit;
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
-/// A number of permits that the threads of all processes share, to limit how many do something at
-/// once. It is `Semaphore` of java.util.concurrent and Redisson's `RSemaphore`. Made by
-/// [`Client::semaphore`].
+/// A counting semaphore in Redis: the threads of all processes share its permits. It is like
+/// `Semaphore` of java.util.concurrent and Redisson's `RSemaphore`. Made by [`Client::semaphore`].
 ///
-/// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
-/// a program sets or adds some.
+/// All clones, and all handles of the same name, are the same semaphore. A new semaphore has no
+/// permits until a program sets or adds some.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -55,44 +54,46 @@ pub(crate) use self::site::SemaphoreSite;
 /// # Leases
 ///
 /// Permits have no leases, as in Redisson: **if a process dies, its permits are lost**, until a
-/// program adds new ones. Those of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) return by
-/// themselves.
+/// program adds new ones. The permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore)
+/// return when their leases end.
 ///
 /// # Fairness
 ///
 /// Threads of one process get permits in the order of arrival. A thread that needs one permit waits
 /// behind an earlier thread of its process that needs two, even while one permit is free. Processes
-/// take turns: a process passes permits among its own threads for a short time, as it does a lock.
-/// If other processes wait, its threads together take no more than its share of the free permits,
-/// such as half of them if there is one other process.
+/// take turns: the threads of a process pass permits, like a lock, to each other only for a short
+/// time. If other processes wait, the threads of a process together take no more than its share of
+/// the free permits. With one other process, this share is half of them.
 ///
 /// # Lost replies
 ///
 /// A request that is sent again is applied once. If the outcome of an acquire stays unknown, the
-/// caller gets an error, and the client gives back in the background any permits that it may have
-/// taken. The client repeats this, or a release whose outcome is unknown, for four minutes. Then it
-/// logs that the outcome is not known. It keeps a release that it could not send, for as long as
-/// the client lives.
+/// caller gets an error, and the client gives back in the background any permits that the server
+/// may have given. The client repeats this, or a release whose outcome is unknown, for four
+/// minutes. Then it logs that the outcome is not known. If the client cannot send a release, it
+/// keeps trying for as long as it lives.
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may not know the latest requests. Each client repeats those of
-/// its acquires and releases of the last 10 s (up to 10,000 of a semaphore, and 200,000 in all)
-/// that the new master does not know, so the semaphore keeps its size. (If the server has lost the
-/// semaphore and a program has made it anew, no client repeats any.) For a moment, more permits may
-/// be taken than there are. The changes of clients that have ended since, of Redisson's clients, of
-/// [`set_permits`](Self::set_permits) and of [`drain_permits`](Self::drain_permits) may be lost,
-/// and all of them if the clocks of the two servers differ by a minute or more. So at each failover
-/// a `WARN` names the semaphores in use: when no permit is taken, compare
+/// A replica that becomes the master may lack the latest requests. So each client repeats those of
+/// its acquires and releases of the last 10 s that the new master lacks, and the semaphore keeps
+/// its size. (A client remembers up to 10,000 requests of a semaphore, and 200,000 in all. It
+/// repeats none if the server has lost the semaphore and a program has made a new one.) For a
+/// moment, more permits may be taken than the semaphore has.
+///
+/// These changes may be lost: those by clients that have ended since, by Redisson's clients, by
+/// [`set_permits`](Self::set_permits) and by [`drain_permits`](Self::drain_permits). If the clocks
+/// of the two servers differ by a minute or more, all changes may be lost. So at each failover a
+/// `WARN` names the semaphores in use: when no permit is taken, compare
 /// [`available_permits`](Self::available_permits) with the size. With
 /// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)
 /// wait for replicas; a drop does not.
 ///
 /// # In Redis
 ///
-/// The number of free permits is text under the semaphore's name, without a time to live. Each
-/// change is published on `redisson_sc:{name}`. A text under `redlatch_mark:{name}` tells the
-/// semaphore from one that is made anew under its name. Keys that begin with
+/// The number of free permits is a string under the semaphore's name, without a time to live. Each
+/// change is published on `redisson_sc:{name}`. A string under `redlatch_mark:{name}` distinguishes
+/// the semaphore from a later one of the same name. Keys that begin with
 /// `redlatch_request:{name}:…` remember for five minutes which requests were applied.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
@@ -106,8 +107,9 @@ pub struct Semaphore {
 permit_verbs!(Semaphore, Permit, Permit);
 
 impl Semaphore {
-    /// Returns the same semaphore, which the first request for permits makes with `permits` if it
-    /// does not exist. Then no program must call [`try_set_permits`](Self::try_set_permits).
+    /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
+    /// if the semaphore does not exist. So no program has to call
+    /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -117,28 +119,31 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     ///
-    /// A client does this **once**, as long as it has a handle or a permit of the name. If the
-    /// semaphore vanishes later (a [`delete`](Self::delete), or a server that lost its data), this
-    /// client waits as for a semaphore without permits, and the log says so: its own permits are
-    /// still in use, and new ones would be too many. The next client that comes sets them anew, as
-    /// `try_set_permits` would, beside the permits that are in use. If that must not be, set them
-    /// by hand.
+    /// A client makes the semaphore only **once** while it has a handle or a permit of the name. If
+    /// the semaphore vanishes later (by a [`delete`](Self::delete), or because the server lost its
+    /// data), this client waits for permits and logs a warning. It does not make a new semaphore,
+    /// because its permits of the old one are still in use. Another client, however, may make a new
+    /// one, and then more permits are in use than `permits`. To prevent this, call
+    /// `try_set_permits` yourself in place of `with_permits`.
     ///
-    /// An existing semaphore stays as it is. If more than `permits` are free, the log says once at
-    /// level `WARN` that it has another number. (The server does not know how many are taken, so
-    /// the client cannot see that a semaphore is too small.) Of two clients that come at the same
-    /// time with different numbers, one makes the semaphore. Of two handles in one client, the
-    /// number of the first that takes permits counts, and a `WARN` names the other one.
+    /// An existing semaphore is not changed. If it has more than `permits` free permits, the client
+    /// logs this once, at level `WARN`. (The server does not know how many permits are taken, so
+    /// the client cannot see that a semaphore is too small.) If two clients start at the same time
+    /// with different numbers, one of them makes the semaphore. If two handles of one client have
+    /// different numbers, the client uses the number of the first handle that takes permits, and a
+    /// `WARN` names the other number.
     ///
     /// # Errors
     ///
-    /// None here. If a request to look at the semaphore or to make it fails, so does the verb that
-    /// takes permits, and no permit is taken. The next one tries again.
+    /// None here. The first verb that takes permits also looks for the semaphore and may make it.
+    /// If one of these requests fails, the verb returns the error and takes no permit. The next
+    /// verb tries again.
     ///
     /// # Blocking
     ///
-    /// None here. The first request for permits costs one more round trip, and two more if it makes
-    /// the semaphore, within the limit of its wait. Later requests cost none more.
+    /// None here. The first verb that takes permits needs one more round trip, and two more if it
+    /// makes the semaphore. They count towards the limit of its wait. Later verbs need no more
+    /// round trips.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -151,9 +156,10 @@ impl Semaphore {
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the change may have been made), or if the key holds other data, which
-    /// stays as it is. Also the other errors of [`available_permits`](Self::available_permits).
+    /// stays as it is. The other errors are those of
+    /// [`available_permits`](Self::available_permits).
     ///
-    /// The other verbs that change the semaphore fail in these ways.
+    /// All other verbs that change the semaphore can return these errors.
     ///
     /// # Blocking
     ///
@@ -164,9 +170,10 @@ impl Semaphore {
     }
 
     /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
-    /// `time_to_live`, so that a name for one run leaves no key behind. When it ends, waiters go on
-    /// waiting, as after a [`delete`](Self::delete). A permit that is given back later makes it
-    /// anew, without an end ([`release_if_exists`](Self::release_if_exists) does not).
+    /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
+    /// semaphore is gone and waiters go on waiting, as after a [`delete`](Self::delete). A later
+    /// release of a permit makes a semaphore without a time to live
+    /// ([`release_if_exists`](Self::release_if_exists) does not).
     ///
     /// # Blocking
     ///
@@ -178,8 +185,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Sets the semaphore's time to live, from now on. With `None` it does not end. Returns `false`
-    /// if there is no semaphore.
+    /// Sets the semaphore's time to live, counted from now. `None` removes the time to live.
+    /// Returns `false` if there is no semaphore.
     ///
     /// # Blocking
     ///
@@ -193,7 +200,7 @@ impl Semaphore {
     }
 
     /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
-    /// it has no end.
+    /// the semaphore has no time to live.
     ///
     /// # Blocking
     ///
@@ -205,12 +212,12 @@ impl Semaphore {
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Sets how many permits are free, and makes the semaphore if there is none.
+    /// Sets the number of free permits, and makes the semaphore if there is none.
     ///
-    /// Permits that are taken now do not count, since the server does not know them: when they
-    /// return, they come on top of this number. So call this only while no live process has a
-    /// permit, for example to replace those of a dead process. To change the size of a semaphore in
-    /// use, call [`add_permits`](Self::add_permits) once, from one process.
+    /// The server does not know which permits are taken. When these return, they are added to this
+    /// number. So call this only while no live process has a permit, for example to replace those
+    /// of a dead process. To change the size of a semaphore in use, call
+    /// [`add_permits`](Self::add_permits) once, from one process.
     ///
     /// # Blocking
     ///
@@ -219,8 +226,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
-    /// Changes the number of permits by `permits`, which may be negative. The number of free
-    /// permits may be negative until enough are given back.
+    /// Adds `permits`, which may be negative. After a negative change, the number of free permits
+    /// may be negative until enough permits are given back.
     ///
     /// # Blocking
     ///
@@ -248,7 +255,8 @@ impl Semaphore {
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer: the
     /// call has taken nothing, and the client gives back in the background any permits that the
-    /// server may have given. Also the errors of [`available_permits`](Self::available_permits).
+    /// server may have given. The other errors are those of
+    /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -273,8 +281,8 @@ impl Semaphore {
 
     /// Removes the semaphore. Returns `false` if there was none.
     ///
-    /// As in Redisson, waiters are not notified, and go on waiting. Taken permits that are given
-    /// back make the semaphore anew.
+    /// As in Redisson, waiters are not notified, and go on waiting. A later release of a taken
+    /// permit makes a new semaphore.
     ///
     /// # Blocking
     ///
@@ -304,21 +312,21 @@ impl Semaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Gives the semaphore one permit, whether or not one was taken. It is for permits that were
-    /// [forgotten](Permit::forget) or taken elsewhere.
+    /// Gives the semaphore one permit, whether or not this process took one. Use this for a permit
+    /// that a program has [forgotten](Permit::forget), or that another program took.
     ///
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the client repeats the release in the background), or if too few
-    /// replicas acknowledge the release (the permit is given back). Also the other errors of
+    /// replicas acknowledge the release (the permit is given back). The other errors are those of
     /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
     /// One round trip, and the wait for replicas
-    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). None if a waiting thread of this
-    /// process gets the permit.
+    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). No round trip if a waiting thread of
+    /// this process gets the permit.
     pub fn release(&self) -> Result<(), Error> {
         self.release_many(1)
     }
@@ -327,17 +335,18 @@ impl Semaphore {
     ///
     /// # Blocking
     ///
-    /// One round trip; none if waiting threads of this process get them all.
+    /// One round trip; none if waiting threads of this process get all the permits.
     pub fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.site.give_back_as(permits, Giving::Awaited)
     }
 
-    /// Gives the semaphore `permits` if it exists. Otherwise changes nothing and returns `false`.
+    /// Gives `permits` back to the semaphore if it exists. Otherwise changes nothing and returns
+    /// `false`.
     ///
     /// # Errors
     ///
-    /// Those of [`release`](Self::release), but the client does not repeat the request in the
+    /// The errors of [`release`](Self::release). The client does not repeat the request in the
     /// background. The message says whether the change may have been made.
     ///
     /// # Blocking
@@ -364,7 +373,7 @@ impl Semaphore {
         }
     }
 
-    /// Returns the semaphore's name, as it was given: its key in Redis without the client's
+    /// Returns the semaphore's name: its key in Redis without the client's
     /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
@@ -383,7 +392,7 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Sends a request that is applied once.
+    /// Sends a request that the server applies once, even if two copies reach it.
     fn request<T>(
         &self,
         send: impl FnOnce(SemaphoreScripts<'_>, RequestId) -> Result<T, Trouble>,

@@ -26,14 +26,14 @@ mod site;
 pub use self::permit::ExpirablePermit;
 pub(crate) use self::site::ExpirableSite;
 
-/// A number of permits, each with a lease, that the threads of all processes share. It is
-/// Redisson's `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
+/// A semaphore in Redis whose permits have leases. The threads of all processes share the permits.
+/// It is like Redisson's `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
 ///
 /// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit returns** at
 /// the end of its lease. The watchdog renews the leases of live holders.
 ///
-/// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
-/// a program sets or adds some.
+/// All clones, and all handles of the same name, are the same semaphore. A new semaphore has no
+/// permits until a program sets or adds some.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -63,14 +63,15 @@ pub(crate) use self::site::ExpirableSite;
 /// A permit has a lease of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s). The
 /// watchdog renews it after each third of this time, for as long as the guard lives. (Redisson's
 /// clients do not renew permits.) [`with_lease`](Self::with_lease) takes a fixed lease, which is
-/// never renewed. The end of a lease sends no message, but waiters know when the next lease ends,
-/// and ask then. They also ask after about 5 s.
+/// never renewed. No message announces the end of a lease. A waiter knows when the next lease ends,
+/// and asks the server then, or after about 5 s.
 ///
-/// The server alone counts the leases. A client's clock neither frees a permit early nor keeps it
-/// longer.
+/// Only the server's clock measures the leases. A client's clock cannot end a lease early or
+/// prolong it.
 ///
 /// Permits that are taken together have an id and a lease each, and can be given back one by one.
-/// At most 1,024 can be taken together; more is an error of kind [`Config`](ErrorKind::Config).
+/// One call takes at most 1,024 permits. For more it returns an error of kind
+/// [`Config`](ErrorKind::Config).
 ///
 /// # Fairness
 ///
@@ -79,33 +80,36 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// # Lost replies
 ///
-/// A request that is sent again takes or gives back its permits once. If the outcome of an acquire
-/// stays unknown, the caller gets an error, and the client gives back in the background any permits
-/// that it may have taken. If that fails, too, they return at the end of their leases.
+/// A request that is sent again takes or gives back its permits only once. If the outcome of an
+/// acquire stays unknown, the caller gets an error, and the client gives back in the background any
+/// permits that the server may have given. If this fails, too, the permits return at the end of
+/// their leases.
 ///
 /// # With Redisson
 ///
-/// Redisson 3.17 to 4.7 shares the permits, and each library can give back the other's by its
-/// [`PermitId`]. Redisson 3.16 also shares the permits, but it has other ids: neither library can
-/// give back the other's permits or extend their leases.
+/// Redisson 3.17 to 4.7 shares the permits: each library can give back a permit of the other
+/// library by its [`PermitId`]. Redisson 3.16 also shares the permits, but its ids differ. So
+/// neither library can give back a permit of the other library or extend its lease.
 ///
-/// **Redisson's clients decide by their own clocks** which leases have ended. If such a clock is
-/// ahead of the server's, its client takes permits away too early, by that difference: from a guard
-/// of redlatch if the clock is ahead by more than the rest of the lease (at least two thirds of
-/// `watchdog_timeout`). The guard learns of that at its next renewal. If a clock is behind, its
-/// client may lose its own permits early. Keep the clocks of such machines within much less than a
-/// lease of each other.
+/// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of such
+/// a client is ahead of the server's clock, the client ends the leases of other clients early, by
+/// the difference between the clocks. A guard of redlatch loses its permit if this difference is
+/// more than its remaining lease (at least two thirds of `watchdog_timeout`). The guard reports the
+/// loss at its next renewal. If the clock is behind, the client may lose its own permits early.
+/// Keep the difference between these clocks much smaller than a lease.
 ///
-/// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, as in
-/// Redisson, and each would take the other's permits for its own when their leases end. If a client
-/// has handles of both, calls of the later one return [`Config`](ErrorKind::Config).
+/// **Do not use the names `x` and `{x}` side by side.** As in Redisson, both semaphores keep their
+/// leases under the same key. At the end of a lease, either semaphore may add the permit of the
+/// other one to its own. If a client has handles of both names, calls of the later handle return
+/// [`Config`](ErrorKind::Config).
 ///
 /// # In Redis
 ///
-/// The number of free permits is text under the semaphore's name. The sorted set `{name}:timeout`
-/// has the id of each taken permit with the end of its lease (ms since 1970). Neither has a time to
-/// live. Each change is published on `redisson_sc:{name}`. Keys that begin with
-/// `redlatch_request:{name}:…` remember for five minutes how the number of permits was changed.
+/// The number of free permits is a string under the semaphore's name. The sorted set
+/// `{name}:timeout` has the id of each taken permit with the end of its lease (ms since 1970).
+/// Neither key has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
+/// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
+/// changed.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
@@ -119,25 +123,26 @@ pub struct ExpirableSemaphore {
 permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
-    /// Returns the same semaphore, which the first request for permits makes with `permits` if it
-    /// does not exist. It does what [`Semaphore::with_permits`](crate::Semaphore::with_permits)
-    /// says. But of this kind of semaphore the server knows the size, with the permits that are
-    /// taken, so the log says once if that is not `permits`.
+    /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
+    /// if the semaphore does not exist: see
+    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits). For this kind of semaphore the
+    /// server knows the size, taken permits included. If the size is not `permits`, the client logs
+    /// this once.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
     }
 
-    /// Returns the same semaphore, with fixed leases for its permits, which are never renewed. From
-    /// 1 ms to 10¹³ ms. With another lease, acquires fail with [`Config`](ErrorKind::Config).
+    /// Returns a handle whose permits have a fixed lease, which is never renewed. If the lease is
+    /// not from 1 ms to 10¹³ ms, acquires fail with [`Config`](ErrorKind::Config).
     #[must_use]
     pub fn with_lease(&self, lease: Duration) -> Self {
         Self { terms: Terms::fixed(lease), ..self.clone() }
     }
 
-    /// Returns the same semaphore, with renewed leases of this length in place of the client's
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). If a process dies, others wait
-    /// this long for its permits. If the lease is not from 10 ms to a year, acquires fail with
+    /// Returns a handle whose permits have a renewed lease of this length, in place of the client's
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). If a process dies, its permits
+    /// return after this time. If the lease is not from 10 ms to a year, acquires fail with
     /// [`Config`](ErrorKind::Config).
     ///
     /// A short lease affects the whole client: see
@@ -155,9 +160,10 @@ impl ExpirableSemaphore {
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the change may have been made), or if the key holds other data, which
-    /// stays as it is. Also the other errors of [`available_permits`](Self::available_permits).
+    /// stays as it is. The other errors are those of
+    /// [`available_permits`](Self::available_permits).
     ///
-    /// The other verbs that change the semaphore fail in these ways.
+    /// All other verbs that change the semaphore can return these errors.
     ///
     /// # Blocking
     ///
@@ -169,8 +175,8 @@ impl ExpirableSemaphore {
     }
 
     /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
-    /// `time_to_live`, so that a name for one run leaves no key behind. When it ends, all permits
-    /// end, as after a [`delete`](Self::delete).
+    /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
+    /// semaphore and all its permits are gone, as after a [`delete`](Self::delete).
     ///
     /// # Blocking
     ///
@@ -183,9 +189,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Sets the size of the semaphore, which includes the taken permits, and makes the semaphore if
-    /// there is none. If more permits are taken, their holders keep them, and the number of free
-    /// permits is negative until enough have returned.
+    /// Sets the size of the semaphore, taken permits included, and makes the semaphore if there is
+    /// none. If more than `permits` are taken now, their holders keep them. The number of free
+    /// permits is then negative until enough permits have returned.
     ///
     /// # Blocking
     ///
@@ -195,8 +201,8 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
-    /// Changes the size of the semaphore by `permits`, which may be negative. The number of free
-    /// permits may be negative until enough have returned.
+    /// Adds `permits`, which may be negative, to the size of the semaphore. After a negative
+    /// change, the number of free permits may be negative until enough permits have returned.
     ///
     /// # Blocking
     ///
@@ -206,8 +212,8 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.add_permits(request_id, permits)).map(drop)
     }
 
-    /// Removes the semaphore with all permits. Returns `false` if there was none. Guards of taken
-    /// permits learn of their loss at their next renewal. As in Redisson, waiters are not notified,
+    /// Removes the semaphore with all permits. Returns `false` if there was none. The guard of a
+    /// taken permit reports the loss at its next renewal. As in Redisson, waiters are not notified,
     /// and wait until there are permits again.
     ///
     /// # Blocking
@@ -218,9 +224,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// Sets the semaphore's time to live, from now on. When it ends, all permits end, as after a
-    /// [`delete`](Self::delete). With `None` it does not end. Returns `false` if there is no
-    /// semaphore.
+    /// Sets the semaphore's time to live, counted from now. When this time ends, the semaphore and
+    /// all its permits are gone, as after a [`delete`](Self::delete). `None` removes the time to
+    /// live. Returns `false` if there is no semaphore.
     ///
     /// # Blocking
     ///
@@ -235,7 +241,7 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
-    /// it has no end.
+    /// the semaphore has no time to live.
     ///
     /// # Blocking
     ///
@@ -247,8 +253,8 @@ impl ExpirableSemaphore {
         left.map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Returns how many permits are free, including those whose leases have ended. The result may
-    /// be out of date when the call returns.
+    /// Returns how many permits are free. A permit whose lease has ended is free. The result may be
+    /// out of date when the call returns.
     ///
     /// # Errors
     ///
@@ -264,7 +270,8 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// Returns how many permits are taken, on all machines, with leases that have not ended.
+    /// Returns how many permits are taken on all machines. A permit whose lease has ended is not
+    /// taken.
     ///
     /// # Blocking
     ///
@@ -282,8 +289,8 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free.saturating_add(counts.out))
     }
 
-    /// Gives a permit back by its id, even one that was taken on another machine. If a guard of
-    /// this client has the permit, it says "released" from then on. A guard of another process
+    /// Gives back the permit of this id, even if another machine took it. If a guard of this client
+    /// has the permit, the guard's state is "released" from then on. A guard of another process
     /// loses the permit at its next renewal.
     ///
     /// # Errors
@@ -291,9 +298,9 @@ impl ExpirableSemaphore {
     /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or
     ///   its lease has ended. Nothing was changed.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. The
-    ///   message says whether the client repeats the release in the background. Also if the
-    ///   connection broke and the server, asked once more, no longer knows the permit: it was most
-    ///   likely given back.
+    ///   message says whether the client repeats the release in the background. The same error is
+    ///   returned if the connection broke and the server, asked once more, no longer knows the
+    ///   permit: most likely the first request gave it back.
     /// - The other errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
@@ -303,11 +310,11 @@ impl ExpirableSemaphore {
         self.release_many(std::slice::from_ref(id))
     }
 
-    /// Gives the permit of this id back. Returns `false` if there is no such permit.
+    /// Gives back the permit of this id. Returns `false` if there is no such permit.
     ///
     /// # Errors
     ///
-    /// Those of [`release`](Self::release), except `NotHeld`.
+    /// The errors of [`release`](Self::release), except `NotHeld`.
     ///
     /// # Blocking
     ///
@@ -318,17 +325,17 @@ impl ExpirableSemaphore {
         self.site.release_ids(std::slice::from_ref(id))
     }
 
-    /// Gives several permits back, at most 1,024. If one of them no longer exists, only those that
-    /// a guard of this client has are given back.
+    /// Gives back several permits, at most 1,024. If one of them no longer exists, the call fails
+    /// with `NotHeld`, and gives back only the permits that a guard of this client has.
     ///
     /// # Errors
     ///
-    /// Those of [`release`](Self::release). [`Config`](ErrorKind::Config) for more than 1,024 ids,
-    /// or if an id is listed twice.
+    /// The errors of [`release`](Self::release). [`Config`](ErrorKind::Config) for more than 1,024
+    /// ids, or if an id is listed twice.
     ///
     /// # Blocking
     ///
-    /// One round trip. None without ids.
+    /// One round trip; none if `ids` is empty.
     pub fn release_many(&self, ids: &[PermitId]) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.check_number(ids.len())?;
@@ -346,17 +353,18 @@ impl ExpirableSemaphore {
         Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name))
     }
 
-    /// Gives a permit a new lease, from now on. Returns `false` if there is no such permit, or its
-    /// lease has ended. Waiters learn of a shorter lease, but Redisson's do not.
+    /// Gives a permit a new lease, which begins now. Returns `false` if there is no such permit, or
+    /// its lease has ended. If the new lease ends earlier, a message tells redlatch's waiters, but
+    /// not Redisson's.
     ///
-    /// It is for permits that are known by their id. If a guard of this client has the permit, the
-    /// call only extends the lease. Do not shorten the lease of another process's guard: the guard
-    /// does not learn of it, and says "held" until its next renewal.
+    /// Use this for a permit that you know only by its id. If a guard of this client has the
+    /// permit, the call can only extend the lease. Do not shorten the lease of a permit that a
+    /// guard of another process has: that guard says "held" until its next renewal.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. Also the errors of
-    /// [`try_set_permits`](Self::try_set_permits).
+    /// [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. The other errors are
+    /// those of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -370,8 +378,8 @@ impl ExpirableSemaphore {
             return site
                 .once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease));
         };
-        // The lease is only raised. If it were shortened while a renewal is on its way, the guard
-        // would say "held" for too long.
+        // This only extends the lease. If it shortened the lease while a renewal is under way, the
+        // guard would say "held" for too long.
         let sent_at = clock::now();
         let certain = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
@@ -380,7 +388,7 @@ impl ExpirableSemaphore {
             renewal::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| {
             if let Trouble::Unknown(_) = trouble {
-                // The server may have it for longer than its guard says.
+                // At the server, the lease may end later than the guard says.
                 held.hold.unconfirm();
                 if held.hold.lost().is_some() {
                     site.release_later(&[held.id], lease);
@@ -392,9 +400,8 @@ impl ExpirableSemaphore {
         Ok(updated)
     }
 
-    /// Returns how long a permit's lease lasts without a renewal. Returns `None` if there is no
-    /// such permit or its lease has ended, and [`Duration::MAX`] for a Redisson permit without a
-    /// lease.
+    /// Returns the remaining lease of a permit. Returns `None` if there is no such permit or its
+    /// lease has ended, and [`Duration::MAX`] for a Redisson permit without a lease.
     ///
     /// # Blocking
     ///
@@ -408,7 +415,7 @@ impl ExpirableSemaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Returns the semaphore's name, as it was given: its key in Redis without the client's
+    /// Returns the semaphore's name: its key in Redis without the client's
     /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
@@ -477,12 +484,14 @@ impl ExpirableSemaphore {
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
-            // The end of the client gave back the permits that it knew. The drop gives these back.
+            // A shutdown of the client gives back only the permits that it finds. If it came
+            // earlier, the drop of `guards` gives these permits back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
             }
-            // Some permits were lost on their way here, so the others go back.
+            // Some permits were lost before they got a guard. The drop of `guards` gives the others
+            // back.
             if wait.is_over() {
                 return Ok(None);
             }

@@ -1,4 +1,4 @@
-//! Permits in a thread's hands.
+//! The guard of permits without leases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::error::ErrorKind;
 use crate::observe::{Event, Kind};
 use crate::runtime::Count;
 
-/// One or more taken permits. Dropping it gives them back.
+/// One or more taken permits. A drop of this value gives them back.
 ///
-/// A permit belongs to no thread and can be sent to another one. A drop writes the release and does
-/// not wait for the server. If the release fails, the client tries again in the background.
-/// [`release`](Self::release) waits, and returns the error.
+/// A permit belongs to no thread and can be sent to another thread. A drop sends the release and
+/// does not wait for the reply. If the release fails, the client tries again in the background.
+/// [`release`](Self::release) waits for the reply, and returns the error.
 ///
 /// ```no_run
 /// use std::thread;
@@ -36,12 +36,12 @@ use crate::runtime::Count;
 pub struct Permit {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
-    /// The time at which it was taken, on [`clock`], if there is an observer.
+    /// The time of the acquisition, by [`clock`], if there is an observer.
     pub(super) since: u64,
 }
 
 impl Permit {
-    /// Returns how many permits it has.
+    /// Returns the number of permits.
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.permits
@@ -68,8 +68,8 @@ impl Permit {
         self.give_back(permits, Giving::AwaitedForGood)
     }
 
-    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. For an
-    /// [`Observer`](crate::observe::Observer) and the counts they are released.
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. An
+    /// [`Observer`](crate::observe::Observer) and the client's counts record a release.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
         if !is_forked() {
@@ -77,14 +77,15 @@ impl Permit {
         }
     }
 
-    /// Splits `permits` off. If there are not so many, changes nothing and returns `None`.
+    /// Splits off `permits` permits. If there are fewer, changes nothing and returns `None`.
     #[must_use]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         self.permits = self.permits.checked_sub(permits)?;
         Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
     }
 
-    /// Gives permits back. In a forked child this is an error, since the permits are the parent's.
+    /// Gives permits back. Returns an error in a forked child, since the permits belong to the
+    /// parent.
     fn give_back(&self, permits: u32, giving: Giving) -> Result<(), Error> {
         let site = &self.semaphore.site;
         Error::if_forked(&site.name)?;
@@ -103,12 +104,12 @@ impl Permit {
         }
     }
 
-    /// Moves another permit's permits into this one. No I/O.
+    /// Moves the permits of `other` into this value. No I/O.
     ///
     /// # Errors
     ///
-    /// Returns `other` unchanged if it is of another semaphore or client, or if there would be more
-    /// than `u32::MAX` permits.
+    /// Returns `other` unchanged if it belongs to another semaphore or client, or if the sum would
+    /// be more than `u32::MAX`.
     pub fn merge(&mut self, mut other: Self) -> Result<(), Self> {
         let same = Arc::ptr_eq(&self.semaphore.site, &other.semaphore.site);
         match self.permits.checked_add(other.permits).filter(|_| same) {
@@ -125,7 +126,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // Errors are logged, and the release is sent again.
+        // The client logs an error, and sends the release again.
         let _ = self.give_back(self.permits, Giving::Posted);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct SemaphoreSite {
     pub(super) name: Name,
     pub(super) route: Route,
     pub(super) channel: Arc<str>,
-    /// The key of the number's mark.
+    /// The key of the semaphore's mark.
     mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
@@ -33,35 +33,38 @@ pub(crate) struct SemaphoreSite {
     gate: PermitGate<Infallible>,
 }
 
-/// Permits still to be given back that no open request covers: too many releases were open, the
-/// server could not be reached, or it refused. They go out together.
+/// Permits to give back for which no request is open: too many releases were unanswered, the server
+/// could not be reached, or it refused the release. One request gives all of them back.
 #[derive(Debug, Default)]
 struct Debt {
     permits: u64,
-    /// The part of the debt that is being paid now, and its request.
+    /// The request that is paying a part of the debt, and the number of permits in it.
     paying: Option<(RequestId, u64)>,
-    /// Whether there is a cleanup that pays.
+    /// Whether a cleanup is queued that pays the debt.
     has_cleanup: bool,
 }
 
 /// How the caller gives permits back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Giving {
-    /// The release is written and not awaited. If it fails, it is sent again.
+    /// The client sends the release and does not wait for the reply. If it fails, the client sends
+    /// it again.
     Posted,
-    /// The release is awaited. If it fails, it is sent again only if it may have been applied.
+    /// The caller waits for the reply. If the release fails, the client sends it again only if the
+    /// server may have applied it.
     Awaited,
-    /// The release is awaited. If it fails, it is sent again, since no guard has the permits now.
+    /// The caller waits for the reply. If the release fails, the client always sends it again,
+    /// since no guard has the permits now.
     AwaitedForGood,
 }
 
-/// The most unanswered releases. Further dropped permits are owed, and go out together. So no
-/// thread that drops a permit waits for the server, and the memory for releases, here and at the
-/// server, is bounded.
+/// The most unanswered releases of a lane. Further dropped permits are added to the debt, which one
+/// request pays. So no drop of a permit waits for the server, and the memory for releases is
+/// bounded in the client and in the server.
 const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {
-    /// The site of a name, which all its handles share.
+    /// Returns the site of a name, which all handles of this name share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(&core.key(name), |key| Self {
             route: core.route(&key),
@@ -87,7 +90,7 @@ impl SemaphoreSite {
         }
     }
 
-    /// Makes the semaphore before the first request for permits, if a handle wants that.
+    /// Makes the semaphore before the first request for permits, if a handle was given a size.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         // The server does not know how many permits are taken.
@@ -105,13 +108,13 @@ impl SemaphoreSite {
         self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
-    /// Notes that the server has answered a request that changed the number of free permits by
-    /// `permits`, and saw this mark.
+    /// Notes that the server has applied a request. The request changed the number of free permits
+    /// by `permits`, and its script read `mark`.
     pub(super) fn applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
         self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
     }
 
-    /// Undoes a request that has failed, if it may have taken permits.
+    /// Handles a failed acquire: gives back any permits that the server may have given.
     pub(super) fn not_taken(&self, request_id: RequestId, trouble: Trouble) -> Error {
         let state = match &trouble {
             Trouble::Unknown(_) => {
@@ -136,8 +139,8 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Gives back the permits that a request took, since too few replicas acknowledged it
-    /// (`unacknowledged`). `asked` is the last run of the server that was met before the request.
+    /// Gives back the permits that a request took, since too few replicas acknowledged the request
+    /// (`unacknowledged`). `asked` is the server's incarnation before the request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,
@@ -157,19 +160,19 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // A first copy may have given the permits back, or another server took them and this
-            // one never had that request. If the permits were given back again, there would be too
-            // many.
+            // A first copy of this release may have given the permits back. Or this server is a new
+            // one, which never had the request that took them. In both cases a second release would
+            // make too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server took the permits, but has forgotten the request by now. So an ordinary
-        // request gives them back.
+        // This server granted the permits, but has forgotten the request by now. So a new request
+        // gives them back.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)
     }
 
-    /// As [`PermitSource::give_back`], where the caller may wait.
+    /// As [`PermitSource::give_back`], but the caller may wait for the reply.
     pub(super) fn give_back_as(
         self: &Arc<Self>,
         permits: u32,
@@ -177,7 +180,8 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
-            // A part was passed on, so the caller must not give all of them back again.
+            // Some permits were passed to other threads, so the caller must not repeat the whole
+            // release.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedForGood)
             }
@@ -205,7 +209,7 @@ impl SemaphoreSite {
         release.settle(outcome, giving != Giving::Awaited)
     }
 
-    /// Gives permits back in the background, together with all others that are owed then.
+    /// Adds permits to the debt, which a cleanup pays in the background.
     fn owe(self: &Arc<Self>, permits: u64) {
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(permits);
@@ -220,16 +224,16 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// Notes an answer "behind": the release came to another master, which lacks earlier requests.
-    /// It is sent again once the renewer has repeated those.
+    /// Handles the reply "behind": the release reached a new master, which lacks earlier requests.
+    /// The renewer repeats the earlier requests and then sends the release again.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
         }
     }
 
-    /// Sends a numbered request in the background. `permits` is the number that it gives, as for
-    /// [`Requests::applied`].
+    /// Sends a numbered request in the background. `permits` is its change of the number of free
+    /// permits, as for [`Requests::applied`].
     fn run(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
@@ -269,7 +273,8 @@ impl PermitSource for SemaphoreSite {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         let outcome = self.scripts().try_acquire(request_id, clients, needs);
         if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
-            // The answer to a copy does not tell a missing semaphore from one without free permits.
+            // The reply to a second copy is the same for a missing semaphore as for one without
+            // free permits.
             && (*taken > 0 || !in_doubt)
         {
             self.size.met();
@@ -303,7 +308,7 @@ impl PermitSource for SemaphoreSite {
     }
 
     fn give_to_server(self: &Arc<Self>, permits: Permits<Infallible>) {
-        // On an error the client logs it and sends the release again.
+        // If the release fails, the client logs the error and sends the release again.
         let _ = self.send_back(permits.number, Giving::Posted);
     }
 }
@@ -317,8 +322,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // This is under one mutex, so a thread that owes more from here on makes another
-            // cleanup.
+            // `has_cleanup` becomes false under the same mutex that guards `permits`. So a thread
+            // that adds to the debt afterwards queues a new cleanup.
             debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
@@ -340,7 +345,8 @@ impl Debtor for SemaphoreSite {
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
-                // The release may have been applied, so it is repeated as the same request.
+                // The server may have applied the release, so the client repeats it under the same
+                // request id.
                 self.run(
                     self.scripts().release_command(request_id, permits, true),
                     request_id,
@@ -384,7 +390,7 @@ impl Drop for SemaphoreSite {
     }
 }
 
-/// Permits on their way back.
+/// A release of permits without its reply.
 struct Release {
     site: Arc<SemaphoreSite>,
     request_id: RequestId,
@@ -444,13 +450,14 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// The text for a [numbered request](Cleanup::numbered), which is repeated as long as it is valid.
+/// The text for a [numbered request](Cleanup::numbered), which the client repeats as long as the
+/// request is valid.
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";
 const NO_BACKGROUND: &str =
     "the client has ended, and perhaps has not given the permits back: look at available_permits";
 
-/// A posted release, and its lane, which counts its own.
+/// A posted release, and its lane, which counts its unanswered releases.
 struct PostedRelease {
     release: Release,
     lane: Arc<Lane>,
@@ -498,7 +505,7 @@ mod tests {
         Session::open(url, config, |_, _, _| {}).unwrap()
     }
 
-    /// A semaphore whose requests are remembered for a short time only.
+    /// Returns a semaphore whose requests the server remembers for a short time only.
     fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = scripts::requests("pool", core.id.as_str());
@@ -516,7 +523,8 @@ mod tests {
         }
     }
 
-    /// Takes three of five permits. Returns the request, and the run of the server before it.
+    /// Takes three of five permits. Returns the request's id, and the server's incarnation before
+    /// the request.
     fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
         let (request_id, asked) = (site.open(), site.route.incarnation());
@@ -538,17 +546,18 @@ mod tests {
         fn paid(&self, _: &Outcome, _: bool) {}
     }
 
-    /// Waits until the background has done all its present work.
+    /// Waits until the renewer has done all cleanups that are queued now.
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // At the second time, the requests that went with the first one are answered.
+        // The second call of `command` comes after the replies to the requests sent with the first
+        // one.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }
     }
 
-    /// The wait for replicas may take longer than the server remembers a request.
+    /// The wait for replicas may last longer than the server remembers a request.
     #[test]
     fn permits_that_too_few_replicas_have_are_given_back_though_the_server_has_forgotten_the_request()
      {
@@ -561,8 +570,8 @@ mod tests {
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
 
-    /// The new server never had the request that took the permits, so it does not say that it has
-    /// forgotten it.
+    /// The new server never received the request that took the permits, and does not report the
+    /// request as forgotten.
     #[test]
     fn permits_of_another_server_are_not_given_back_to_this_one() {
         let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
@@ -580,8 +589,8 @@ mod tests {
         assert_eq!(free(&site), 5);
     }
 
-    /// The first copy gave them back, but its answer was lost. The second copy comes when the
-    /// server has forgotten the first.
+    /// The first copy of the release gave the permits back, but its reply was lost. The second copy
+    /// reaches the server when the server has forgotten the first one.
     #[test]
     fn permits_are_not_given_back_again_by_a_late_copy() {
         let server = Server::start().unwrap();
@@ -589,7 +598,7 @@ mod tests {
         let session = session(&proxy.url());
         let site = pool(&session);
         let (request_id, asked) = take(&site);
-        // From here on the server knows the script.
+        // From here on the server has the script in its cache.
         assert!(site.scripts().take_back(site.open()).unwrap().reply);
         proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {

@@ -14,16 +14,16 @@ use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
 use crate::semaphore::permits::PermitSource;
 
-/// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
+/// One permit of an [`ExpirableSemaphore`]. A drop of this guard gives the permit back.
 ///
-/// A permit belongs to no thread and can be sent to another one. The watchdog renews its lease
-/// while it lives (unless the lease is [fixed](ExpirableSemaphore::with_lease)). The guard reports
-/// when the permit is lost. A leaked permit ([`std::mem::forget`]) is kept until
-/// [`Client::shutdown`](crate::Client::shutdown), or for
+/// A permit belongs to no thread and can be sent to another thread. While the guard lives, the
+/// watchdog renews the lease, unless the lease is [fixed](ExpirableSemaphore::with_lease). The
+/// guard reports the loss of its permit. If the guard is leaked ([`std::mem::forget`]), the permit
+/// stays taken until [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// A drop writes the release and does not wait for the server. If the release fails, the client
-/// tries again in the background. [`release`](Self::release) waits, and returns the error.
+/// A drop sends the release and does not wait for the reply. If the release fails, the client tries
+/// again in the background. [`release`](Self::release) waits for the reply, and returns the error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -51,7 +51,7 @@ pub struct ExpirablePermit {
 }
 
 impl ExpirablePermit {
-    /// Makes the guard. `None`: the permit was lost on its way here.
+    /// Makes the guard. Returns `None` if the permit was lost before it got a guard.
     pub(super) fn of(
         semaphore: &ExpirableSemaphore,
         permit_lease: Arc<PermitLease>,
@@ -60,19 +60,20 @@ impl ExpirablePermit {
         Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), left: false })
     }
 
-    /// Returns the permit's id, by which any process, also Redisson's, can give the permit back
-    /// ([`ExpirableSemaphore::release`]). No I/O.
+    /// Returns the permit's id. Any process, also one that uses Redisson, can give the permit back
+    /// by this id ([`ExpirableSemaphore::release`]). No I/O.
     ///
-    /// If another client does so, this guard reports a loss when the server notifies its client, or
-    /// at its next renewal. A release by a handle of the same client is no loss. A permit whose id
-    /// was read is not passed to another thread: its drop gives it back to the server.
+    /// If another client gives the permit back, this guard reports a loss when the server notifies
+    /// this client, or at the next renewal. If a handle of this client gives it back, that is no
+    /// loss. After a call of `id`, the permit is no longer passed to another thread of the process:
+    /// a drop gives it back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
         self.permit_lease.tell_id()
     }
 
-    /// Returns whether the permit is held: neither given back nor lost, and before the deadline
-    /// that the server last confirmed. No I/O.
+    /// Returns whether the permit is held: it was not given back, was not lost, and the lease that
+    /// the server last confirmed has not ended. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.tenancy.is_held()
@@ -84,19 +85,18 @@ impl ExpirablePermit {
         self.tenancy.state()
     }
 
-    /// Returns how long the permit is certainly held if no renewal succeeds any longer. Zero if it
-    /// is lost. No I/O.
+    /// Returns how long the permit is certainly held if all further renewals fail. Returns zero if
+    /// the permit is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.tenancy.remaining()
     }
 
-    /// Fails unless the permit is certainly held for `slack` more. Call this before each step that
-    /// needs the permit and takes no longer than `slack`.
+    /// Checks that the permit is certainly held for `slack` more, and returns an error otherwise.
+    /// Call this before each step that needs the permit and takes no longer than `slack`.
     ///
-    /// If the lease is renewed, a little less than two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) are always left if all is well.
-    /// No I/O.
+    /// While a lease is renewed without trouble, a little less than two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) are always left. No I/O.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl ExpirablePermit {
                 if remaining >= slack {
                     return Ok(());
                 } else if remaining.is_zero() {
-                    // The lease has ended since the look at its state.
+                    // The lease has ended since `state` was read.
                     return Err(self.lost_error(LostReason::LeaseExpired));
                 }
                 let terms = self.permit_lease.hold.terms;
@@ -128,12 +128,12 @@ impl ExpirablePermit {
 
     /// Registers `callback`, which the client calls once if the permit is lost before it is given
     /// back: when the lease ends, or when the server answers a renewal with "not there". If the
-    /// permit is lost already, the client calls it soon. If [`release`](Self::release) finds the
-    /// loss, it only returns the error.
+    /// permit is lost already, the client calls `callback` soon. If [`release`](Self::release)
+    /// finds the loss, it returns the error and does not call `callback`.
     ///
-    /// Once a permit has been held for 100 ms, the server notifies the client of changes of the
-    /// semaphore's leases, and the client asks at once whether the permit still exists. If they
-    /// change more than ten times a second, it asks after some seconds
+    /// Once a permit has been held for 100 ms, the server notifies the client of each change to the
+    /// semaphore's leases. The client then asks at once whether the permit still exists. If the
+    /// leases change more than ten times a second, the client asks after some seconds
     /// ([`client_tracking`](crate::ClientBuilder::client_tracking)).
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
@@ -148,13 +148,14 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost before. A process that has it
-    ///   now keeps it.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost before. If another process has
+    ///   the permit now, it keeps the permit.
     /// - [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
-    ///   release in the background, and the permit is free when its lease ends or sooner. Also if
-    ///   the connection broke and the server, asked once more, no longer knows the permit.
+    ///   release in the background, and the permit is free when its lease ends or sooner. Server
+    ///   trouble is also returned if the connection broke and the server, asked once more, no
+    ///   longer knows the permit.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
@@ -166,11 +167,11 @@ impl ExpirablePermit {
         self.permit_lease.site().release(&self.permit_lease)
     }
 
-    /// Ends the guard and leaves the permit taken. The client no longer renews it. A process that
-    /// has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give the
-    /// permit back ([`ExpirableSemaphore::release`]). Otherwise the permit returns at the end of
-    /// its lease: after two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
-    /// or more, or after the rest of a fixed lease. No I/O.
+    /// Ends the guard and leaves the permit taken. The client no longer renews its lease. A process
+    /// that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give
+    /// the permit back ([`ExpirableSemaphore::release`]). Otherwise the permit returns at the end
+    /// of its lease. A renewed lease lasts for two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more from now. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;
@@ -187,8 +188,8 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked) as for [`release`](Self::release): the permit is not left
-    /// taken.
+    /// [`Forked`](ErrorKind::Forked), as for [`release`](Self::release). After an error the permit
+    /// is not left taken.
     ///
     /// # Blocking
     ///
@@ -205,7 +206,7 @@ impl ExpirablePermit {
         self.semaphore.name()
     }
 
-    /// Ends the guard. Fails if the permit no longer belonged to the guard.
+    /// Ends the guard. Returns an error if the permit no longer belongs to the guard.
     fn leave(&self) -> Result<(), Error> {
         Error::if_forked(&self.permit_lease.site().name)?;
         if self.tenancy.is_held() && self.permit_lease.leave(&self.tenancy) {
@@ -232,7 +233,7 @@ impl ExpirablePermit {
 
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
-        // If it was lost or given back by its id, `on_lost` and the log have reported that.
+        // If the permit was lost or given back by its id, `on_lost` and the log have reported that.
         if !self.left && self.leave().is_ok() {
             self.permit_lease.site().give_back(leased(vec![Arc::clone(&self.permit_lease)]));
         }

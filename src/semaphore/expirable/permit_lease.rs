@@ -1,9 +1,9 @@
 //! A permit lease: one permit that this process has, with its lease and its present guard.
 //!
-//! A permit lease is a hold: one id in the server's set, like an owner in a lock. Each guard that
-//! has it is a tenancy of it. It goes from guard to guard when the process passes permits on,
-//! unless its id was read. A reader of the id may give the permit back, and must not give back that
-//! of another guard.
+//! A permit lease is a hold: the server's set has its id, as a lock's hash has an owner. Each guard
+//! of the permit has a tenancy of this hold. If the process passes the permit on, the permit lease
+//! goes from one guard to another. It stays with its guard if a program has read the id: the
+//! program may give the permit back by this id, and must not give back the permit of another guard.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,7 +30,7 @@ pub(crate) struct PermitLease {
     pub(super) id: PermitId,
     pub(super) hold: Arc<Hold>,
     site: Arc<ExpirableSite>,
-    /// Whether the id was read.
+    /// Whether a program has read the id.
     is_told: AtomicBool,
     state: Mutex<PermitLeaseState>,
     alarm: Mutex<Option<Alarm>>,
@@ -38,8 +38,7 @@ pub(crate) struct PermitLease {
 
 #[derive(Default)]
 struct PermitLeaseState {
-    /// The tenancy of the guard that has the permit lease now. `None`: it is on its way from one
-    /// guard to the next, or over.
+    /// The tenancy of the present guard. `None` between two guards, and after the end.
     tenancy: Option<Arc<Tenancy>>,
     /// Whether the permit was given back, left taken, or lost.
     is_over: bool,
@@ -47,7 +46,7 @@ struct PermitLeaseState {
 }
 
 impl PermitLease {
-    /// The lease of a permit that the server has given.
+    /// Makes the permit lease of a permit that the server has granted.
     pub(super) fn new(
         site: &Arc<ExpirableSite>,
         id: PermitId,
@@ -70,7 +69,7 @@ impl PermitLease {
         &self.site
     }
 
-    /// Reads the id, which its reader may use from here on.
+    /// Returns the id, and notes that a program has read it.
     pub(super) fn tell_id(&self) -> PermitId {
         self.is_told.store(true, Ordering::SeqCst);
         self.id
@@ -81,13 +80,13 @@ impl PermitLease {
         !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
     }
 
-    /// Gives the permit lease to a guard. `None`: it was lost on its way there.
+    /// Gives the permit lease to a guard. Returns `None` if the permit lease is lost already.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
-        // The tenancy belongs to no thread: a permit may be sent to another thread, so the end of
-        // its thread says nothing.
+        // The tenancy belongs to no thread. A permit may be sent to another thread, so the end of
+        // the thread that took the permit means nothing.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
-        // The observer knows of the acquisition.
+        // Reports the acquisition to the observer.
         tenancy.observed(core, name);
         let mut state = self.state.lock();
         if state.is_over || !tenancy.is_held() {
@@ -100,7 +99,7 @@ impl PermitLease {
         Some(tenancy)
     }
 
-    /// Takes the permit lease from a guard. `false`: the guard no longer had it.
+    /// Takes the permit lease from a guard. Returns `false` if the guard no longer had it.
     pub(super) fn leave(&self, tenancy: &Arc<Tenancy>) -> bool {
         let mut state = self.state.lock();
         let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
@@ -116,17 +115,17 @@ impl PermitLease {
         has_it
     }
 
-    /// Ends the permit lease, since no guard has the permit now: it is given back by its id, or
-    /// goes on without this process.
+    /// Ends the permit lease when no guard has the permit any longer: the permit was given back by
+    /// its id, or is left taken.
     pub(super) fn end(&self) {
-        // This is under the mutex: a guard that finds the permit gone must know that it was given
-        // back, and must not take that for a loss.
+        // The tenancy steps down under the mutex. So a guard that finds the permit gone also finds
+        // it released, and does not report a loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
     }
 
-    /// The entry in a snapshot. `None`: the permit lease is on its way to the next guard.
+    /// Returns the entry for a snapshot, or `None` while the permit lease is between two guards.
     pub(super) fn snapshot(&self) -> Option<Held> {
         let tenancy = self.state.lock().tenancy.clone();
         tenancy.and_then(|tenancy| tenancy.snapshot(&self.site.name, 1))
@@ -148,8 +147,8 @@ impl PermitLease {
         if let Some(tenancy) = tenancy {
             tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
-        // A renewal may have extended the lease, or a late copy of the request may take the permit
-        // again.
+        // At the server, a renewal may have extended the lease, or a late copy of the request may
+        // take the permit again.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {
@@ -158,7 +157,7 @@ impl PermitLease {
     }
 
     /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns that
-    /// tenancy, whether a renewal is on its way, and whether this call was the first to end the
+    /// tenancy, whether a renewal is under way, and whether this call was the first to end the
     /// permit lease.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
@@ -177,14 +176,14 @@ impl PermitLease {
         (tenancy, renewing, first)
     }
 
-    /// Takes the server's answer to a lease for which a reader of the id asked at `sent_at`.
+    /// Handles the reply to a new lease, for which a program with the id asked at `sent_at`.
     pub(super) fn updated(&self, sent_at: u64, lease: Duration, certain: Duration, updated: bool) {
         if !updated {
             return self.lose(self.hold.why_gone());
         }
         self.hold.confirm(sent_at, certain);
         if self.hold.lost().is_some() {
-            // The permit was lost in the meantime.
+            // The permit was lost while the request was under way.
             self.site.release_later(&[self.id], lease);
         }
     }
@@ -222,7 +221,7 @@ impl Leaseholder for PermitLease {
             wanted_since: since,
             deadline: hold.deadline(),
             is_provisional: false,
-            // The lease is also renewed while it is on its way to the next guard.
+            // The watchdog also renews the lease between two guards.
             watched: hold.terms.watched_lease().map(|lease| hold.certain_part(lease)),
             fixed: None,
             progress: *progress,
@@ -230,7 +229,7 @@ impl Leaseholder for PermitLease {
         Some(look(Renewing { hold: Cow::Borrowed(hold), state, progress }))
     }
 
-    /// A reader of the id may have asked for a longer lease.
+    /// A program with the id may have asked for a longer lease.
     fn may_be_longer(&self) -> bool {
         self.is_told.load(Ordering::SeqCst)
     }

@@ -34,21 +34,21 @@ use crate::waiting::QueueSite;
 pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Name,
-    /// The key of the leases.
+    /// The key of the sorted set of leases.
     pub(super) timeouts: Arc<str>,
-    /// An earlier semaphore of this client whose leases have the same key.
+    /// The name of an earlier semaphore of this client that keeps its leases under the same key.
     pub(super) twin: Option<Name>,
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
     pub(super) size: Size,
     gate: PermitGate<Arc<PermitLease>>,
-    /// This process's permit leases. No other mutex is held with this one.
+    /// This process's permit leases. A thread that holds this mutex locks no other.
     held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
 }
 
 impl ExpirableSite {
-    /// The site of a name, which all its handles share.
+    /// Returns the site of a name, which all handles of this name share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let sites = core.members.of::<Self>();
         let key = core.key(name);
@@ -80,7 +80,7 @@ impl ExpirableSite {
         }
     }
 
-    /// Makes the semaphore before the first request for permits, if a handle wants that.
+    /// Makes the semaphore before the first request for permits, if a handle was given a size.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         let look = || {
@@ -96,7 +96,7 @@ impl ExpirableSite {
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
-    /// Sends a request that is applied once.
+    /// Sends a request that the server applies once, even if two copies reach it.
     pub(super) fn once<T>(
         &self,
         send: impl FnOnce(ExpirableScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -105,7 +105,7 @@ impl ExpirableSite {
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 
-    /// This process's permit lease under an id.
+    /// Returns this process's permit lease with this id.
     pub(super) fn held(&self, id: &PermitId) -> Option<Arc<PermitLease>> {
         self.held.lock().get(id).cloned()
     }
@@ -116,7 +116,7 @@ impl ExpirableSite {
     }
 
     /// Gives back, in the background, permits that no guard here has now. The server may still
-    /// count them as taken, or a late copy of their request may still take them.
+    /// count them as taken, or a late copy of the acquire may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
@@ -135,14 +135,15 @@ impl ExpirableSite {
         release.settle(self.scripts().release(&command))
     }
 
-    /// Gives permits of any holder back by their ids: all of them, or none (`false`) if one no
-    /// longer exists.
+    /// Gives back permits of any holder by their ids. If one of them no longer exists, gives back
+    /// only this process's permits, and returns `false`.
     pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
         // The permit leases of this process are given back in any case.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
         ours.iter().for_each(|permit_lease| permit_lease.end());
-        // This comes before the release is sent. The process's turn may end with it, and then the
-        // next thread of the process that asks, even before the reply, must let others go first.
+        // The turn must note the release before the release is sent. The release may end the
+        // process's turn. Then the next thread of this process must let other processes go first,
+        // even if it asks before the reply.
         self.gate.with_turn(|turn| turn.released(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
@@ -175,12 +176,13 @@ impl ExpirableSite {
         }
     }
 
-    /// Notes that the server has answered the release of these permits, which were requested in the
-    /// incarnation `asked`.
+    /// Notes that the server has confirmed the release of these permits. They were requested in the
+    /// server's incarnation `asked`.
     ///
-    /// Another master may not know of the release. This thread first remembers the ids, and then
-    /// reads the incarnation. The renewer looks for released ids after the incarnation was raised.
-    /// So either the renewer finds the ids, or this thread finds another incarnation.
+    /// A new master may not know of the release. This thread first stores the ids, and then reads
+    /// the incarnation. When a new master is found, the incarnation is raised first, and then the
+    /// renewer reads the stored ids. So either the renewer finds the ids, or this thread reads
+    /// another incarnation.
     fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
@@ -199,7 +201,7 @@ impl ExpirableSite {
             .of(&self.name)
     }
 
-    /// Takes the answer to a release.
+    /// Handles the reply to a release.
     fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
@@ -213,7 +215,7 @@ impl ExpirableSite {
         Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
-    /// Keeps permit leases that the server has given. From here on the watchdog renews them or
+    /// Stores permit leases that the server has granted. From here on the watchdog renews them or
     /// notices their end.
     fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
         let mut held = self.held.lock();
@@ -222,8 +224,8 @@ impl ExpirableSite {
         );
         drop(held);
         permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
-        // If a connection has met a new run of the server in the meantime, all permit leases were
-        // renewed when these were not yet in the map.
+        // A new incarnation means that the renewer has renewed all permit leases. These may have
+        // been missing in the map then, so they are renewed now.
         if self.route.incarnation() != asked.incarnation {
             let renewals =
                 permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
@@ -245,7 +247,7 @@ impl ExpirableSite {
             self.hear(reply);
             self.returned_to(asked.incarnation, ids, lease);
         }
-        // A copy of their request may still come.
+        // A late copy of the acquire may still take the permits.
         if in_doubt || released.is_err() {
             self.release_later(ids, lease);
         }
@@ -269,7 +271,7 @@ impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
-    // A script's `unpack` has a limit, and the server's work for one call should have one.
+    // Lua's `unpack` has a limit. This also limits the server's work for one call.
     const MOST: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
@@ -294,11 +296,12 @@ impl PermitSource for ExpirableSite {
         terms: Option<Terms>,
         clients: u64,
     ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
-        // Each need here has terms.
+        // In this kind of semaphore, each need has terms.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
         self.settle_size()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
-        // The ids are made here and not by the server, so that a copy of the request finds its own.
+        // The client and not the server makes the ids, so that a second copy of the request finds
+        // the permits of the first.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, unacknowledged } =
@@ -316,7 +319,7 @@ impl PermitSource for ExpirableSite {
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
-            // The first copy may still come and take them.
+            // The first copy of the request may still reach the server and take these ids.
             self.release_later(others, lease);
         }
         match reply {
@@ -364,7 +367,7 @@ impl PermitSource for ExpirableSite {
     }
 }
 
-/// Permits of one request, or one of them.
+/// Joins permit leases, all on the same terms.
 pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
     let number = u32::try_from(leases.len()).unwrap_or(u32::MAX);
     Permits { number, terms: leases.first().map(|permit_lease| permit_lease.hold.terms), leases }
@@ -380,7 +383,7 @@ impl Member for ExpirableSite {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         for permit_leases in held.chunks(Self::MOST as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
-            // An error is logged, and the leases then end by themselves.
+            // If this fails, the client logs the error, and the leases end by themselves.
             self.give_to_server(leased(permit_leases.to_vec()));
         }
     }
@@ -417,8 +420,8 @@ impl Tracked for ExpirableSite {
                 Value::Array(ends) if ends.len() == ids.len() => ends,
                 _ => &[],
             };
-            // The answer is only a hint. Permits that were given back in the meantime are not asked
-            // for.
+            // The reply is only a hint: the renewal of a permit shows whether it is lost. A permit
+            // that was given back in the meantime is not renewed.
             let gone = ids
                 .iter()
                 .enumerate()
@@ -440,7 +443,7 @@ impl Drop for ExpirableSite {
     }
 }
 
-/// Permits on their way back.
+/// A release of permits without its reply.
 struct PermitRelease {
     site: Arc<ExpirableSite>,
     permit_leases: Vec<Arc<PermitLease>>,
@@ -450,7 +453,8 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
                                  ends: do not release it again";
 
 impl PermitRelease {
-    /// Ends these permit leases: from now on no guard has them, and nothing renews them.
+    /// Ends these permit leases: from now on no guard has them, and the watchdog does not renew
+    /// them.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
@@ -469,8 +473,8 @@ impl PermitRelease {
         match outcome {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
-                // This comes after the answer to the release, which would otherwise find nothing to
-                // give back.
+                // The second release of permits in doubt follows the reply to the first. In the
+                // other order, the first release would find nothing to give back.
                 release_later(
                     &mut self
                         .permit_leases
@@ -486,8 +490,8 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // The reply does not say which of them are gone. Most likely it is those whose
-                    // leases ran out.
+                    // The reply does not say which permits are gone. Most likely these are the ones
+                    // whose leases ran out.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
                         reasons.reduce(
