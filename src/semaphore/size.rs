@@ -9,23 +9,22 @@ use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::Trouble;
 
-/// The size that handles want of one semaphore in one client.
+/// The size that one client's handles want for one semaphore.
 ///
-/// It is set until the server has answered a request for permits with anything but "no such
-/// semaphore", and never after that: permits of this client may be out then, and a semaphore that
-/// was made anew would not know of them. (So a failover between the set and the request that
-/// follows loses nothing.)
+/// The client may make the semaphore until a request for permits has found it, and never after
+/// that: permits of this client may be taken then, and a new semaphore would not know of them. (If
+/// a failover loses the new semaphore before that request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,
-    /// Whether a request for permits has met the semaphore.
+    /// Whether a request for permits has found the semaphore.
     is_met: AtomicBool,
-    /// Whether the log has said that there is another size.
+    /// Whether a difference between two sizes was logged.
     is_told: AtomicBool,
 }
 
 impl Size {
-    /// Notes the size that a handle wants. The first one counts.
+    /// Notes the size that a handle wants. Only the first size is kept.
     pub(super) fn wants(&self, permits: u32, core: &Core, name: &Name) {
         let first = *self.wanted.get_or_init(|| permits);
         if first != permits {
@@ -33,15 +32,15 @@ impl Size {
         }
     }
 
-    /// Notes that a request for permits has met the semaphore.
+    /// Notes that a request for permits has found the semaphore.
     pub(super) fn met(&self) {
         self.is_met.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the semaphore, if its size is wanted and there is none. `look` returns how many
-    /// permits there are, as far as the server knows; `is_another` whether they cannot belong to
-    /// the wanted size. Several threads may do this at the same time, since only one of them makes
-    /// it.
+    /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` returns the
+    /// number of permits that the server knows. `is_another` returns whether this number
+    /// contradicts the wanted size. Several threads may call this at the same time, since `try_set`
+    /// succeeds only once.
     pub(super) fn settle(
         &self,
         (core, name): (&Core, &Name),

@@ -1,9 +1,9 @@
 //! The macro that gives both semaphores the verbs that take permits.
 
-/// Gives a semaphore its verbs that take permits. The type has a `name` and
+/// Gives a semaphore the verbs that take permits. The type needs a method `name` and these two
+/// methods, which return `None` at the end of the wait:
 /// `fn take_one(&self, Wait<'_>) -> Result<Option<$one>, Error>` and
-/// `fn take(&self, u32, Wait<'_>) -> Result<Option<$many>, Error>`, where `None` is the end of the
-/// wait.
+/// `fn take(&self, u32, Wait<'_>) -> Result<Option<$many>, Error>`.
 macro_rules! permit_verbs {
     ($semaphore:ident, $one:ty, $many:ty) => {
         const _: () = {
@@ -25,8 +25,8 @@ macro_rules! permit_verbs {
                 ///
                 /// If a permit is free, this needs one round trip. Otherwise the thread queues
                 /// behind earlier threads of its process, and sleeps until permits are given back
-                /// or a lease ends. (A message wakes it. If the message is lost, a poll after about
-                /// 5 s does.)
+                /// or a lease ends. (A message wakes the thread. If the message is lost, the thread
+                /// asks again after about 5 s.)
                 ///
                 /// # Errors
                 ///
@@ -38,18 +38,19 @@ macro_rules! permit_verbs {
                 ///   answer, if the key holds other data, or if a permit's lease was over before
                 ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's answer
                 ///   makes no sense.
-                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease is not usable.
+                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease is out of
+                ///   range.
                 /// - [`ShutDown`](ErrorKind::ShutDown) after
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.
                 ///
-                /// All verbs that take permits fail in these ways.
+                /// All verbs that take permits can return these errors.
                 ///
                 /// # Blocking
                 ///
-                /// Until the thread has the permit or an error ends the wait. Each request ends
-                /// after [`response_timeout`](crate::ClientBuilder::response_timeout), also in an
-                /// outage.
+                /// Blocks until the thread has the permit, or an error ends the wait. Each request
+                /// lasts for at most [`response_timeout`](crate::ClientBuilder::response_timeout),
+                /// also in an outage.
                 pub fn acquire(&self) -> Result<$one, Error> {
                     self.got(self.take_one(Wait::FOREVER))
                 }
@@ -64,8 +65,8 @@ macro_rules! permit_verbs {
                 /// # Blocking
                 ///
                 /// One round trip; none if a thread of this process waits. If a process keeps
-                /// taking permits for which others wait, the call sometimes lets those go first,
-                /// for a millisecond and two round trips.
+                /// taking permits that other processes want, the call sometimes lets these go
+                /// first. Then it blocks for a millisecond and two round trips more.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }
@@ -74,13 +75,14 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// For at most `wait`, as [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+                /// Blocks for at most `wait`, as [`Lock::try_lock_for`](crate::Lock::try_lock_for)
+                /// does.
                 pub fn try_acquire_for(&self, wait: Duration) -> Result<Attempt<$one>, Error> {
                     self.take_one(wait.into()).map(Attempt::of)
                 }
 
-                /// Takes one permit, or returns [`NotTaken`] at `deadline`. If that has passed, the
-                /// call tries once.
+                /// Takes one permit, or returns [`NotTaken`] at `deadline`. If `deadline` has
+                /// passed, the call tries once.
                 pub fn try_acquire_until(&self, deadline: Instant) -> Result<Attempt<$one>, Error> {
                     self.take_one(deadline.into()).map(Attempt::of)
                 }
@@ -89,14 +91,14 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. Also the errors
-                /// of [`acquire`](Self::acquire). If the permit was granted before the cancel, the
-                /// call takes it.
+                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. If the permit
+                /// was granted before the cancel, the call takes it. The other errors are those of
+                /// [`acquire`](Self::acquire).
                 ///
                 /// # Blocking
                 ///
-                /// Until the thread has the permit, or an error or the cancel ends the wait. The
-                /// cancel ends a sleep and a request at once.
+                /// Blocks until the thread has the permit, or an error or the cancel ends the wait.
+                /// A cancel ends the wait at once, even during a request.
                 pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<$one, Error> {
                     self.got(self.take_one(token.into()))
                 }
@@ -108,11 +110,13 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the
-                /// call has taken nothing. Also the errors of [`acquire`](Self::acquire).
+                /// call has taken nothing. The other errors are those of
+                /// [`acquire`](Self::acquire).
                 ///
                 /// # Blocking
                 ///
-                /// For as long as `wait` allows: see [`try_acquire_for`](Self::try_acquire_for) and
+                /// Blocks for as long as `wait` allows: see
+                /// [`try_acquire_for`](Self::try_acquire_for) and
                 /// [`acquire_cancellable`](Self::acquire_cancellable). With a deadline that has
                 /// passed, the call tries once.
                 pub fn acquire_within<'a>(
@@ -126,13 +130,13 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// Until so many permits are free; for ever if there are never so many. Zero does
-                /// not block.
+                /// Blocks until that many permits are free, or for ever if the semaphore has fewer
+                /// permits. With zero permits, the call does not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
 
-                /// Takes all of `permits` together if so many are free now and no thread of this
+                /// Takes all of `permits` together if that many are free now and no thread of this
                 /// process waits for any: see [`try_acquire`](Self::try_acquire).
                 pub fn try_acquire_many(&self, permits: u32) -> Result<Attempt<$many>, Error> {
                     self.take(permits, Wait::NONE).map(Attempt::of)
@@ -178,7 +182,8 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// The result of a wait that ends only with the permits or an error.
+                /// Returns the permits of a wait without a time limit. `None` means that the client
+                /// has ended.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

@@ -1,13 +1,14 @@
 //! The permit gate: the threads of this process that wait for permits of one semaphore.
 //!
-//! A refusal closes the gate. From then on threads queue, and the first of them leads: it asks for
-//! itself and those behind it, in one request. A permit that a thread of this process gives back
-//! may go to the first in the queue without a round trip.
+//! When the server refuses a request, the gate closes. From then on arriving threads queue. The
+//! first of them is the leader, which asks for itself and the threads behind it, in one request. If
+//! a thread of this process gives permits back, the first thread in the queue may get them without
+//! a round trip.
 //!
-//! Needs are met as a whole. Permits that the server gives or that a thread passes on go to the
-//! first in the queue if they cover its whole need, and no thread overtakes it. The rest goes back
-//! at once: if two processes each kept a part of their needs, they would wait for each other for
-//! ever.
+//! A thread gets all the permits that it needs, or none. Permits from the server or from another
+//! thread go to the first thread in the queue if they cover its whole need, and no thread overtakes
+//! it. All other permits go back to the server at once. If two processes each kept a part of what
+//! they need, they would wait for each other for ever.
 
 use std::iter;
 use std::sync::Arc;
@@ -19,11 +20,12 @@ use super::turn::PermitTurn;
 use crate::hold::Terms;
 use crate::waiting::{Enter, Queue, Wake};
 
-/// One thread's need.
+/// The permits that one thread needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitNeed {
     pub(crate) permits: u32,
-    /// The terms of each permit's lease, if permits have leases. One request has one kind of terms.
+    /// The terms of each permit's lease, if permits have leases. All permits of one request have
+    /// the same terms.
     pub(crate) terms: Option<Terms>,
 }
 
@@ -32,12 +34,13 @@ pub(crate) struct PermitNeed {
 pub(crate) struct Permits<L> {
     pub(crate) number: u32,
     pub(crate) terms: Option<Terms>,
-    /// The lease of each, if permits have leases.
+    /// The lease of each permit, if permits have leases.
     pub(crate) leases: Vec<L>,
 }
 
 impl<L> Permits<L> {
-    /// Takes the permits that cover a need, if there are enough on its terms.
+    /// Splits off the permits that cover a need. Returns `None` if they are too few, or on other
+    /// terms.
     pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
         self.number = rest;
@@ -61,7 +64,7 @@ pub(crate) struct PermitGate<L> {
 #[derive(Debug)]
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
-    /// The leader, which comes before the queue and is no longer in it.
+    /// The leader. It comes before the first thread in the queue, and is no longer in the queue.
     leader: Option<PermitLeader<L>>,
     turn: PermitTurn,
     refusal: Option<LastRefusal>,
@@ -71,7 +74,8 @@ struct PermitGateState<L> {
 struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
-    /// Permits that were passed to the leader, which finds them before it asks again.
+    /// Permits that a thread passed to the leader. The leader collects them before its next
+    /// request.
     passed: Option<Permits<L>>,
 }
 
@@ -79,17 +83,18 @@ struct PermitLeader<L> {
 #[derive(Debug, Default)]
 pub(crate) struct PermitRequestState {
     pub(super) tries: u32,
-    /// Whether the server has just refused the thread, before it led.
+    /// Whether the server refused the thread just before the thread became the leader.
     pub(super) was_refused: bool,
-    /// How long the leader must stay away first.
+    /// How long the leader must wait before its first request.
     pub(super) rest: Duration,
 }
 
-/// The server's last refusal. While threads pass permits on, leaders change fast. Without this,
-/// each would ask for what the server has just refused to the leader before.
+/// The server's last refusal. While threads pass permits on, leaders change fast. Without this
+/// record, each new leader would ask for permits that the server has just refused to the last
+/// leader.
 #[derive(Clone, Copy, Debug)]
 struct LastRefusal {
-    /// The number of permits refused.
+    /// The number of permits that were refused.
     need: u32,
     /// The channel's version before the request. A message since then may mean that there are
     /// permits.
@@ -99,14 +104,14 @@ struct LastRefusal {
     until: Option<u64>,
 }
 
-/// How long a refusal counts for the next leader. A message may be lost, and then only asking
-/// helps.
+/// How long a refusal keeps later leaders from asking. The message that announces permits may be
+/// lost, and then only a request finds them.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
 /// The most threads for which a leader asks. This bounds the server's work for one call.
 const MOST_TOGETHER: usize = 128;
 
-/// The first of these needs, in order, that `permits` permits do not cover.
+/// Returns the first need that `permits` does not cover, if the needs are met in order.
 pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     needs.iter().copied().find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
@@ -129,7 +134,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Takes an arriving thread. `None`: no thread waits, so this one may ask for itself.
+    /// Queues an arriving thread. Returns `None` if no thread waits: then the thread may ask for
+    /// itself.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -144,8 +150,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Takes a thread that the server has refused. It leads, or queues if the server has refused
-    /// another one before it.
+    /// Makes a thread that the server has refused the leader. If there is a leader, queues the
+    /// thread.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
@@ -155,9 +161,9 @@ impl<L> PermitGate<L> {
         Enter::Leads(None)
     }
 
-    /// The needs that the leader's request names: its own, and those of the first threads behind
-    /// it, in order. Only needs of waiting threads count, since those use their permits at once.
-    /// The sum is at most `most` permits.
+    /// Returns the needs for the leader's request, in order: its own, and those of the first
+    /// threads in the queue, with at most `most` permits. These threads wait, so they use their
+    /// permits at once.
     pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own.permits;
@@ -168,18 +174,18 @@ impl<L> PermitGate<L> {
         iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// Notes that the server has refused the leader `need` permits. The leader had read this
-    /// version of the channel before. Unless a message comes, the refusal counts for as long as
-    /// `left`.
+    /// Notes that the server has refused `need` permits to the leader. The leader had read this
+    /// version of the channel before its request. The refusal is valid for `left`, unless a message
+    /// comes.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
         self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
     }
 
-    /// Whether the server would refuse the leader: it has just refused the same or less to a leader
-    /// before it, and the channel has been silent since. (Without a version, the channel counts as
-    /// silent.) `Some`: it would, and for this time, if that is known.
+    /// Returns `Some` if the server would refuse the leader: it has just refused as many permits or
+    /// fewer to an earlier leader, and no message has come since. (Without a version, no message
+    /// counts as come.) The value is the time for which it would refuse, if that is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,
@@ -205,12 +211,12 @@ impl<L> PermitGate<L> {
         self.state.lock().leader.as_mut()?.passed.take()
     }
 
-    /// Makes the next thread the leader, since the present one is done, with or without permits.
-    /// Returns permits that were passed to the old leader and that it did not take.
+    /// Ends the leadership, and makes the first thread in the queue the leader. Returns permits
+    /// that were passed to the old leader and that it did not collect.
     pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
         let mut state = self.state.lock();
-        // Its successor is the leader from now on, awake or not. So permits that are given back
-        // while it wakes up can be passed to it.
+        // The next thread is the leader from now on, even before it wakes up. So a thread that
+        // gives permits back in the meantime can pass them to it.
         let next =
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
@@ -221,12 +227,11 @@ impl<L> PermitGate<L> {
         left
     }
 
-    /// Takes permits from the server. The server granted a thread its own need. It also granted
-    /// `others`, for the whole needs of the threads that were first in the queue at the request.
-    /// The threads that are first now get these, since some may have left or been passed permits in
-    /// the meantime. Returns the permits for which no thread here waits now. They must go back to
-    /// the server. During a long request other processes have no chance, so the turn counts from
-    /// the time `asked`.
+    /// Distributes permits that the server has granted for the threads behind the asking thread.
+    /// The queue may have changed since the request, so the threads that are first now get
+    /// `others`. Returns the permits that no waiting thread gets: the caller must give them back to
+    /// the server. The turn begins at `asked`, the time of the request, since other processes have
+    /// no chance during a long request.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -234,7 +239,7 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         state.turn.before(asked);
         state.turn.granted(now);
-        // Since the server gives them, this need not be within the turn.
+        // These permits come from the server, so threads may get them even after the turn.
         while let Some(wake) = state.grant_first(&mut rest) {
             state.turn.granted(now);
             wakes.push(wake);
@@ -247,8 +252,8 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    /// Passes permits to the leader and the first in the queue, as far as they cover whole needs.
-    /// Returns the rest, which must be given back to the server.
+    /// Passes permits to the leader and the first threads in the queue, as far as they cover whole
+    /// needs. Returns the other permits, which the caller must give back to the server.
     pub(crate) fn pass(&self, permits: Permits<L>) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -267,7 +272,7 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    /// How many threads have queued so far.
+    /// Returns how many threads have queued so far.
     pub(super) fn arrivals(&self) -> u64 {
         self.state.lock().queue.arrivals()
     }
@@ -288,7 +293,8 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the leader, or else to the first in the queue, if they cover its need.
+    /// Passes permits to the leader, or else to the first thread in the queue, if they cover its
+    /// need.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);
@@ -297,8 +303,7 @@ impl<L> PermitGateState<L> {
         self.grant_first(permits)
     }
 
-    /// Grants permits to the first in the queue, which comes after the leader, if they cover its
-    /// need.
+    /// Grants permits to the first thread in the queue, if they cover its need.
     fn grant_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         let need = *self.queue.first()?.need();
         let granted = permits.take(need)?;

@@ -1,9 +1,9 @@
-//! The waiting of threads for permits of any kind: which thread of this process is next, and for
-//! how long the process keeps permits.
+//! How threads wait for permits of either kind of semaphore: which thread of this process is next,
+//! and for how long the process keeps permits.
 //!
 //! While permits are free, every thread asks for itself. After a refusal, threads queue at the
-//! [`gate`](PermitGate), and the first one leads. It asks for itself and those behind it, in one
-//! request, and waits for other processes in the driver (`acquire`).
+//! [`gate`](PermitGate), and the first one becomes the leader. The leader asks for itself and the
+//! threads behind it, in one request. It waits for other processes in the driver (`acquire`).
 
 mod gate;
 mod turn;
@@ -46,10 +46,10 @@ pub(crate) trait PermitSource: Sized {
 
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
-    /// Asks the server once, for the first of these needs. Each need is met as a whole or not at
-    /// all, and all together get at most the share of one of `clients` clients. A process takes its
-    /// share and not all: after a release its own request comes first, so the other processes would
-    /// starve.
+    /// Sends one request for these needs. The server meets them in order, each one wholly or not at
+    /// all. All together get at most one process's share, where `clients` processes share the
+    /// permits. Without this limit the other processes would starve, since the process that has
+    /// just released is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -57,8 +57,8 @@ pub(crate) trait PermitSource: Sized {
         clients: u64,
     ) -> Result<PermitReply<Self::Lease>, RequestFailed>;
 
-    /// Gives permits back to the server that no thread here waits for. This does not wait. A failed
-    /// request is logged and sent again.
+    /// Gives permits back to the server for which no thread here waits. Does not wait for the
+    /// reply. A failed request is logged and sent again.
     fn give_to_server(self: &Arc<Self>, permits: Permits<Self::Lease>);
 
     /// Passes permits on within the process, and gives the rest back to the server.
@@ -70,16 +70,16 @@ pub(crate) trait PermitSource: Sized {
     }
 }
 
-/// The shortest sleep before the next question about a lease that has no time left.
+/// The shortest sleep before the next request, if the next lease ends at once.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// The server's answer.
 #[derive(Debug)]
 pub(crate) enum PermitReply<L> {
-    /// The permits for some of the first needs, together.
+    /// The permits that cover the first need, and perhaps further needs.
     Given(Permits<L>),
-    /// There are not enough for the first. More may be free after this time, although no message
-    /// comes.
+    /// There are too few permits for the first need. After this time more may be free without a
+    /// message.
     Refused(Option<Duration>),
 }
 
@@ -87,12 +87,12 @@ pub(crate) enum PermitReply<L> {
 #[derive(Debug)]
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
-    /// Whether the failure says nothing about the requests of other threads.
+    /// Whether the requests of other threads may still succeed.
     pub(crate) concerns_it_alone: bool,
 }
 
 impl RequestFailed {
-    /// The failure to set the permits of a semaphore, before any were asked for.
+    /// A request to set the semaphore's size failed before the request for permits.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");
@@ -100,7 +100,7 @@ impl RequestFailed {
     }
 }
 
-/// Waits for permits. `None`: the wait ended first.
+/// Waits for permits. Returns `None` if the wait ended first.
 pub(crate) fn acquire<S: PermitSource>(
     site: &Arc<S>,
     need: PermitNeed,
@@ -122,22 +122,22 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// Asks for the thread alone while permits are free. After a refusal the thread leads, or
-    /// stands in the process's queue.
+    /// While permits are free, asks for this thread alone. After a refusal the thread becomes the
+    /// leader or queues.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
         }
         let mut request_state = PermitRequestState::default();
-        // A thread that finds the gate open is the first. After the process's turn it must still
-        // stay away like any other: otherwise a release and the next request, one right behind the
-        // other, would win every race. If no other process listens, it need not stay away.
+        // The gate may be open although the process's turn is over. Then this thread must stay
+        // away, too: otherwise its request, right behind a release of its process, would win every
+        // race. If no other process listens, the thread need not stay away, and it asks alone.
         if is_turn_over(&**self) {
             request_state.rest = rest_of_yield(&**self);
         }
         if !wait.blocks() && !request_state.rest.is_zero() {
-            // The thread asks only once, when other processes have had their chance.
+            // This thread asks only once, so it first lets other processes ask.
             let rest = std::mem::take(&mut request_state.rest);
             sleep_for(&**self, claim, rest)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -181,8 +181,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         self.gate().may_collect()
     }
 
-    /// Other processes go first after this process's turn, and also after a message. The second
-    /// request only makes up for messages before the leader listened.
+    /// Other processes go first after this process's turn, and also after a message. The leader's
+    /// second request has no pause: it only makes up for messages that came before the leader
+    /// listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
             0 => request_state.rest,
@@ -191,7 +192,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         }
     }
 
-    /// Asks for the leader and those behind it.
+    /// Asks for the leader and the threads behind it.
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
@@ -208,9 +209,10 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
             let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
-            // Permits that were left for other processes were not refused, and those may not want
-            // them. And if the server gave any, it did not say when the next lease ends, so the
-            // next leader would sleep past that. In both cases the next leader must ask.
+            // In two cases the next leader must ask in spite of an unmet need. The server may have
+            // left permits for other processes, which may not want them. And if the server gave any
+            // permits, it did not say when the next lease ends, so the next leader would sleep past
+            // that end.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
             let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -239,7 +241,7 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     }
 
     fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        // The leader may have been passed permits at the moment at which it got some from the
+        // A thread may have passed permits to the leader just when the leader got permits from the
         // server or gave up.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
@@ -251,14 +253,15 @@ impl<S: PermitSource> QueueSite for Arc<S> {
 struct Answered<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
-    /// The number of permits that the server gave for this thread and those behind it. Those have
-    /// theirs, and permits for which no thread waits now are on their way back.
+    /// The number of permits that the server gave for this thread and the threads behind it. The
+    /// threads behind it already have theirs, and permits for which no thread waits are being given
+    /// back.
     number: u32,
     left: Option<Duration>,
 }
 
 /// Asks the server once, for the thread's own need, which is the first of `needs`, and for the
-/// needs behind it.
+/// needs of the threads behind it.
 fn request_for<S: PermitSource>(
     site: &Arc<S>,
     own: PermitNeed,
@@ -295,7 +298,7 @@ fn sleep_for<S: PermitSource>(
     doze(site.core(), site.name(), thread, wait, until, || false)
 }
 
-/// How long the leader stays away after a wake-up, so that others can ask first.
+/// Returns how long the leader stays away after a wake-up, so that other processes can ask first.
 fn stay_away<S: PermitSource>(site: &S) -> Duration {
     let rest = rest_of_yield(site);
     let own = own_listeners(site);
@@ -311,8 +314,8 @@ fn is_turn_over<S: PermitSource>(site: &S) -> bool {
     site.gate().with_turn(|turn| matches!(turn.before(now), NextStep::Yield(_)))
 }
 
-/// The number of processes that want permits, as far as the answers to releases show. If they show
-/// nothing, there may be one besides this.
+/// Returns the number of processes that want permits, according to the replies to releases. Without
+/// a usable reply, assumes one process besides this one.
 fn clients<S: PermitSource>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
@@ -322,7 +325,8 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
     })
 }
 
-/// The rest of the time for which others go first after this process's turn, if others listen.
+/// Returns for how much longer this process must stay away after its turn. Zero if no other process
+/// listens.
 fn rest_of_yield<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);

@@ -1,17 +1,17 @@
 //! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! A release and the next request in one packet always win, and a pass inside a process needs no
-//! request at all. So a process has permits for a *turn*: a limited number of grants (passes and
-//! new requests) in a limited time. After that it really gives them back. If others listen, it
-//! stays away for a moment and ignores its own message. Without turns the others would starve.
+//! A process could keep permits for ever: its release and its next request can go out in one
+//! packet, and a pass between its threads needs no request. So a process has permits for a *turn*:
+//! a limited number of grants (passes and new requests) in a limited time. After that it gives them
+//! back to the server. If other processes listen, it stays away for a moment and ignores the
+//! message of its own release. Without turns the other processes would starve.
 //!
-//! A lock's `Cohort` does not serve here. It learns from each grant how many processes wait. Its
-//! turn ends with its release, which hands the lock on. It also keeps the chain of holds for
-//! Redisson's share, which permits do not have. A permit turn guesses the number of processes from
-//! the number of listeners that a release reached. It spans many grants and releases, has a limit
-//! of grants as well as of time, and doubles if no other process used the pause after it. Nothing
-//! at the server holds a process back after its turn, so [`PermitTurn`] also says how long to stay
-//! away.
+//! A permit turn differs from a lock's `Cohort`. In each grant, a cohort reads how many processes
+//! wait. Its turn ends with the release, which hands the lock on. It also keeps the chain of holds
+//! for Redisson's share, which permits do not have. A permit turn estimates the number of processes
+//! by the number of listeners that a release reached. It spans many grants and releases, has a
+//! limit of grants and of time, and doubles if no other process used the pause after it. The server
+//! does not hold a process back after its turn, so [`PermitTurn`] also says how long to stay away.
 
 use std::time::Duration;
 
@@ -27,11 +27,10 @@ const LONGEST_TURN: u64 = 10_000_000;
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
 /// How long a process stays away after its turn, besides the time that the message of the release
-/// and another process's request need. In a shorter time the others could not come, and the pause
-/// would seem unused.
+/// and another process's request need. If the pause were shorter, no other process could use it.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
-/// The longest time that a process leaves to the turns of the others.
+/// The longest time that a process leaves for the turns of other processes.
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
@@ -40,13 +39,13 @@ const SHORTEST_PAUSE: u64 = 500_000;
 pub(crate) struct PermitTurn {
     /// The time at which the server granted the turn's first permits.
     began: Option<u64>,
-    /// Whether anything has been granted or given back here so far.
+    /// Whether permits were ever granted or given back through this site.
     is_used: bool,
     grants: u32,
     /// How often the turn was doubled, because no other process used the last pauses.
     doubled: u32,
     /// The number of listeners that a release reached, and the time at which its reply was read. So
-    /// the process knows, without a question, whether others want permits.
+    /// the process knows, without another request, whether other processes want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
     /// How long the process stays away after a turn.
@@ -66,7 +65,8 @@ pub(crate) struct TurnEnd {
 pub(crate) enum NextStep {
     /// The thread may ask at once.
     Ask,
-    /// The turn is over. The thread must stay away if others heard of this release.
+    /// The turn is over. If other processes got the message of this release, the thread must stay
+    /// away.
     Yield(TurnEnd),
 }
 
@@ -90,7 +90,7 @@ impl PermitTurn {
     pub(crate) fn before(&mut self, now: u64) -> NextStep {
         let Some(last) = self.last else { return NextStep::Ask };
         if now.saturating_sub(last.at) >= self.leave {
-            // The others have had their chance.
+            // The other processes have had their chance.
             self.renew();
             return NextStep::Ask;
         }
@@ -102,7 +102,7 @@ impl PermitTurn {
         }
     }
 
-    /// The rest of the time for which to stay away after a release at this time.
+    /// Returns for how much longer to stay away after a release at `released_at`.
     pub(crate) fn rest(&self, released_at: u64, now: u64) -> Duration {
         Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
     }
@@ -112,18 +112,19 @@ impl PermitTurn {
         self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
     }
 
-    /// The number of processes that listen besides this one, which has `own` listeners. `None`: it
-    /// is not known, since no reply of this turn was read or the message was refused.
+    /// Returns the number of processes that listen besides this one, which has `own` listeners.
+    /// Returns `None` if no reply of this turn was read, or if the server refused to send the
+    /// message.
     pub(crate) fn others(&self, own: i64) -> Option<u64> {
         let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
         Some(u64::try_from(heard - own).unwrap_or(0))
     }
 
-    /// Ends the turn. Returns the number of others that should have theirs: all that listen besides
-    /// the process's `own` listeners. If the reply to the release has not been read yet (a drop
-    /// does not wait for it), those count that heard of an earlier release, but at least one, which
-    /// may have come since. A process that counted only one would be back before the slowest had
-    /// its turn.
+    /// Ends the turn. Returns the number of other processes that should have their turns: all
+    /// listeners except the process's `own`. The reply to the last release may not have been read
+    /// yet, since a drop does not wait for it. Then the listeners of an earlier release count, and
+    /// at least one, which may have come since. If only one counted, this process would be back
+    /// before the slowest had its turn.
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -137,11 +138,11 @@ impl PermitTurn {
         others
     }
 
-    /// The pause between a message and the next try, while the others have their turns. Each of
-    /// them gets as long as the process's own turn was. If only the process's `own` listeners heard
-    /// of its release, there is no pause. The process does look now and then, since the others may
-    /// want no permits at all. Without this pause, two processes would hand permits to and fro, and
-    /// slower ones would come too late again and again.
+    /// Returns the pause between a message and the next request, while the other processes have
+    /// their turns. Each of them gets as long as the process's own turn was. If only the process's
+    /// `own` listeners got the message of its release, there is no pause. The pause is only a part
+    /// of that time, since the others may want no permits. Without a pause, two processes would
+    /// hand permits to and fro, and slower processes would always come too late.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let left = self.away_until.saturating_sub(now);
         if left == 0 || self.only_own_heard(own) {
@@ -151,8 +152,8 @@ impl PermitTurn {
         pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
-    /// Whether only this process's `own` listeners heard of the last release, so that there is no
-    /// race.
+    /// Returns whether only this process's `own` listeners got the message of the last release, so
+    /// that no other process competes.
     pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
@@ -163,13 +164,12 @@ impl PermitTurn {
         self.grants = 0;
     }
 
-    /// Notes the reply to a release, which `heard` listeners heard.
+    /// Notes the reply to a release, whose message `heard` listeners got.
     pub(crate) fn heard(&mut self, heard: i64, now: u64) {
         self.heard = Some((heard, now));
     }
 
-    /// Notes that the process has stayed away. If no other process used that (`used`), the next
-    /// turn is longer.
+    /// Notes a pause. If no other process used the pause (`used`), the next turn is longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
@@ -177,14 +177,14 @@ impl PermitTurn {
     pub(crate) fn granted(&mut self, at: u64) {
         self.is_used = true;
         self.began.get_or_insert(at);
-        // These permits are not given back yet, so an earlier release, perhaps long ago, ends no
+        // These permits are not given back yet. So an earlier release, perhaps long ago, ends no
         // turn.
         self.last = None;
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// Whether permits may be passed on. That is so only within a turn, and so only a limited time
-    /// after the server's grant.
+    /// Returns whether threads may pass permits on. They may do so only within a turn, and so only
+    /// for a limited time after the server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.began.is_some() && !self.is_over(now)
     }
@@ -222,7 +222,7 @@ mod tests {
         }
         assert!(!turn.may_pass(5));
         assert!(matches!(turn.before(5), NextStep::Yield(_)));
-        // Some time later the others have had their chance.
+        // After the pause, the other processes have had their chance.
         assert!(matches!(turn.before(5 + YIELD), NextStep::Ask));
     }
 
@@ -260,7 +260,8 @@ mod tests {
     #[test]
     fn a_process_that_is_alone_does_not_yield() {
         let mut turn = PermitTurn::new(Duration::ZERO);
-        // The permits are held for 150 ms. Only this process's own subscriber hears of the release.
+        // The permits are held for 150 ms. Only this process's own subscriber gets the message of
+        // the release.
         let released = 150_000_000;
         turn.granted(0);
         turn.released(released);

@@ -19,7 +19,7 @@ use crate::waiting::{Claim, Lead, QueueSite, Synchronizer, Try, Wait, acquire};
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
 
-/// The probability of each kind of trouble.
+/// The probability of each kind of fault.
 #[derive(Clone, Copy, Default)]
 struct Odds {
     /// A thread waits only for a limited time.
@@ -50,9 +50,9 @@ struct Pool {
     name: crate::name::Name,
     /// The free permits on the server.
     free: Mutex<u32>,
-    /// The threads that hear when permits are given back.
+    /// The threads that a release of permits wakes.
     listeners: Mutex<Vec<Arc<Thread>>>,
-    /// Whether permits were given back since the leader last looked.
+    /// Whether permits were given back since the leader last collected.
     said: AtomicBool,
     in_use: AtomicU32,
 }
@@ -97,7 +97,7 @@ impl Synchronizer for Pool {
     }
 
     fn request_state(&self, claim: &Claim<'_, PermitNeed>) -> PermitRequestState {
-        // The leader listens before it asks.
+        // The leader listens before it asks, so that it misses no release.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
     }
