@@ -1,24 +1,26 @@
 //! The cyclic barrier.
 //!
 //! ```text
-//! arrive: a numbered request; the last party trips the barrier, or runs its action and then does
-//! others: listen, look, sleep; a message says how the generation ended. Without one, a party looks
-//!         again and again, which renews its lease, and when the first lease of another party ends
-//! over, cancelled, failed: break the barrier, if need be later; if it has tripped before, that counts
+//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips it
+//! others: listen, ask, sleep; a message says how the generation ended. Without a message, a party
+//!         asks again and again, which renews its lease, and when the first lease of another party
+//!         ends
+//! leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in the
+//!         background; if the barrier has tripped before, the party has passed
 //! ```
 //!
-//! - Only the server decides, once, how a generation ends (`lua/barrier/generations.lua`), so all
-//!   its parties hear the same. A message counts as the answer: the channel belongs to one
-//!   database, and no two barriers of a name have the same generations.
+//! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),
+//!   so all its parties get the same outcome. A party trusts a message without asking the server:
+//!   the channel belongs to one database, and no two barriers of a name have the same generations.
 //! - A party's lease is renewed only while its thread waits here or runs the action. The first
-//!   process that looks after the end of a lease breaks the barrier.
-//! - A party listens before it looks, so no end is slept through.
-//! - An arrival is numbered: it is sent again through an outage, and counts once.
-//! - A party that gives up an arrival sends the same number. After that no copy arrives, and the
-//!   generation in which the party has arrived, or would arrive, is broken. The client repeats this
-//!   in the background, and before each further numbered request of its own: otherwise it could
-//!   break a generation that a reset has begun in the meantime.
-//! - No party arrives in a generation that is earlier than one that its process has passed or met.
+//!   process that asks the server after the end of a lease breaks the barrier.
+//! - A party listens before it asks, so it does not sleep through the end of its generation.
+//! - An arrival is a numbered request: in an outage it is sent again, and it is applied once.
+//! - To give up an arrival, a party sends a request with the same number. After that the server
+//!   refuses copies of the arrival, and the generation in which the party has arrived, or would
+//!   arrive, is broken. The client repeats this request in the background, and before each further
+//!   numbered request of its own: if it came after a reset, it would break the new generation.
+//! - No party arrives in a generation before the latest one that its process has seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -50,11 +52,11 @@ use crate::waiting::{
     outlast, slow_poll_or,
 };
 
-/// A barrier at which a number of threads of all processes wait for each other, again and again. It
-/// is `CyclicBarrier` of java.util.concurrent; Redisson has none. Made by
-/// [`Client::cyclic_barrier`].
+/// A barrier at which a fixed number of threads, in all processes together, wait for each other
+/// again and again. It is like `CyclicBarrier` of java.util.concurrent; Redisson has no barrier.
+/// Made by [`Client::cyclic_barrier`].
 ///
-/// A clone is the same barrier, and so is every handle of the same name.
+/// All clones, and all handles of the same name, are the same barrier.
 ///
 /// ```no_run
 /// # fn compute(_: u32) {}
@@ -75,11 +77,11 @@ use crate::waiting::{
 /// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
 /// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
 /// barrier is [reset](Self::reset) or deleted. Then every waiting party gets an error of kind
-/// [`Broken`](ErrorKind::Broken), and so does every later one, until a reset.
+/// [`Broken`](ErrorKind::Broken). So does every party that arrives later, until a reset.
 ///
-/// The error is of an [unknown outcome](Error::outcome_unknown) if the server does not know how the
-/// party's generation ended: a failover has lost that, or 256 generations broke before the party
-/// asked. Then the others may have passed.
+/// If the server does not know how the party's generation ended, the error has an [unknown
+/// outcome](Error::outcome_unknown): the other parties may have passed. This happens if a failover
+/// has lost the outcome, or if 256 generations broke before the party asked.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
@@ -90,10 +92,10 @@ use crate::waiting::{
 ///
 /// # In Redis
 ///
-/// A hash `redlatch_barrier:{name}`, and a sorted set `redlatch_parties:{name}` while parties wait.
-/// Neither has an end: both stay until [`delete`](Self::delete), even if all parties were killed.
-/// For five minutes after a delete, the hash says to late parties how their generation ended.
-/// Messages go to the channel `redlatch_barrier:{name}`.
+/// The barrier is a hash `redlatch_barrier:{name}`, with a sorted set `redlatch_parties:{name}`
+/// while parties wait. Neither key has a time to live: both stay until [`delete`](Self::delete),
+/// even if all parties were killed. For five minutes after a delete, the hash still tells late
+/// parties how their generation ended. Messages go to the channel `redlatch_barrier:{name}`.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct CyclicBarrier {
@@ -103,8 +105,8 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// Only the action hides this from the compiler. The barrier catches a panic of the action and
-// breaks for all parties, so that none goes on as if the action had run.
+// Only the action keeps the compiler from deriving these traits. If the action panics, the barrier
+// breaks for all parties, so no party goes on as if the action had run.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
@@ -113,9 +115,9 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999.
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
-    /// message says whether the number may have been set. Also the errors of
+    /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999. [Server
+    /// trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the message
+    /// says whether the number may have been set. The other errors are those of
     /// [`parties`](Self::parties).
     ///
     /// # Blocking
@@ -138,21 +140,24 @@ impl CyclicBarrier {
     ///
     /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, or does not answer for
-    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then breaks the
-    ///   barrier. If the server does not answer that either, the client repeats it in the background
-    ///   for up to four minutes (if the party is known to have arrived, for its lease, after which
-    ///   the barrier breaks by itself). If the server refuses that too, as without an access right,
-    ///   a party that has not arrived cannot break the barrier, and the message says so.
+    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then sends a
+    ///   request that breaks the barrier. If the server does not answer this request, the client
+    ///   repeats it in the background for up to four minutes. (If the party is known to have
+    ///   arrived, the client repeats it for the length of the party's lease, after which the
+    ///   barrier breaks by itself.) If the server refuses this request, for example because the
+    ///   user lacks a right, a party that has not arrived cannot break the barrier, and the message
+    ///   says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).
     ///
-    /// All verbs that wait fail in these ways.
+    /// All verbs that wait can return these errors.
     ///
     /// # Blocking
     ///
-    /// Until all parties have arrived or an error ends the wait. The last party needs one round
-    /// trip, and another one after an action. The others wake one message later.
+    /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
+    /// round trip, and another one after an action. The other parties wake when its message
+    /// arrives.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -163,28 +168,29 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// Those of [`wait`](Self::wait). If `wait` is over and the server does not say that the
-    /// barrier is broken, the error is [server trouble](ErrorKind#server-trouble). It is of an
-    /// [unknown outcome](Error::outcome_unknown) if the party may have arrived: the others may
+    /// The errors of [`wait`](Self::wait). [Server trouble](ErrorKind#server-trouble) if `wait` is
+    /// over and the server does not confirm that the barrier is broken. If the party may have
+    /// arrived, this error has an [unknown outcome](Error::outcome_unknown): the other parties may
     /// pass.
     ///
     /// # Blocking
     ///
-    /// For at most `wait`, and up to 50 ms (or three round trips to a distant server) to break the
-    /// barrier. The first request has those 50 ms too, even if `wait` is shorter.
+    /// Blocks for at most `wait`, and for up to 50 ms more (or three round trips to a distant
+    /// server) to break the barrier. The first request also has those 50 ms, even if `wait` is
+    /// shorter.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }
 
-    /// Arrives, and blocks until all parties have arrived. If `token` is or was cancelled, breaks
-    /// the barrier and fails.
+    /// Arrives, and blocks until all parties have arrived. If `token` is cancelled before or during
+    /// the call, breaks the barrier and returns an error.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after
-    /// [server trouble](ErrorKind#server-trouble). The error is of an
-    /// [unknown outcome](Error::outcome_unknown) if the party has arrived, or may have, and the
-    /// server did not answer when it left: the others may pass. Also the errors of
+    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after [server
+    /// trouble](ErrorKind#server-trouble). If the party may have arrived and the server does not
+    /// confirm that the barrier is broken, the error has an [unknown
+    /// outcome](Error::outcome_unknown): the other parties may pass. The other errors are those of
     /// [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
@@ -209,8 +215,7 @@ impl CyclicBarrier {
     }
 
     /// Removes the barrier. Waiting parties get an error of kind [`Broken`](ErrorKind::Broken),
-    /// unless their generation has tripped.
-    /// Returns `false` if there was no barrier.
+    /// unless their generation has tripped. Returns `false` if there was no barrier.
     ///
     /// # Blocking
     ///
@@ -253,17 +258,17 @@ impl CyclicBarrier {
         self.state().map(|state| state.waiting)
     }
 
-    /// Returns the same barrier, with leases of this length for its parties. If a waiting party is
-    /// killed, the barrier breaks when its lease ends. A lease is from 10 ms to a year long.
+    /// Returns a handle of this barrier whose parties have leases of this length, from 10 ms to a
+    /// year. If a waiting party is killed, the barrier breaks when the party's lease ends.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
         Self { lease: timeout, ..self.clone() }
     }
 
-    /// Returns the same barrier, whose last party runs `action` before any party goes on. Set it
-    /// for all parties, since the last one runs its own action. If the action panics, the barrier
-    /// breaks, and the panic goes on in the last party.
+    /// Returns a handle of this barrier with an action. The party that arrives last runs the action
+    /// of its own handle before any party goes on, so give all parties the same action. If the
+    /// action panics, the barrier breaks, and the panic goes on in the last party.
     #[must_use]
     pub fn with_action(&self, action: impl Fn() + Send + Sync + 'static) -> Self {
         Self { action: Some(Arc::new(action)), ..self.clone() }
@@ -295,7 +300,7 @@ impl CyclicBarrier {
         self.site.scripts().look(None).map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Sends a request that is applied once.
+    /// Sends a request that the server applies once, even if two copies reach it.
     fn once<T>(
         &self,
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -308,7 +313,7 @@ impl CyclicBarrier {
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
-    /// Arrives and waits. `None`: the wait ended first, and the barrier is broken.
+    /// Arrives and waits. Returns `None` if the wait ended first: then the barrier is broken.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         let core = self.session.core();
         let new = || Party {
@@ -332,7 +337,8 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // The generation that was complete has ended: the thread arrives in the next one.
+                // The thread met a complete generation, which has ended. It arrives in the next
+                // one.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -348,7 +354,8 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The server has had its time, and need not be asked again.
+                // The wait ended during the request for the arrival, so the server is not asked
+                // again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error));
                 }
@@ -358,10 +365,10 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `None` would say that no other party passes, and the first error would not
-                    // say that they may.
+                    // `None` would claim that no other party passes. The error of the wait would
+                    // hide that the others may pass. So this returns the error of `leave`.
                     (Err(error), _) => return Err(error),
-                    // The end of the wait has ended a request.
+                    // A request failed because the wait ended.
                     _ if wait.is_over() => return Ok(None),
                     (_, Err(error)) => {
                         return Err(error.unknown(false).now("the barrier is broken"));
@@ -392,7 +399,7 @@ struct Party<'a> {
     owner: Owner,
     /// The party's place, once it has arrived.
     place: Cell<Option<BarrierPosition>>,
-    /// The request by which it arrives, while its outcome is not known.
+    /// The request for the arrival, while its outcome is unknown.
     arrival: Cell<Option<Arrival>>,
     renewal: OnceCell<Arc<dyn KeepAlive>>,
 }
@@ -401,7 +408,7 @@ struct Party<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     id: RequestId,
-    /// Whether the server may have run it.
+    /// Whether the server may have received the request.
     is_sent: bool,
     /// Whether the end of the wait has ended the request.
     cut_short: bool,
@@ -433,7 +440,8 @@ impl Party<'_> {
             self.break_later(place.generation);
         }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        // The last error may be a cancel.
+        // The last error may be a cancel, which does not say that an earlier request may have
+        // tripped the barrier.
         match finished.map_err(|error| error.unknown(may_have_tripped.get()))? {
             Generation::Tripped => Ok(()),
             _ => Err(site.broken()),
@@ -449,18 +457,18 @@ impl Party<'_> {
         }
     }
 
-    /// Breaks the generation in the background, since the server has not answered. After the
-    /// party's lease it breaks by itself.
+    /// Breaks the generation in the background, since the server has not answered. This is tried
+    /// for the length of the party's lease, after which the generation breaks by itself.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);
         site.core.watchdog.clean_up(Cleanup::left_over(&site.name, command, *lease));
     }
 
-    /// Leaves early, and breaks the party's generation unless that has ended. If the party has not
-    /// arrived, this breaks the generation in which it would wait if it arrived now. Returns the
-    /// party's place if it has passed after all. The call has little time left. If the server does
-    /// not answer in that time, the client breaks the barrier in the background.
+    /// Leaves early, and breaks the party's generation unless the generation has ended. If the
+    /// party has not arrived, breaks the generation in which the party would arrive now. Returns
+    /// the party's place if the party has passed after all. The call has little time left. If the
+    /// server does not answer in that time, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
@@ -477,7 +485,8 @@ impl Party<'_> {
             }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
-            // This is so even if the request was never sent, since the arrival counts.
+            // The outcome is unknown even if this request was not sent: the party has arrived, so
+            // the others may pass.
             error.now(state).unknown(true)
         })?;
         Ok((went == Generation::Tripped).then_some(place))
@@ -551,7 +560,7 @@ impl Drop for Party<'_> {
     }
 }
 
-/// Each party leads, since it waits for no other thread of its process.
+/// Each party is a leader, since it waits for no other thread of its process.
 impl Synchronizer for Party<'_> {
     type Site = BarrierSite;
     const ASKS_AT_ENTRY: bool = true;
@@ -597,7 +606,7 @@ impl Synchronizer for Party<'_> {
         None
     }
 
-    /// Reads the last message. If it is about another generation, this asks the server for the
+    /// Reads the last message. If the message is about another generation, asks the server for the
     /// outcome.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
@@ -615,7 +624,7 @@ impl Synchronizer for Party<'_> {
                 let looked = site.scripts().look(Some((place, &self.owner, lease)));
                 let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
                 if looked.went != Generation::Present {
-                    // A message should have said so.
+                    // A message should have announced this.
                     site.core.pubsub.suspect(&site.keys.barrier);
                 }
                 (looked.went, looked.left)
@@ -623,7 +632,7 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // A thread that has not arrived does so next, so it gets no error here.
+            // A thread that has not arrived yet arrives next, so it gets no error here.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),
@@ -631,14 +640,14 @@ impl Synchronizer for Party<'_> {
     }
 }
 
-/// How often a lease is renewed in its time.
+/// The number of renewals in the length of a lease.
 const PERIODS: u32 = 3;
 
-/// A failed renewal is tried again after the lease divided by this.
+/// A failed renewal is tried again after this fraction of the lease.
 const TRIES: u32 = 20;
 
-/// Renews the lease of a party for as long as this lives. That is needed while its thread runs the
-/// action and does not ask, and where a reply may take longer than the lease lasts.
+/// Renews the lease of a party until this value is dropped. This is needed while the party's thread
+/// runs the action and sends no requests, and if a reply may take longer than the lease.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -662,7 +671,7 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The last generation that this process has met. No earlier one can be the present one.
+    /// The latest generation that this process has seen. The present generation is not earlier.
     met: AtomicI64,
     left: Mutex<Left>,
     /// This queue stays empty.
@@ -701,18 +710,18 @@ impl BarrierSite {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    /// Gives an arrival up. Returns the party's place if it has passed.
+    /// Gives up an arrival. Returns the party's place if the party has passed.
     fn send(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
         let LeavingParty { id, party, lease, is_sent, .. } = leaving;
         let least = self.met.load(Ordering::Relaxed);
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
-    /// Gives an arrival up in the background, until the server has answered or it is too late.
+    /// Gives up an arrival in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // Of the parties that were not sent, one is enough to break the barrier: the last, which
-        // has the latest deadline.
+        // Of the parties whose arrivals were not sent, one is enough to break the barrier: the
+        // latest, which has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -724,13 +733,13 @@ impl BarrierSite {
         }
     }
 
-    /// Settles the parties that have left, before a further request. So they do not undo a later
-    /// reset.
+    /// Settles the parties that have left, before a further request: otherwise their requests could
+    /// come after a later reset, and undo it.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().parties.front().copied() else { return Ok(()) };
-            // It is too late for a party that was not sent, which would get a new deadline. (One
-            // that was sent would be refused by now.)
+            // A party whose arrival was not sent would get a new deadline here, so its old one is
+            // checked. (If the arrival was sent, the server refuses the request by now.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -746,7 +755,7 @@ impl BarrierSite {
                 Err(_) => None,
             };
             match trouble {
-                // Another thread or the renewer may have got an answer in the meantime.
+                // Another thread or the renewer may have got a reply in the meantime.
                 Some(trouble) if self.is_leaving(leaving.id) => return Err(trouble),
                 Some(_) => {}
                 None => self.has_left(leaving.id),
@@ -758,9 +767,9 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives another number to a party that came too late because its client did not know the
-    /// server's clock. No request with the old number has been or will be applied. Returns whether
-    /// it did.
+    /// Gives a new number to a leaving party whose request came too late, because the client did
+    /// not know the server's clock. The server neither has applied nor will apply a request with
+    /// the old number. Returns `false` if this party has no time left.
     fn is_renumbered(&self, id: RequestId) -> bool {
         let new = self.requests.open(|| self.core.id.next_number());
         let mut left = self.left.lock();
@@ -784,7 +793,7 @@ impl BarrierSite {
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
-    /// The party that a cleanup has sent.
+    /// The party in the request of the cleanup that is under way.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }
@@ -792,13 +801,13 @@ struct Left {
 /// A party that has left before it knew whether it had arrived.
 #[derive(Clone, Copy, Debug)]
 struct LeavingParty {
-    /// The number of its arrival.
+    /// The number of the party's arrival.
     id: RequestId,
     party: Owner,
     lease: Duration,
     /// Whether the arrival was sent.
     is_sent: bool,
-    /// The time, on [`clock`], until which it may break the barrier.
+    /// The time, by [`clock`], until which the party may break the barrier.
     until: u64,
 }
 
@@ -807,7 +816,8 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.parties.front().copied();
-        // This is under one mutex, so a party that leaves from here on makes another cleanup.
+        // `has_cleanup` changes under the mutex of `parties`: a party that leaves later queues a
+        // new cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
@@ -857,7 +867,7 @@ impl Member for BarrierSite {
         &self.name
     }
 
-    /// Each party ends by itself.
+    /// Each waiting party notices the end of the client by itself.
     fn end(self: Arc<Self>) {}
 }
 

@@ -1,4 +1,4 @@
-//! The public way to a Redis server: the client, and the locks that it makes.
+//! The client, through which a program reaches a Redis server, and the constructors of its locks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ mod tests;
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the
 /// locks and the other synchronizers.
 ///
-/// A clone is the same client. Each client has an [`id`](Self::id) of its own, like a
-/// `RedissonClient`. A process usually makes one at its start: see [Threads and
+/// A clone is the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
+/// Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
-/// The drop of the last clone, handle and guard of a client is a [`shutdown`](Self::shutdown), and
-/// may take as long. It releases the client's locks, except those [left to
-/// expire](crate::LockGuard::leave_to_expire).
+/// When the last clone, handle and guard of a client is dropped, the client shuts down, as by
+/// [`shutdown`](Self::shutdown). The drop may block for as long as that call. It releases the
+/// client's locks, except those [left to expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -54,14 +54,14 @@ mod tests;
 ///
 /// A client belongs to its process. In a forked child each call of the client fails with kind
 /// [`Forked`](ErrorKind::Forked), every guard says that its lock is lost, and drops do nothing. The
-/// parent keeps its locks. The child cannot connect a client of its own, so fork before the first
-/// client connects, or run another program in the child (`exec`). Without `exec`, do not cancel a
-/// parent's [`CancelToken`](crate::CancelToken) in the child, and fork before any thread of the
-/// process sleeps in a mutex of parking_lot.
+/// parent keeps its locks. The child cannot connect a client of its own. So fork before the first
+/// client connects, or run another program in the child (`exec`). Without `exec`, fork before any
+/// thread of the process sleeps in a mutex of parking_lot, and do not cancel a parent's
+/// [`CancelToken`](crate::CancelToken) in the child.
 ///
-/// Do not clone a virtual machine while it runs a client. Both copies would have one id, and each
-/// would take the other's locks for its own. Shut the client down first, or connect a new one in
-/// the clone.
+/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, and
+/// each copy would take the locks of the other for its own. Shut the client down first, or connect
+/// a new client in the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -80,10 +80,10 @@ impl Client {
     /// - A master that Sentinels name:
     ///   `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, or
     ///   `rediss-sentinel://` if Sentinels and servers use TLS. The hosts are Sentinels (port 26379
-    ///   by default). One that works is enough, since it names the others. The service is the
-    ///   Sentinels' name of the master. The user and password are the servers'; the parameters
-    ///   `sentinelUsername` and `sentinelPassword`, or
-    ///   [`sentinel_credentials`](ClientBuilder::sentinel_credentials), are the Sentinels'.
+    ///   by default). One working Sentinel is enough, since it names the others. The service is the
+    ///   Sentinels' name of the master. The user and password are for the servers. Those for the
+    ///   Sentinels are the parameters `sentinelUsername` and `sentinelPassword`, or
+    ///   [`sentinel_credentials`](ClientBuilder::sentinel_credentials).
     ///
     /// In a user or a password, write `/ ? # @ %` as `%2F %3F %23 %40 %25`.
     /// [Guarantees](crate::guide::guarantees#a-failover) says what a failover costs.
@@ -101,7 +101,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// Up to 17 s, if the server stops answering meanwhile.
+    /// Up to 17 s, if the server stops answering during the call.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }
@@ -154,15 +154,15 @@ impl Client {
 
     /// Returns the fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.
     ///
-    /// No I/O. Do not use one name for a fair lock and another kind of lock: they exclude each
-    /// other, but do not wake each other.
+    /// No I/O. Do not use one name for a fair lock and another kind of lock: the two locks exclude
+    /// each other, but the release of one does not wake waiters of the other.
     #[must_use]
     pub fn fair_lock(&self, name: &str) -> FairLock {
         FairLock::new(&self.0, name)
     }
 
-    /// Returns the re-entrant locks of these names, all or none of which a thread takes. For other
-    /// kinds, and for several clients, there is [`MultiLock::new`]. No I/O.
+    /// Returns a lock of several re-entrant locks: a thread takes all of them or none. For other
+    /// kinds of lock, and for several clients, use [`MultiLock::new`]. No I/O.
     ///
     /// ```no_run
     /// # fn transfer(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -184,7 +184,7 @@ impl Client {
 
     /// Returns the semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
     ///
-    /// No I/O. It has no permits until a client adds some
+    /// No I/O. A new semaphore has no permits until a client adds some
     /// ([`try_set_permits`](Semaphore::try_set_permits)).
     #[must_use]
     pub fn semaphore(&self, name: &str) -> Semaphore {
@@ -194,7 +194,7 @@ impl Client {
     /// Returns the expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
     /// `redisson.getPermitExpirableSemaphore(name)`.
     ///
-    /// No I/O. It has no permits until a client adds some
+    /// No I/O. A new semaphore has no permits until a client adds some
     /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). Do not use one name for this and
     /// a [`Semaphore`], which would count the same permits without their leases.
     #[must_use]
@@ -205,7 +205,7 @@ impl Client {
     /// Returns the count-down latch of this name: Redisson's `RCountDownLatch`,
     /// `redisson.getCountDownLatch(name)`.
     ///
-    /// No I/O. It is open until a client sets a count
+    /// No I/O. A new latch is open until a client sets a count
     /// ([`try_set_count`](CountDownLatch::try_set_count)).
     #[must_use]
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
@@ -222,19 +222,19 @@ impl Client {
 
     /// Returns the cyclic barrier of this name. Redisson has no barriers.
     ///
-    /// No I/O. It cannot be used until a client sets its parties
+    /// No I/O. A new barrier cannot be used until a client sets its parties
     /// ([`try_set_parties`](CyclicBarrier::try_set_parties)).
     #[must_use]
     pub fn cyclic_barrier(&self, name: &str) -> CyclicBarrier {
         CyclicBarrier::new(&self.0, name)
     }
 
-    /// Returns the holders and the waiters of this name, for any kind of synchronizer and any
-    /// client, also Redisson's. The result may be out of date when the call returns.
+    /// Returns the holders and the waiters of this name. They may use any kind of synchronizer and
+    /// any client, also a client of Redisson. The result may be out of date when the call returns.
     ///
     /// The call changes nothing and takes no lock. It lists up to 1,000 holders and 1,000 waiters.
-    /// It finds the process of an owner by the name of its connections, which ends with the
-    /// client's [`id`](Self::id).
+    /// The name of a client's connections ends with the client's [`id`](Self::id), by which the
+    /// call finds an owner's process.
     ///
     /// # Errors
     ///
@@ -245,32 +245,34 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// One round trip. A second one (`CLIENT LIST`, which takes the server about a millisecond for
-    /// 1,000 connections) if the name has an owner.
+    /// One round trip, and a second one if the name has an owner: `CLIENT LIST`, which takes the
+    /// server about a millisecond for 1,000 connections.
     pub fn status(&self, name: &str) -> Result<Status, Error> {
         Status::of(self.0.core(), name)
     }
 
-    /// What this client has and waits for at this moment, how often it has had something, and its
-    /// connections. No I/O. It looks at all names in turn, each for a moment: for people, or a
-    /// metric every few seconds.
+    /// Returns what this client holds and waits for now, how often it has held something, and its
+    /// connections. No I/O. The call locks the state of each name for a moment. It is for people,
+    /// or for a metric every few seconds.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
     }
 
-    /// Releases a lock if this owner has it, in any client. `owner` is that of a
+    /// Releases a lock if this owner has it, in any client. `owner` is the owner of a
     /// [`Holder`](crate::status::Holder). Returns `false` if the owner does not have the lock. Like
     /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
-    /// in a client of redlatch soon learns of its loss.
+    /// that uses redlatch soon finds that its lock is lost.
     ///
     /// # Errors
     ///
-    /// Those of [`status`](Self::status). The message says whether the lock may have been released.
+    /// The errors of [`status`](Self::status). The message says whether the lock may have been
+    /// released.
     ///
     /// # Blocking
     ///
-    /// A [`status`](Self::status), and one round trip, or two if it may be a fair lock.
+    /// The round trips of [`status`](Self::status), and one more, or two if the lock may be a fair
+    /// lock.
     #[must_use = "`false`: the owner does not have the lock"]
     pub fn release_for(&self, name: &str, owner: &str) -> Result<bool, Error> {
         Status::end(self.0.core(), name, owner)
@@ -283,19 +285,19 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of [`status`](Self::status). The user also needs the right to `SCAN`.
+    /// The errors of [`status`](Self::status). The user also needs the right to `SCAN`.
     ///
     /// # Blocking
     ///
-    /// It scans all keys of each server, so it is for people and not for programs. It needs three
-    /// round trips for every 100 keys, each of which takes the server less than a millisecond, one
-    /// for each hash, and one `CLIENT LIST` for each server.
+    /// The call scans all keys of each server, so it is for people and not for programs. It needs
+    /// three round trips for every 100 keys, one for each hash, and one `CLIENT LIST` for each
+    /// server. Each round trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }
 
-    /// Returns the client's uuid. On the server, the owners of its locks begin with it, and the
-    /// names of its connections end with it, as do its log lines. No I/O.
+    /// Returns the client's uuid. On the server, the owners of the client's locks begin with this
+    /// id. The names of its connections and its log lines end with it. No I/O.
     #[must_use]
     pub fn id(&self) -> &str {
         self.0.core().id.as_str()
@@ -305,12 +307,12 @@ impl Client {
     /// error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and the
     /// guards report their loss ([`LostReason::ShutDown`]).
     ///
-    /// In a forked child it does nothing.
+    /// In a forked child the call does nothing.
     ///
     /// # Blocking
     ///
-    /// Until the server has answered the releases and the background threads have ended. If the
-    /// server does not answer, this takes at most about `connect_timeout` and twice
+    /// Blocks until the server has answered the releases and the background threads have ended. If
+    /// the server does not answer, the call takes at most about `connect_timeout` and twice
     /// `response_timeout`; a thread in the middle of a request ends soon after. If an `on_lost`
     /// callback or the logger does not return, the call waits for at most another twice
     /// `response_timeout`.
@@ -339,27 +341,29 @@ impl ClientBuilder {
     ///   or certificate is wrong or missing, they are in protected mode, they have no connection
     ///   left, or the user may not run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
+    /// - [`Forked`](ErrorKind::Forked) if this process was forked from a process that had called
+    ///   this.
     ///
     /// After an error nothing stays behind: no thread, no connection, and nothing on the server.
     ///
     /// # Blocking
     ///
-    /// For the set-up of the connection and a few round trips, which measure the distance of the
-    /// server: at most `connect_timeout`, and `response_timeout` for each of four requests.
+    /// Blocks while the connection is set up, and for a few round trips, which measure the distance
+    /// of the server. This takes at most `connect_timeout`, and `response_timeout` for each of four
+    /// requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Ok(Client::of(Session::open(&self.url, self.config, unclaimed)?))
     }
 
-    /// Starts the client's background threads, and lets the first call that needs the server
-    /// connect. It is for a process that must start although its server is away.
+    /// Starts the client's background threads. The first call that needs the server connects. Use
+    /// this for a process that must start although its server is away.
     ///
-    /// A call for which there is no connection yet is like one in an outage: a call that waits asks
-    /// for [`failover_timeout`](Self::failover_timeout), and any other fails at once. If
-    /// [`connect`](Self::connect) would refuse the server (it is too old, or its password is
-    /// another one, say), each call fails with that error, until a server is found that may be
-    /// used. A replica counts as a server that is away.
+    /// While there is no connection yet, calls behave as in an outage: a call that waits tries for
+    /// [`failover_timeout`](Self::failover_timeout), and any other call fails at once. If
+    /// [`connect`](Self::connect) would refuse the server (for example because the server is too
+    /// old, or the password is wrong), each call fails with that error until the client finds a
+    /// usable server. A replica counts as a server that is away.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -373,21 +377,22 @@ impl ClientBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// What depends on the server is not known before: a [`MultiLock`](crate::MultiLock) tells
-    /// servers apart by their addresses only (a quorum finds two names of one server once it has
-    /// met both), and a client for which [`connections`](Self::connections) is not set has eight.
+    /// Some facts are unknown before the first connection. A [`MultiLock`](crate::MultiLock)
+    /// distinguishes servers only by their addresses. (A quorum notices that two names are one
+    /// server once it has connected to both.) If [`connections`](Self::connections) is not set, the
+    /// client has eight.
     ///
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the URL is a
-    /// cluster's (whose servers a client knows once one of them has answered), or if the system
+    /// cluster's (a client learns a cluster's servers only from one of them), or if the system
     /// gives no threads or no random numbers. [`Forked`](ErrorKind::Forked) as with
     /// [`connect`](Self::connect).
     ///
     /// # Blocking
     ///
-    /// No I/O. The first connection takes what [`connect`](Self::connect) would have taken, within
-    /// [`connect_timeout`](Self::connect_timeout).
+    /// No I/O. The first connection takes as long as [`connect`](Self::connect) would have taken,
+    /// within [`connect_timeout`](Self::connect_timeout).
     pub fn connect_lazy(self) -> Result<Client, Error> {
         self.check()?;
         Ok(Client::of(Session::open_lazily(&self.url, self.config, unclaimed)?))

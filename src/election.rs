@@ -1,6 +1,7 @@
 //! Leader election over a fenced lock: the leader is the process that has the lock. Besides the
-//! lock there is a record of the leader, and there are messages about changes. A leader is deposed
-//! a grace before its lease ends, so that it can stop before another one begins.
+//! lock there are a record of the leader, and messages about changes. A leader whose lease is not
+//! renewed is deposed a grace before the lease ends, so that it can stop before another process
+//! leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
@@ -52,35 +53,35 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 /// # }
 /// ```
 ///
-/// A leader has a [`FencedLock`] of the election's name. If it dies, the next candidate leads when
-/// its lease has ended. If it cannot renew the lease, it is deposed a [grace](Self::with_grace)
-/// before the lease ends, so that it can stop before another process leads.
-/// [Elections](crate::guide::elections) says what can go wrong.
+/// A leader has a [`FencedLock`] of the election's name. If the leader dies, the next candidate
+/// leads when the dead leader's lease has ended. If the leader cannot renew its lease, it is
+/// deposed a [grace](Self::with_grace) before the lease ends, so that it can stop before another
+/// process leads. [Elections](crate::guide::elections) says what can go wrong.
 ///
 /// # In Redis
 ///
-/// The keys of the lock, whose token stays for ever, since the next one must be higher. A hash
-/// `redlatch_leader:{name}` has the recorded leader: its resignation removes the hash, and that of a
-/// killed leader stays until the next one leads. Messages go to the channel
-/// `redlatch_leader:{name}`.
+/// An election has the keys of its lock. The lock's token stays for ever, since the next token must
+/// be higher. A hash `redlatch_leader:{name}` has the recorded leader. A resignation removes the
+/// hash; the hash of a killed leader stays until the next leader is recorded. Messages go to the
+/// channel `redlatch_leader:{name}`.
 #[derive(Clone, Debug)]
 pub struct LeaderElection {
     lock: FencedLock,
     grace: Option<Duration>,
 }
 
-/// The leader of an election, as it was recorded.
+/// The recorded leader of an election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The name of its client's connections: by default the program, its host and its process, and
+    /// The name of the leader's connections: by default the program, its host and its process, and
     /// always the client's id.
     pub who: String,
-    /// The name of its host.
+    /// The name of the leader's host.
     pub host: String,
-    /// When it began to lead, by the server's clock.
+    /// The time at which the leader began to lead, by the server's clock.
     pub since: SystemTime,
-    /// The token of its leadership.
+    /// The token of this leadership.
     pub token: FencingToken,
 }
 
@@ -96,23 +97,25 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::lock`](crate::Lock::lock): this process does not lead.
+    /// The errors of [`Lock::lock`](crate::Lock::lock): this process does not lead.
     /// [`Config`](ErrorKind::Config) if the grace is not less than half of the lease.
-    /// [`LeaseLost`](ErrorKind::LeaseLost) or [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the lock was
-    /// lost right after it was granted, or was granted so slowly that less than half of the lease was
-    /// left: three times in a row, or as the wait ended.
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost right after its grant.
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the grant took so long that less than half of the
+    /// lease was left. The call returns the last two only after three such grants, or if the wait
+    /// is over.
     ///
-    /// All verbs that campaign fail in these ways.
+    /// All verbs that campaign can return these errors.
     ///
     /// # Blocking
     ///
-    /// As [`Lock::lock`](crate::Lock::lock), and one more round trip, or two if another process
-    /// handed the leadership on.
+    /// Blocks as [`Lock::lock`](crate::Lock::lock) does, and for one more round trip, or two if
+    /// another process handed over the leadership.
     pub fn campaign(&self) -> Result<Leadership, Error> {
         self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
-    /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. Zero is one try.
+    /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. With zero, the call
+    /// tries once.
     pub fn campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
         self.run(wait.into()).map(Attempt::of)
     }
@@ -121,7 +124,8 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`campaign`](Self::campaign).
+    /// [`Cancelled`](ErrorKind::Cancelled). The other errors are those of
+    /// [`campaign`](Self::campaign).
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
         self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
@@ -135,8 +139,8 @@ impl LeaderElection {
         self.run(wait.into()).map(Attempt::of)
     }
 
-    /// Returns the recorded leader, in any process. Returns `None` if nobody leads, or if a new
-    /// leader is not recorded yet. The result may be out of date when the call returns.
+    /// Returns the recorded leader, in whichever process it is. Returns `None` if nobody leads, or
+    /// if a new leader is not recorded yet. The result may be out of date when the call returns.
     ///
     /// # Errors
     ///
@@ -154,27 +158,27 @@ impl LeaderElection {
         self.look().map(|(leader, _)| leader)
     }
 
-    /// Returns an iterator over the present leader and each change from now on, for as long as
-    /// `wait` allows. Its `next` blocks. It may leave out a leadership that was very short.
+    /// Returns an iterator over the present leader and each later change, for as long as `wait`
+    /// allows. Its `next` blocks. It may skip a leadership that was very short.
     ///
-    /// A message tells of a new leader and of a resignation. The iterator finds the end of a dead
-    /// leader's lease when it comes. It ends with an error if the server does not answer for
+    /// Messages announce new leaders and resignations. If a leader dies, the iterator notices the
+    /// end of its lease. The iterator ends with an error if the server does not answer for
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
     pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
         Changes { election: self.clone(), wait: Some(wait.into()), channel: None, last: None }
     }
 
-    /// Returns the same election, with leases of this length. If a leader dies, another process
-    /// leads after this time.
+    /// Returns a handle of this election with leases of this length. If a leader dies, another
+    /// process leads after this time.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         Self { lock: self.lock.with_watchdog(timeout), ..self.clone() }
     }
 
-    /// Returns the same election with this grace: if no renewal succeeds, the leader is deposed so
-    /// long before its lease ends by its own clock, and can stop in that time. Less than half of
-    /// the lease; a tenth of it by default.
+    /// Returns a handle of this election with this grace. If no renewal succeeds, the leader is
+    /// deposed this long before its lease ends by its own clock, and can stop in that time. The
+    /// grace must be less than half of the lease. By default it is a tenth of the lease.
     #[must_use]
     pub fn with_grace(&self, grace: Duration) -> Self {
         Self { grace: Some(grace), ..self.clone() }
@@ -190,7 +194,7 @@ impl LeaderElection {
         Self { lock: FencedLock::new(session, name), grace: None }
     }
 
-    /// The site of its lock.
+    /// The site of the election's lock.
     fn site(&self) -> &Arc<Site> {
         &self.lock.handle().site
     }
@@ -202,7 +206,7 @@ impl LeaderElection {
         self.lock.handle().check_usable()
     }
 
-    /// The leader, and the rest of the lease of the lock.
+    /// Returns the leader, and the remaining lease of the lock.
     fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
         let looked = scripts(self.site()).look();
         let (leader, left) =
@@ -231,7 +235,7 @@ impl LeaderElection {
         }
     }
 
-    /// Begins to lead with the lock of this guard. `None`: the wait ended first.
+    /// Begins to lead with the lock of this guard. Returns `None` if the wait ended first.
     fn begin(
         &self,
         guard: OwnedFencedLockGuard,
@@ -240,8 +244,8 @@ impl LeaderElection {
     ) -> Result<Option<Leadership>, Error> {
         let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
         let _limited = wait.limits(&site.core);
-        // A lock that was handed on is certain only for 2 s at first, which may be less than the
-        // grace.
+        // If another process handed the lock on, the lease is only 2 s at first, which may be less
+        // than the grace.
         let checked = guard.check(least);
         wait.check_cancelled(&site.name)?;
         checked?;
@@ -249,13 +253,13 @@ impl LeaderElection {
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
         let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
         let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
-        // If this process does not come to lead, the drop of this removes a record that was made
-        // nevertheless.
+        // If this process fails to become the leader, the drop of `resigns` removes a record that
+        // the server may have made.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
             return Ok(None);
         }
-        // The wait for an answer may have been long.
+        // The wait for a reply may have been long.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
         guard.on_lost(move |_| {
@@ -265,7 +269,7 @@ impl LeaderElection {
         Ok(Some(Leadership { resigns, guard }))
     }
 
-    /// Records the leader. `false`: the wait ended first.
+    /// Records the leader. Returns `false` if the wait ended first.
     fn record(&self, term: &Term, wait: &Wait<'_>) -> Result<bool, Error> {
         let Term { site, tenancy, token, .. } = term;
         let Site { core, name, .. } = &**site;
@@ -277,15 +281,15 @@ impl LeaderElection {
         match led {
             Ok(true) => Ok(true),
             Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
-            // The server has answered the request for the lock.
+            // The server has granted the lock, so an end of the wait here is no error.
             Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// How often a campaign takes a lock that is lost, or whose lease is too short, before it gives up.
-/// More attempts would hide that the server is too slow for the lease.
+/// How often a campaign takes a lock that is then lost or has too little lease left, before it
+/// gives up. More attempts would hide that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 fn is_short(error: &Error) -> bool {
@@ -296,36 +300,36 @@ fn scripts(site: &Site) -> ElectionScripts<'_> {
     ElectionScripts { route: &site.route, name: &site.name }
 }
 
-/// The guard of a process that leads. Dropping it resigns, and the next candidate leads. It can be
-/// sent to another thread.
+/// The guard of a process that leads. A drop resigns, and the next candidate leads. The guard can
+/// be sent to another thread.
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
-    // This is before the guard, so that the record is removed before the lock is released.
+    // This field is before the guard, so that the record is removed before the lock is released.
     resigns: Resigns,
     guard: OwnedFencedLockGuard,
 }
 
 impl Leadership {
-    /// Returns the token of this leadership, which is higher than that of each leadership before.
+    /// Returns the token of this leadership, which is higher than those of all earlier leaderships.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
     }
 
     /// Returns whether this process leads and was not deposed: its lease lasts for longer than the
-    /// grace. Once `false`, it stays `false`. No I/O.
+    /// grace. Once this returns `false`, it never returns `true` again. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        // This looks at the clock, since the alarm may be late.
+        // This reads the clock, since the alarm may be late.
         !self.resigns.0.left().is_zero()
     }
 
-    /// Fails unless this process certainly leads for `slack` more. Call it before each step that
-    /// only a leader may do and that takes no longer than `slack`.
+    /// Checks that this process certainly leads for `slack` more, and returns an error otherwise.
+    /// Call this before each step that only a leader may do and that takes no longer than `slack`.
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was deposed,
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if this leader was deposed,
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it leads but may be deposed within `slack`,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
@@ -339,13 +343,13 @@ impl Leadership {
     }
 
     /// Registers `callback`, which the client calls once if this leadership ends before it is
-    /// resigned. If the lease was not renewed, the client calls it a grace before the lease ends by
-    /// this process's clock. Then nobody else leads yet, unless this process was stopped. If the
-    /// lock was deleted or taken by force, another process may lead already. If the leadership has
-    /// ended already, the client calls it soon.
+    /// resigned. If the lease was not renewed, the client calls `callback` a grace before the lease
+    /// ends by this process's clock. Then no other process leads yet, unless this process was
+    /// stopped. If the lock was deleted or taken by force, another process may lead already. If the
+    /// leadership has ended already, the client calls `callback` soon.
     ///
-    /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
-    /// a deposed leadership: until then it may keep the lock.
+    /// Callbacks run on a thread of the client, one after the other, so keep them short. Drop a
+    /// deposed leadership: otherwise it may keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
         let term = &self.resigns.0;
         if is_forked() {
@@ -362,8 +366,8 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// Those of [`LockGuard::unlock`](crate::LockGuard::unlock), also if the leadership was lost
-    /// before.
+    /// The errors of [`LockGuard::unlock`](crate::LockGuard::unlock). They are also returned if the
+    /// leadership was lost before.
     ///
     /// # Blocking
     ///
@@ -381,8 +385,9 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// A value whose drop removes the record of the leader. The drop does not wait for the reply, since
-/// the record of an owner without the lock does not count, and the next leader overwrites it.
+/// A value whose drop removes the record of the leader. The drop does not wait for the reply. If
+/// the record stays, it does not matter: without the lock it is not valid, and the next leader
+/// overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {
@@ -391,8 +396,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // This drops the callbacks here, with no mutex held, and not in the watchdog, which may
-        // have the term now.
+        // This drops the callbacks with no mutex held. Otherwise the watchdog, which may have the
+        // term now, could be the thread that drops them.
         let _unheard = self.0.end();
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
@@ -405,14 +410,15 @@ struct Term {
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// The callbacks for its end. `None`: it is over.
+    /// The callbacks for the end of the term. `None` if the term is over.
     callbacks: Mutex<Option<Vec<LossCallback>>>,
 }
 
 impl Term {
-    /// How long the term lasts if no renewal succeeds. Zero: it is over, for good.
+    /// Returns how long the term lasts if no renewal succeeds. Zero means that the term is over,
+    /// for good.
     fn left(&self) -> Duration {
-        // A forked child does not lead, and must neither lock nor call back.
+        // A forked child does not lead. It must not lock a mutex or call a callback.
         if is_forked() {
             return Duration::ZERO;
         }
@@ -436,7 +442,7 @@ impl Term {
         self.call(self.end());
     }
 
-    /// Ends the term. Returns its callbacks, if it was not over before.
+    /// Ends the term. Returns its callbacks if the term was not over before.
     fn end(&self) -> Vec<LossCallback> {
         self.callbacks.lock().take().unwrap_or_default()
     }
@@ -447,14 +453,14 @@ impl Term {
     }
 }
 
-/// The alarm: the lease will end soon, or was renewed in the meantime.
+/// The alarm found that the lease ends soon, or that it was renewed in the meantime.
 impl Task for Term {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let left = self.left();
         if !left.is_zero() {
             let due = clock::now().saturating_add(clock::nanos(left));
             let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
-            // The wheel drops the alarm together with the term.
+            // The wheel removes the alarm when the term is dropped.
             let _alarm = self.site.core.watchdog.alarm(due, weak);
         }
         None
@@ -466,15 +472,15 @@ impl Task for Term {
 #[must_use = "it is an iterator, and does nothing by itself"]
 pub struct Changes<'a> {
     election: LeaderElection,
-    /// `None`: the iterator has ended.
+    /// `None` once the iterator has ended.
     wait: Option<Wait<'a>>,
-    /// `None`: the iterator has not begun.
+    /// `None` until the iterator has begun.
     channel: Option<Subscription>,
     last: Option<Option<Leader>>,
 }
 
 impl Changes<'_> {
-    /// The next change. `None`: the wait ended first.
+    /// Returns the next change, or `None` if the wait ended first.
     fn change(&mut self, wait: &Wait<'_>) -> Result<Option<Option<Leader>>, Error> {
         let Self { election, channel, last, .. } = self;
         let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());
@@ -482,7 +488,7 @@ impl Changes<'_> {
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::default();
-        // Redis does not store messages, so this listens first, and looks after that.
+        // Redis does not store messages, so this first listens and then asks.
         loop {
             match await_confirmation(channel, core, name, &thread, wait) {
                 Ok(true) => break,

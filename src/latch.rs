@@ -22,12 +22,12 @@ use crate::waiting::{
     acquire, slow_poll_or,
 };
 
-/// A count on which threads of all processes wait until other threads have counted it down to zero.
-/// It is `CountDownLatch` of java.util.concurrent and Redisson's `RCountDownLatch`. Made by
-/// [`Client::count_down_latch`].
+/// A count in Redis: threads wait until other threads, in any process, have counted it down to
+/// zero. It is like `CountDownLatch` of java.util.concurrent and Redisson's `RCountDownLatch`. Made
+/// by [`Client::count_down_latch`].
 ///
-/// A clone is the same latch, and so is every handle of the same name. A latch without a count is
-/// open. When its count has become zero, a program may set a new one.
+/// All clones, and all handles of the same name, are the same latch. A latch without a count is
+/// open. When the count has become zero, a program may set a new count.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -47,12 +47,12 @@ use crate::waiting::{
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may not know the latest count-downs, or the count that was
-/// set. The client does not repeat them: look at [`count`](Self::count).
+/// A replica that becomes the master may lack the latest count-downs, or the count that was set.
+/// The client does not repeat them: compare [`count`](Self::count) with the count that you expect.
 ///
 /// # In Redis
 ///
-/// The count is text under the latch's name; at zero there is no key. Messages on
+/// The count is a string under the latch's name; at zero there is no key. Messages on
 /// `redisson_countdownlatch__channel__{name}` say that the count has become zero (`0`) or was set
 /// (`1`). Keys that begin with `redlatch_request:{name}:…` remember for five minutes which requests
 /// were applied, so that no count-down is applied twice.
@@ -69,9 +69,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`.
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
-    /// message says whether the count may have been set. Also the errors of [`count`](Self::count).
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`. [Server
+    /// trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the message
+    /// says whether the count may have been set. The other errors are those of
+    /// [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -82,8 +83,8 @@ impl CountDownLatch {
     }
 
     /// Sets the count, as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`, so
-    /// that a name for one run leaves no key behind. Threads that wait when it ends get an error of
-    /// kind [`Expired`](ErrorKind::Expired).
+    /// that a name for one run leaves no key behind. Threads that still wait at the end of this
+    /// time get an error of kind [`Expired`](ErrorKind::Expired).
     ///
     /// # Blocking
     ///
@@ -94,8 +95,8 @@ impl CountDownLatch {
         self.set_count(count, Some(time_to_live))
     }
 
-    /// Sets the latch's time to live, from now on. With `None` it does not end. Returns `false` if
-    /// the latch has no count.
+    /// Sets the latch's time to live, counted from now. `None` removes the time to live. Returns
+    /// `false` if the latch has no count.
     ///
     /// # Blocking
     ///
@@ -109,8 +110,8 @@ impl CountDownLatch {
         self.site.once(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 
-    /// Returns the latch's time to live: `None` if it has no count, [`Duration::MAX`] if it has no
-    /// end.
+    /// Returns the latch's time to live: `None` if the latch has no count, [`Duration::MAX`] if it
+    /// has no time to live.
     ///
     /// # Blocking
     ///
@@ -136,14 +137,14 @@ impl CountDownLatch {
     }
 
     /// Counts down by one. The last count-down opens the latch and wakes the waiters on all
-    /// machines. An open latch stays as it is.
+    /// machines. If the latch is open, this changes nothing.
     ///
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. If the
-    /// outcome is unknown, the client repeats the count-down in the background, and it is applied
-    /// once: do not count down again. The message says whether that is so. Also the errors of
-    /// [`count`](Self::count).
+    /// outcome is unknown, the client repeats the count-down in the background, and the server
+    /// applies it once: do not count down again. The message says whether the client does this. The
+    /// other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -207,23 +208,23 @@ impl CountDownLatch {
     /// Blocks until the latch is open.
     ///
     /// If the latch is open, this needs one round trip. Otherwise the thread sleeps until the
-    /// message of the last count-down arrives, and asks again. (If the message is lost, it asks
-    /// after about 5 s.) One thread asks for all that wait in this process. If a program sets a new
-    /// count before this process has asked, the wait may go on until the new count is zero, as in
-    /// Redisson.
+    /// message of the last count-down arrives, and asks again. (If the message is lost, the thread
+    /// asks after about 5 s.) One thread asks for all waiting threads of this process. If a program
+    /// sets a new count before this process has asked, the wait may go on until the new count is
+    /// zero, as in Redisson.
     ///
     /// # Errors
     ///
-    /// Those of [`count`](Self::count). [`Client::shutdown`] also ends waits, with
+    /// The errors of [`count`](Self::count). [`Client::shutdown`] also ends waits, with
     /// [`ShutDown`](ErrorKind::ShutDown). [`Expired`](ErrorKind::Expired) if the latch's [time to
-    /// live](Self::try_set_count_for) has ended and the process has not heard of the last
-    /// count-down.
+    /// live](Self::try_set_count_for) has ended and this process did not receive the message of the
+    /// last count-down.
     ///
-    /// All verbs that wait fail in these ways.
+    /// All verbs that wait can return these errors.
     ///
     /// # Blocking
     ///
-    /// Until the latch is open or an error ends the wait. Each request ends after
+    /// Blocks until the latch is open, or an error ends the wait. Each request lasts for at most
     /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
     pub fn wait(&self) -> Result<(), Error> {
         self.await_open(Wait::FOREVER).map(drop)
@@ -237,10 +238,10 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// For at most `wait`. (A reply under way is awaited for 50 ms at least, or three round trips
-    /// to a distant server.) The end of `wait` also ends a request without a reply. The call then
-    /// returns `TimedOut` if the server has answered it before, or has answered any call over the
-    /// same connection within the last second, otherwise an error.
+    /// Blocks for at most `wait`. (The first reply is awaited for 50 ms at least, or three round
+    /// trips to a distant server.) If `wait` ends during a request, the call returns `TimedOut` if
+    /// the server has answered an earlier request of this call, or any request over the same
+    /// connection within the last second. Otherwise it returns an error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -249,12 +250,12 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled). The other errors are those of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Until the latch is open, or an error or the cancel ends the wait. The cancel ends a sleep
-    /// and a request at once.
+    /// Blocks until the latch is open, or an error or the cancel ends the wait. A cancel ends the
+    /// wait at once, even during a request.
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
@@ -264,25 +265,26 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. Also the errors of
-    /// [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. The other errors
+    /// are those of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// For as long as `wait` allows: see [`wait_for`](Self::wait_for) and
+    /// Blocks for as long as `wait` allows: see [`wait_for`](Self::wait_for) and
     /// [`wait_cancellable`](Self::wait_cancellable). With a deadline that has passed, the call asks
     /// once.
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited, Error> {
         self.await_open(wait.into())
     }
 
-    /// Removes the latch. This opens it, and waiters go on. Returns `false` if there was no latch.
+    /// Removes the latch, which opens it and wakes the waiters. Returns `false` if there was no
+    /// latch.
     ///
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the latch may have been removed), or if the key holds other data, which
-    /// stays as it is. Also the errors of [`count`](Self::count).
+    /// stays as it is. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -293,7 +295,7 @@ impl CountDownLatch {
         site.once(|scripts, request_id| scripts.delete(request_id))
     }
 
-    /// Returns the latch's name, as it was given: its key in Redis without the client's
+    /// Returns the latch's name: its key in Redis without the client's
     /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
@@ -323,7 +325,7 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // This asks for itself, since a leader may have asked long ago and sleep now.
+            // This thread asks for itself, since a leader may have asked long ago and sleep now.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
@@ -340,7 +342,7 @@ impl CountDownLatch {
     }
 }
 
-/// One thread of this process asks for all waiters.
+/// The leader asks for all waiting threads of this process.
 impl Synchronizer for CountDownLatch {
     type Site = LatchSite;
 
@@ -368,7 +370,7 @@ impl Synchronizer for CountDownLatch {
         None
     }
 
-    /// Asks whether the latch is open, for all threads that came before.
+    /// Asks whether the latch is open, for all threads that came before the request.
     fn ask(
         &self,
         lead: &mut Lead<LatchRequestState>,
@@ -376,13 +378,15 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A thread that comes after this may wait for another count, since a latch may be set anew.
+        // A thread that comes after this may wait for another count, since a program may set a new
+        // one.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
-        // Whether the last count-down opened the latch. The end of its time sends no message, so
-        // the last message decides, if it has come since the latch was seen closed.
+        // Whether the last count-down opened the latch. The end of the time to live sends no
+        // message. So if a message has come since the latch was seen closed, the last message
+        // decides.
         let was_opened = || {
             let has_spoken = heard != request_state.heard || listening.public.has_spoken();
             has_spoken && listening.public.message() == OPENED
@@ -404,14 +408,14 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                // Up to a millisecond of the time has already passed.
+                // Up to a millisecond of the time to live has already passed.
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
                 request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
                 Ok(Try::Busy(slow_poll_or(left)))
             }
             Err(trouble) => {
-                // A question changes nothing, whether or not it has a reply.
+                // A query changes nothing, with or without a reply.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
                 site.fail_before(request_state.arrivals, &error);
@@ -427,14 +431,14 @@ impl fmt::Debug for CountDownLatch {
     }
 }
 
-/// The leader's last question.
+/// The leader's last query.
 #[derive(Debug, Default)]
 pub(crate) struct LatchRequestState {
-    /// The number of threads that had come before it.
+    /// The number of threads that had come before the query.
     arrivals: u64,
-    /// The earliest time at which the latch may have ended by itself, on [`clock`].
+    /// The earliest time, by [`clock`], at which the latch's time to live may have ended.
     ends: Option<u64>,
-    /// The channel's version before it was sent.
+    /// The channel's version before the query.
     heard: Option<u64>,
 }
 
@@ -452,7 +456,7 @@ pub(crate) struct LatchSite {
 }
 
 impl LatchSite {
-    /// The site of a name, which all its handles share.
+    /// Returns the site of a name, which all handles of this name share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().find(&core.key(name), |key| Self {
             route: core.route(&key),
@@ -477,7 +481,7 @@ impl LatchSite {
         self.requests.open(|| self.core.id.next_number())
     }
 
-    /// Sends a request that is applied once.
+    /// Sends a request that the server applies once, even if two copies reach it.
     fn once<T>(
         &self,
         send: impl FnOnce(LatchScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -497,8 +501,8 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count than this one, so it asks at once. It keeps
-        // the request state, so that it does not take the end of the latch's time for the last
+        // The next leader may wait for another count, so it asks at once. It keeps the request
+        // state. Without it, the leader would take the end of the latch's time to live for the last
         // count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }

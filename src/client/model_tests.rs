@@ -1,5 +1,5 @@
-//! A whole lock, in many orders of its threads' steps: handle, gate, waiting loop, lane, link and
-//! subscriber, of one client or of two, with a model's server behind them.
+//! Models of a whole lock, in many orders of its threads' steps: handle, gate, waiting loop, lane,
+//! link and subscriber, of one or two clients, with a model's server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,7 +55,7 @@ impl Process {
         self.subscriber.join().unwrap();
     }
 
-    /// The server knows each hold that is not lost.
+    /// Checks that the server has each hold that is not lost.
     fn check(&self, server: &ModelServer) {
         let gate = &Site::of(&self.core, NAME).gate;
         let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
@@ -76,7 +76,7 @@ fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock().map(Attempt::into_option),
         1 => match lock.lock_within(Instant::now().into()) {
-            // The model's steps take real time: the limit passed before the answer.
+            // The model's steps take real time, so the limit may pass before the reply.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken.map(Attempt::into_option),
         },
@@ -132,7 +132,7 @@ fn play(
             let inside = Arc::clone(&inside);
             thread::spawn(move || {
                 user(&*lock, &inside);
-                // Others may wait for its last release.
+                // Other threads may wait for this thread's last release.
                 core.read_replies();
             })
         })
@@ -186,7 +186,7 @@ fn the_waiters_of_two_processes_for_a_fair_lock_end() {
     });
 }
 
-/// Threads that take the lock, `trouble` beside them.
+/// Lets threads take the lock while `trouble` runs.
 fn disturb(
     take: fn(&dyn Lock) -> Result<Option<LockGuard>, Error>,
     look: fn(&Process, &ModelServer),
@@ -234,7 +234,7 @@ fn no_thread_holds_after_a_shutdown() {
 #[test]
 fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
-        // The renewer undoes such a grant, and no thread must wait for that here.
+        // The renewer gives such a grant back. No thread of this model may wait for that.
         let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             process.lock().force_unlock().unwrap();
@@ -265,13 +265,13 @@ fn a_shutdown_ends_every_wait() {
     });
 }
 
-/// A lock is held for a while, and taken away; its holder keeps or releases it, and connections of
-/// the subscriber break meanwhile.
+/// A thread holds a lock for a while, and another one takes the lock away. The holder keeps or
+/// releases its guard. Connections of the subscriber break in the meantime.
 fn take_away(keeps: bool, breaks: bool) {
     let server = ModelServer::start();
     let (core, jobs) = Core::model_with_jobs(&server);
     let process = Process::of(Arc::clone(&core));
-    // Another waiter is there: the subscriber has a connection by now, or will soon.
+    // With another waiter, the subscriber has a connection by now, or will have one soon.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = process.client.reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
@@ -315,7 +315,7 @@ fn take_away(keeps: bool, breaks: bool) {
         }
     });
     if keeps {
-        // Nothing else would report the loss.
+        // Nothing else reports the loss.
         while guard.is_held() {
             thread::yield_now();
         }
@@ -326,7 +326,7 @@ fn take_away(keeps: bool, breaks: bool) {
     }
     wheel.join().unwrap();
     thief.join().unwrap();
-    // The next holder has a hold of its own, for which no loss was reported.
+    // The next holder has another hold, for which no loss was reported.
     let next = lock.lock().unwrap();
     assert!(next.is_held());
     next.unlock().unwrap();

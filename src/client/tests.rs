@@ -1,4 +1,4 @@
-//! What a client keeps of the names that it has used.
+//! Which state a client keeps for the names that it has used.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,10 +8,10 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 
-/// Few are enough: they are counted.
+/// A small number is enough, since the test counts the names.
 const NAMES: usize = 100;
 
-/// Of semaphores a client keeps its last changes for ten seconds: `scripts/changes.rs`.
+/// A client keeps the last changes of its semaphores for ten seconds: `scripts/changes.rs`.
 #[test]
 fn names_that_were_used_once_are_forgotten() {
     let server = Server::start().unwrap();
