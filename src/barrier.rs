@@ -721,7 +721,7 @@ impl BarrierSite {
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
         // Of the parties whose arrivals were not sent, one is enough to break the barrier: the
-        // latest, which has the latest deadline.
+        // last one, which has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);

@@ -238,7 +238,7 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// Blocks for at most `wait`. (The first reply is awaited for 50 ms at least, or three round
+    /// Blocks for at most `wait`. (A reply under way is awaited for 50 ms at least, or three round
     /// trips to a distant server.) If `wait` ends during a request, the call returns `TimedOut` if
     /// the server has answered an earlier request of this call, or any request over the same
     /// connection within the last second. Otherwise it returns an error.

@@ -1,4 +1,4 @@
-//! The leases of a client of a server in memory, which end when a test says so.
+//! The leases of a client that uses a server in memory. They end when a test says so.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::Core;
 
 impl Core {
     /// Makes the client's leases age together with those of the other clients of its server in
-    /// memory, if it has one.
+    /// memory, if it uses one.
     pub(super) fn age_with_others(&self) {
         let Some(others) = &self.config.ages_with else { return };
         let core = Weak::clone(&self.itself);

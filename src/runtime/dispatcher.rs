@@ -1,10 +1,10 @@
-//! The dispatcher of a cluster's client, which gives each job to the renewer of its server. Its
-//! thread has no connection and waits for no server. So a server that does not answer never delays
-//! the jobs of the others.
+//! The dispatcher of a cluster's client, which gives each job to the renewer of its server. The
+//! dispatcher's thread has no connection and waits for no server. So a server that does not answer
+//! never delays the jobs of other servers.
 //!
 //! A server that has lost all its slots may be gone for good. Its renewer ends and hands its jobs
-//! back. Its subscriber's thread ends, too. Its lanes are closed once no command is on its way over
-//! them.
+//! back to the dispatcher. Its subscriber's thread ends, too. Its lanes are closed once they have
+//! no unanswered commands.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +27,7 @@ pub(super) struct Dispatcher {
     cluster: Arc<Cluster>,
     /// Each renewer keeps a clone until it ends.
     alive: Sender<()>,
-    /// The renewers by the numbers of their servers. A server has one from its first job on.
+    /// The renewers by the numbers of their servers. A server gets a renewer with its first job.
     renewers: HashMap<usize, Hired>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Dispatcher {
 struct Hired {
     node: Arc<Node>,
     jobs: Sender<Job>,
-    /// The jobs, while the system gives no thread for them.
+    /// The queue of jobs, while the system has no thread for the renewer.
     idle: Option<Receiver<Job>>,
 }
 
@@ -47,7 +47,7 @@ impl Dispatcher {
         Self { core, cluster, alive, renewers: HashMap::new() }
     }
 
-    /// The thread's whole life, until the client has ended and the last job is done.
+    /// Runs the thread until the client has ended and the last job is done.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         loop {
             let is_idle = self.renewers.values().any(|hired| hired.idle.is_some());
@@ -72,7 +72,7 @@ impl Dispatcher {
         }
     }
 
-    /// Gives up the servers without slots.
+    /// Drops the renewers of servers without slots.
     fn let_go(&mut self) {
         for node in self.cluster.nodes() {
             if !self.cluster.is_master(&node) {
@@ -91,14 +91,14 @@ impl Dispatcher {
         match job {
             Job::Renew(renewals) => self.renew(renewals),
             Job::Moved(slots) => {
-                // The new server may not know the holds.
+                // The new server may lack the holds.
                 let members = self.core.members.in_slots(&slots);
                 let homes = members.iter().map(|member| self.home(member.name()));
                 let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
-                // It may also know owners that no thread uses now.
+                // It may also have holds of owners that no thread uses now.
                 for node in homes.values() {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }
@@ -136,7 +136,7 @@ impl Dispatcher {
         }
     }
 
-    /// Runs `work`. Its panic must not end the jobs of all other synchronizers.
+    /// Runs `work`. If it panics, the jobs of the other synchronizers go on.
     fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work)).ok();
         if done.is_none() {
@@ -162,7 +162,7 @@ impl Dispatcher {
 
     fn give_all(&self, job: impl Fn() -> Job) {
         for hired in self.renewers.values() {
-            // The receiver is gone only after the renewer's end.
+            // The channel is closed only after the renewer's end.
             let _ = hired.jobs.send(job());
         }
     }

@@ -1,4 +1,5 @@
-//! The first exchange with a server: can this library work with it, and how far away is it?
+//! The first exchange with a server: can this library work with the server, and how long does a
+//! round trip take?
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +10,9 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 
-/// The test script. It is the same for every client, so that nothing on the server grows with their
-/// number. It tests for `acl_check_cmd`: scripts ask before their first write whether all their
-/// writes are allowed, which a server before Redis 7.0 cannot say.
+/// The test script. All clients send the same text, so their number does not fill the server's
+/// cache. The script tests for `acl_check_cmd`, by which other scripts ask before their first write
+/// whether all their writes are allowed. Servers before Redis 7.0 lack this function.
 const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
@@ -23,8 +24,8 @@ pub(crate) struct Greeting {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Finds out whether this library can work with a server, over a connection that is open.
-/// `is_cluster`: the server is one of a cluster, and the client knows that.
+/// Finds out whether this library can work with a server, over an open connection. `is_cluster`
+/// means that the client knows that the server belongs to a cluster.
 pub(crate) fn greet(
     endpoint: &Endpoint,
     server: &ServerInfo,
@@ -74,7 +75,7 @@ pub(crate) fn greet(
     Ok(Greeting { round_trip, warnings: info.warnings(endpoint, config, is_cluster) })
 }
 
-/// The server's answer to `INFO`. It is empty if the user has no right to ask.
+/// The server's reply to `INFO`, or an empty text if the user lacks the right.
 struct Info(String);
 
 impl Info {
@@ -126,8 +127,8 @@ impl Info {
     }
 }
 
-/// Checks that the server lets the client wait for replicas. This does not ask for their number,
-/// since they come and go.
+/// Checks that the server lets the client wait for replicas. Does not check their number, since
+/// replicas come and go.
 fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
     match ask(&Command::wait(none)) {
@@ -136,7 +137,7 @@ fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     }
 }
 
-/// The error for a question that got no answer although there was a connection.
+/// Returns the error for a request without a reply on an open connection.
 fn unanswered(failure: Failure) -> Error {
     match failure {
         Failure::TimedOut(_) | Failure::Unacknowledged(..) => {
@@ -148,7 +149,7 @@ fn unanswered(failure: Failure) -> Error {
     }
 }
 
-/// Checks whether this library can work with the server, as far as the server's own answer shows.
+/// Checks whether this library can work with the server, according to the server's own description.
 fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
@@ -168,7 +169,7 @@ fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that the answer is the one of the script.
+/// Checks that the reply is that of the test script.
 fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
@@ -190,7 +191,7 @@ fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     }
 }
 
-/// Checks whether a server that refused a script would run scripts at all.
+/// Checks whether a server that refused a script runs any scripts.
 fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
     let why = match error.code().unwrap_or_default() {
         "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",

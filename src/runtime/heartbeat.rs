@@ -8,12 +8,12 @@ use redlatch_client::sync::clock;
 
 use super::Core;
 
-/// The number of names whose changes of semaphores are looked at each time.
+/// The number of names whose changes of semaphores each heartbeat checks.
 const NAMES_A_TICK: usize = 2_000;
 
 impl Core {
-    /// Shows the subscriber that its connection is alive, and does the regular work. `false`: it is
-    /// not due yet.
+    /// Shows the subscriber that its connection is alive, and does the regular work. Returns
+    /// `false` if this is not due yet.
     pub(super) fn heartbeat(&self) -> bool {
         let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
         let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
@@ -37,9 +37,8 @@ impl Core {
         is_due
     }
 
-    /// Makes the renewer look at lanes with unwritten commands. Calls with a limit leave such
-    /// commands behind when the server takes no bytes. Perhaps no post follows them, and the next
-    /// call may come much later.
+    /// Makes the renewer check lanes with unwritten commands. A call with a limit leaves its
+    /// command unwritten if the server takes no bytes, and the next call may come much later.
     fn look_after_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {

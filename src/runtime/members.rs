@@ -11,15 +11,15 @@ use crate::lease::Renewal;
 use crate::name::Name;
 use crate::snapshot::Held;
 
-/// The state of one name in one client, which all its handles share.
+/// The state of one name in one client, which all handles of the name share.
 pub(crate) trait Member: Send + Sync + 'static {
     fn name(&self) -> &Name;
 
-    /// Ends with the client: wakes all waiters and releases all holds.
+    /// Called at the end of the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// A renewal for each hold, although it is not due yet, or a question whether the server still
-    /// knows the hold.
+    /// Returns for each hold a renewal that is not due yet, or a query whether the server still has
+    /// the hold.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
@@ -31,7 +31,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The holds of this process's threads.
+    /// Returns the holds of this process's threads.
     fn held(&self) -> Vec<Held> {
         Vec::new()
     }
@@ -139,12 +139,12 @@ impl Members {
         members
     }
 
-    /// Drops the names that were unused for a while.
+    /// Drops the state of names that were unused for a while.
     pub(super) fn sweep(&self) {
         self.kinds().iter().for_each(|kind| kind.sweep());
     }
 
-    /// Makes each name end with its last handle from now on.
+    /// From now on, drops the state of a name with its last handle.
     pub(super) fn close(&self) {
         self.kinds.lock().closed = true;
         self.kinds().iter().for_each(|kind| kind.close());

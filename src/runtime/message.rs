@@ -1,7 +1,8 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! Scripts name the owner in the message. The client could subscribe to a pattern instead, but
-//! then the server would have to match every message of any sender.
+//! Each client has one channel, so a message names its owner. With a channel for each owner, the
+//! client would subscribe to a pattern, and the server would match the pattern with every message
+//! of any sender.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,10 +20,10 @@ pub(crate) enum Message<'a> {
     Ask { lock: &'a str },
     /// The owner now holds the lock.
     Grant(GrantMessage<'a>),
-    /// The lock is left to other clients for this time, or not at all if it is zero. The owner is
-    /// the first in the queue, and should ask after that time.
+    /// The owner is the first in the queue. The lock is left to other clients for the time `left`
+    /// (which may be zero), and the owner should ask after that time.
     Open { left: Duration, database: i64, lock: &'a str },
-    /// The owner's wait for the condition is over. The key is that of the condition's waiters.
+    /// The owner's wait for a condition is over. `waiting` is the key of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
 }
 
@@ -39,8 +40,8 @@ pub(crate) struct GrantMessage<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Parses a message. Also returns the number of its owner. `None`: this version does not know
-    /// such a message.
+    /// Parses a message, and returns it with the number of its owner. Returns `None` if this
+    /// version does not know such a message.
     pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
         let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = message.split_once(' ')?;
@@ -70,7 +71,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The number before the first space, and the text behind it.
+/// Returns the number before the first space, and the text behind the space.
 fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
     let (word, rest) = text.split_once(' ')?;
     Some((word.parse().ok()?, rest))
@@ -78,22 +79,23 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 
 /// The receiver of the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
-    /// Called on the subscriber's thread with no mutex held; must not block. `false`: no thread
-    /// will read the message, which the client then handles as one to an owner that does not wait.
+    /// Called on the subscriber's thread with no mutex held. Must not block. Returns `false` if no
+    /// thread will read the message: then the client handles it as a message to an owner that no
+    /// longer waits.
     fn receive(&self, message: &Message<'_>) -> bool;
 }
 
-/// The registered owners of this client, which expect messages, by their numbers. An owner is here
-/// from before its first request, for as long as it has an entry or the lock that it got by one.
-/// Messages name only owners that had an entry. So a grant for an owner that is not here is a hold
-/// that no thread has.
+/// The registered owners of this client by their numbers, with the recipients of their messages. An
+/// owner is registered before its first request, and for as long as it has a queue entry, or the
+/// lock that it got by this entry. Scripts send messages only to owners that had an entry. So if a
+/// grant names an owner that is not registered, no thread has this hold.
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,
 }
 
 impl Recipients {
-    /// Makes messages that name this owner reach `recipient`.
+    /// Registers `recipient` for the messages that name this owner.
     pub(crate) fn register<R: Recipient + 'static>(
         self: &Arc<Self>,
         owner: u64,
@@ -105,7 +107,7 @@ impl Recipients {
         registered
     }
 
-    /// The registered owner with that number.
+    /// Returns the registered owner with that number.
     pub(super) fn named(&self, owner: u64) -> Option<Arc<Registered>> {
         self.registered.lock().get(&owner).and_then(Weak::upgrade)
     }
@@ -117,9 +119,10 @@ impl fmt::Debug for Recipients {
     }
 }
 
-/// A registered owner, which messages may name, and the recipient of those messages. An owner that
-/// [may have stood](crate::ask) in a queue stays registered while it holds: if a request found its
-/// grant, the grant's message comes late, and the grant must not be given back.
+/// The registration of an owner, with the recipient of the messages that name the owner. An owner
+/// that [may have stood](crate::ask) in a queue stays registered while it holds the lock. If a
+/// request found its grant, the message of the grant comes later, and the client must not give the
+/// grant back then.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

@@ -52,9 +52,9 @@ use crate::lease::{Cleanup, Job, Watchdog, schedule};
 use crate::name::Name;
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
-/// What counts as the time of a round trip to a server that was not met.
+/// The assumed time of a round trip before the first exchange with the server.
 const UNMEASURED: Duration = Duration::from_micros(500);
-/// How long redirected commands are followed to other servers.
+/// How long the client follows redirects of commands to other servers.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
@@ -78,7 +78,7 @@ pub(crate) struct Core {
     forgets: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
-    /// The long waits. Each adds and removes itself.
+    /// The long waits. Each wait adds and removes itself.
     pub(crate) waits: Mutex<Waits>,
     slow_lines: Mutex<SlowLines>,
     /// Makes the text of a log line about a slow wait.
@@ -93,8 +93,8 @@ pub(crate) struct Core {
     closed: AtomicBool,
 }
 
-// Only callbacks keep the compiler from seeing this: the user's (see `Config`), and the client's,
-// whose state is in a `Mutex` or an atomic.
+// Only callbacks keep the compiler from deriving this: those of the user (see `Config`), and those
+// of the client, whose state is in a `Mutex` or an atomic.
 impl RefUnwindSafe for Core {}
 
 impl Core {
@@ -158,12 +158,12 @@ impl Core {
         self.measured.get().copied().unwrap_or(UNMEASURED)
     }
 
-    /// Whether there was an exchange with the server.
+    /// Whether the client has ever had an exchange with the server.
     fn is_met(&self) -> bool {
         self.measured.get().is_some()
     }
 
-    /// Takes the result of the first exchange with the server.
+    /// Stores the result of the first exchange with the server.
     fn met(&self, greeting: Greeting) {
         // Two threads may open a first connection at the same time.
         if self.measured.set(greeting.round_trip).is_ok() {
@@ -173,7 +173,7 @@ impl Core {
         }
     }
 
-    /// The key of the name that a user gave: the client's prefix comes before it.
+    /// Returns the key of the name that a user gave: the client's prefix and this name.
     pub(crate) fn key<'a>(&self, given: &'a str) -> Cow<'a, str> {
         match &*self.config.prefix {
             "" => Cow::Borrowed(given),
@@ -181,7 +181,7 @@ impl Core {
         }
     }
 
-    /// The pattern of the keys of the names that match a user's pattern.
+    /// Returns the pattern of keys for a user's pattern of names.
     pub(crate) fn pattern(&self, given: &str) -> String {
         let mut pattern = String::with_capacity(self.config.prefix.len() + given.len());
         for letter in self.config.prefix.chars() {
@@ -193,19 +193,19 @@ impl Core {
         pattern + given
     }
 
-    /// The name with this key.
+    /// Returns the name with this key.
     pub(crate) fn name(&self, key: impl Into<Arc<str>>) -> Name {
         Name::of(key, &self.config.prefix)
     }
 
-    /// The route of a name's commands to its server.
+    /// Returns the route of a name's commands to its server.
     pub(crate) fn route(&self, name: &str) -> Route {
         self.servers.route(name, self.hasher.hash_one(name) as u32)
     }
 
-    /// The numbered requests of a name. Each open request keeps them alive, so that the numbers
-    /// outlive the name's handles. Two names may share their requests and so their numbers, as `x`
-    /// and `{x}` do.
+    /// Returns the sequence of numbered requests of a name. Each open request keeps the sequence
+    /// alive, so that it outlives the name's handles. Two names may share one sequence, as `x` and
+    /// `{x}` do.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = scripts::requests(name, self.id.as_str());
         self.changes.requests.find(&key, |key| {
@@ -217,11 +217,11 @@ impl Core {
         self.config.connection.response_timeout
     }
 
-    /// Notes that there is a handle whose lease the watchdog renews. From here on no renewal waits
-    /// longer than that lease allows. This bound never ends, since a lock may be taken on a handle
-    /// at any time.
+    /// Notes that a handle has a lease of this length, which the watchdog renews. From here on no
+    /// renewal waits longer than this lease allows. The bound stays for ever, since a thread may
+    /// take a lock on the handle at any time.
     pub(crate) fn watches_for(&self, lease: Duration) {
-        // The lock refuses a lease that is out of range when it is taken.
+        // If the lease is out of range, the verbs of the lock refuse it.
         if config::check_watchdog("", lease).is_ok() {
             self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
         }
@@ -264,7 +264,7 @@ impl Core {
         self.servers.address()
     }
 
-    /// The address for the client's whole life, which a failover does not change.
+    /// Returns an address that a failover does not change.
     pub(crate) fn lasting_address(&self) -> String {
         self.servers.first().endpoint.lasting_address()
     }
@@ -278,8 +278,8 @@ impl Core {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Fails if the client has ended, or belongs to the parent process. It is called before a mutex
-    /// of the client is taken.
+    /// Returns an error if the client has ended, or belongs to the parent process. Called before a
+    /// mutex of the client is taken.
     #[inline]
     pub(crate) fn check(&self, name: &Name) -> Result<(), Error> {
         Error::if_forked(name)?;
@@ -294,8 +294,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sends a command without waiting for its reply. After the client's end it does wait, since no
-    /// other thread would read the reply. In a forked child it sends nothing.
+    /// Sends a command without waiting for its reply. After the client's end this waits for the
+    /// reply, since no other thread would read it. In a forked child this sends nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if is_forked() {
             return;
@@ -304,7 +304,7 @@ impl Core {
         if !self.is_cluster() {
             return self.post_to(&lane, command, receiver);
         }
-        // No thread follows a redirect of this command. Its receiver has it sent again.
+        // No thread follows a redirect of this command: its receiver sends the command again.
         let receiver = move |outcome| receiver.receive(unfollowed(outcome));
         self.post_to(&lane, command, Arc::new(receiver));
     }
@@ -358,11 +358,11 @@ impl Core {
         }
     }
 
-    /// Takes the outcome of a control message. Only the arrival of the message matters.
+    /// Handles the outcome of a control message. Only the arrival of the message matters.
     fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
             Err(Failure::Refused(cause)) => {
-                // The client sends it again every few seconds.
+                // The client sends the control message again every few seconds.
                 if !self.pubsub.is_muted(true) {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
@@ -391,7 +391,7 @@ impl Core {
     }
 }
 
-/// Makes the text of a log line about a long wait. `None`: there is nothing to say as yet.
+/// Makes the text of a log line about a long wait. Returns `None` if there is nothing to say yet.
 type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 
 /// See [`Session::open`].

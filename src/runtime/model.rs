@@ -53,8 +53,8 @@ impl Core {
         thread::spawn(move || pubsub.run(&subscriber))
     }
 
-    /// Reads replies, as the background thread does soon after a post. A post beyond the limit of
-    /// unread replies is not written before that.
+    /// Reads replies, as the background thread does soon after a post. At the limit of unread
+    /// replies, further posts are written only after this.
     pub(crate) fn read_replies(&self) {
         let node = self.servers.first();
         while !node.any_lane().look(MINUTE, MINUTE) {

@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// How long the question for the holder may take. The callback of a loss may have to wait for it.
+/// The longest time for the query for the holder. The callback of a loss may wait behind it.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -53,27 +53,28 @@ impl Counted {
     }
 }
 
-/// The least time between two questions that a client asks for log lines about slow waits, whatever
-/// the name.
+/// The least time between two queries that a client sends for log lines about slow waits, whatever
+/// the names.
 const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// The times, on [`clock`], from which the log may have another line about a slow wait. So a crowd
-/// of waiters neither fills the log nor asks the server again and again.
+/// The times, by [`clock`], from which the log may have another line about a slow wait. So many
+/// waiters neither fill the log nor send one query after another.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
-    /// Whether the callbacks' thread has a question. There is one at a time, since that thread may
-    /// hang.
+    /// Whether a query runs on the callbacks' thread. Only one runs at a time, since that thread
+    /// may hang.
     is_asking: bool,
     next: u64,
-    /// The names and deadlocks that had a line within the last minute, and the time from which each
-    /// may have the next one.
+    /// The names and deadlocks that had a line within the last minute, each with the time from
+    /// which it may have the next line.
     names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Begins a question about a name. `Some`: it must not begin now, but perhaps after this time.
+    /// Begins a query about a name. Returns `Some` if the query must not begin now, with the time
+    /// after which to try again.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {
             return Some(SLOW_LINES_SPACED);
@@ -84,8 +85,8 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock is new within the last minute. If so, it counts as logged
-    /// now.
+    /// Whether a line about a deadlock was not logged within the last minute. If so, notes it as
+    /// logged.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
@@ -96,7 +97,7 @@ impl SlowLines {
         is_new
     }
 
-    /// Ends a question about a name. `is_said`: it led to a line.
+    /// Ends a query about a name. `is_said` means that it led to a line.
     fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
         (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
@@ -117,15 +118,14 @@ pub(crate) struct SlowWait {
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
-/// The most events that wait behind a slow callback, and the most if the next event is a loss or
-/// the end of an outage. Such events are few, and if a loss were left out, an observer's count of
-/// holds would stay wrong.
+/// The most events that wait behind a slow callback. The second limit is for losses and ends of
+/// outages. These are few, and without each loss an observer's count of holds would stay wrong.
 const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by their beginnings and threads. Each has a name, its
-/// kind, a thread, and the thread's arrival number in the process's queue, which is zero while it
-/// leads.
+/// kind, a thread, and the thread's arrival number in the process's queue. A leader's arrival
+/// number is zero.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 
@@ -135,8 +135,8 @@ impl Core {
         !self.config.observers.is_empty()
     }
 
-    /// Calls each observer on this thread, which holds no mutex. After the panic of one, the others
-    /// are called all the same.
+    /// Calls each observer on this thread, which holds no mutex. If one observer panics, the others
+    /// are still called.
     #[inline]
     pub(crate) fn tell_observers(&self, tell: impl Fn(&dyn Observer)) {
         for observer in &self.config.observers {
@@ -153,8 +153,8 @@ impl Core {
         self.tell_observers(tell);
     }
 
-    /// Counts the event, and reports it on the callbacks' thread after all earlier ones. The report
-    /// is left out if too many wait there.
+    /// Counts the event, and reports it on the callbacks' thread after all earlier events. Leaves
+    /// out the report if too many events wait there.
     pub(crate) fn observe_soon<T: Fn(&dyn Observer) + Send + 'static>(
         &self,
         what: Count,
@@ -216,8 +216,8 @@ impl Core {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut waits: Vec<_> = self.waits.lock().clone().into_iter().collect();
-        // The waits are sorted as they stand in the queue. Where each thread leads for itself, they
-        // are sorted by their beginnings.
+        // The waits are sorted in the order of the queue. If each thread is a leader, they are
+        // sorted by their beginnings.
         waits.sort_by_key(|(began, (.., arrival))| (*arrival, *began));
         let mut before = BTreeMap::<_, usize>::new();
         let waiting = waits.iter().map(|((since, _), (name, kind, thread, _))| {
@@ -248,10 +248,10 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// Makes the log say why a wait lasts, once the callbacks' thread has asked the server. Returns
-    /// the time after which to call this again if the log has not said it by then: soon after
-    /// another line there is none, and only one question is asked at a time. `None`: never call it
-    /// again.
+    /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. Returns the
+    /// time after which to call this again if the log does not have the reason by then: lines must
+    /// keep their distance, and only one query runs at a time. Returns `None` if the caller must
+    /// not call this again.
     pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
@@ -259,8 +259,7 @@ impl Core {
         if let Some(later) = self.slow_lines.lock().begins(clock::now(), &wait.name) {
             return Some(later);
         }
-        // The longer the threads of a crowd wait, the less often each tries to be the one that
-        // asks.
+        // The longer a thread has waited, the less often it tries to be the one that asks.
         let later = SLOW_LINES_SPACED.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
         self.watchdog.call(move || {
@@ -269,7 +268,7 @@ impl Core {
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
             let lasts = || !wait.is_said.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
-            // A line from a request that was cut off may lack the holder.
+            // If the query was cut off, the line may lack the holder.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
@@ -281,9 +280,9 @@ impl Core {
         Some(later)
     }
 
-    /// Makes the log say at once which other locks this thread holds, which has waited for long. It
-    /// does so whether or not another line explains the wait: no other client knows what the thread
-    /// holds, and perhaps no other line names it.
+    /// Logs at once which other locks a thread holds that has waited for long. Another line may
+    /// explain the wait, but no other client knows which locks this thread holds, and perhaps no
+    /// other line names them.
     pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {
@@ -300,8 +299,8 @@ impl Core {
         }
     }
 
-    /// Makes the log say that nobody has set the permits for which threads with these needs ask,
-    /// unless the name has just had a line.
+    /// Logs that nobody has set the permits for which threads with these needs ask, unless the name
+    /// has just had a line.
     pub(crate) fn tells_no_permits(&self, name: &Name, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
         if lines.begins(now, name).is_some() {

@@ -1,8 +1,8 @@
 //! The live owners: those under which this process requests or holds locks.
 //!
-//! A server that becomes the master may have a hold of an owner that no thread of this client uses,
-//! since the release reached only the old master. Numbers are never used again, so an owner that is
-//! not live never will be. All its holds can be released.
+//! If a release reached only the old master, a new master may have a hold of an owner that no
+//! thread of this client uses. Numbers are never used again, so an owner that is not live never
+//! becomes live again. All holds of such owners can be released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use redlatch_client::sync::{Mutex, is_forked};
 use super::Core;
 use crate::scripts::{Mode, Owner};
 
-/// The numbers of the live owners. (Not hashed: that would cost each lock more than these trees.)
+/// The numbers of the live owners. (Hash sets would cost each lock more than these trees.)
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live. It exists from before the owner's first request until the hold is released
-/// or no thread uses the owner.
+/// Keeps an owner live: from before the owner's first request until the hold is released or no
+/// thread uses the owner.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,

@@ -30,8 +30,8 @@ use crate::scripts;
 const NAMES_A_CALL: usize = 128;
 /// The most names whose renewals are written before a reply is read.
 const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
-/// How long a reply for which no caller waits may take, besides some round trips. After that its
-/// lane is closed.
+/// How long a reply for which no caller waits may take, besides some round trips. After that, the
+/// lane of the reply is closed.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
@@ -40,21 +40,21 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// The most names in one call. In a cluster a call is for one name: two names are usually in
-    /// two slots, or at two servers while their slot moves. Otherwise see [`NAMES_A_CALL`].
+    /// The most names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster two names
+    /// are usually in two slots, or at two servers while their slot moves.
     names_a_call: usize,
     /// The renewer's own connection, so that renewals neither wait for the callers' commands nor
     /// delay them.
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
-    /// The time at which to ask again for the holds, if the server did not answer.
+    /// The time of the next query for the holds, if the server did not answer the last query.
     ask_again: Option<u64>,
-    /// The last run of the server at which earlier releases were repeated.
+    /// The last run of the server at which the renewer repeated earlier releases.
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
     mending: VecDeque<Mending>,
-    /// Whether the server forbade some of them, which the log says once.
+    /// Whether the server forbade some of these changes, which is logged once.
     is_forbidden: bool,
     /// Whether the client has opened no connection to the server so far.
     is_unmet: bool,
@@ -84,24 +84,24 @@ impl Renewer {
         }
     }
 
-    /// Opens the connection now. At the time of the first renewal the server may be full or have
+    /// Opens the connection now. Later, at the first renewal, the server may be full or have
     /// another password, and refuse a new connection.
     pub(crate) fn connect(mut self) -> Self {
-        // If this fails, the server's health has logged it. Until there is a connection the lanes are
-        // used.
+        // If this fails, the server's health logs it, and the lanes are used until there is a
+        // connection.
         let _none_now = self.own.opens();
         self
     }
 
-    /// The thread's whole life, until the client has ended and the last job is done, or until the
-    /// channel is disconnected.
+    /// Runs the thread until the client has ended and the last job is done, or until the channel is
+    /// disconnected.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    // A cleanup that is left after a turn may have further commands to send.
+                    // A cleanup that stays in the list may have further commands to send.
                     while !self.mending.is_empty() {
                         self.try_to(Self::mend_some);
                     }
@@ -127,7 +127,7 @@ impl Renewer {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
             self.try_to(Self::mend_some);
-            // This is one packet, and comes after the urgent jobs, since a packet takes its time
+            // This sends one packet. It comes after the urgent jobs, since a packet takes long
             // while the server is away.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
@@ -148,7 +148,7 @@ impl Renewer {
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
 
-    /// Runs `work`, whose panic must not end all later renewals. `false`: it panicked.
+    /// Runs `work`, whose panic must not end all later renewals. Returns `false` if it panicked.
     fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
@@ -158,7 +158,8 @@ impl Renewer {
         done
     }
 
-    /// The outcome for the receivers of a job that panicked, as if the connection had broken.
+    /// Returns the outcome for the receivers of a job that panicked, as if the connection had
+    /// broken.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
@@ -240,15 +241,15 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Releases holds that came back. If another server has become the master, or this one has come
-    /// back with older data, a hold released shortly before may exist again, under an owner that no
-    /// thread uses. Its waiters would wait for the end of the lease. (A list of all released holds
+    /// Releases holds that exist again after their release. This happens if another server becomes
+    /// the master, or if this server comes back with older data. No thread uses the owner of such a
+    /// hold, and its waiters would wait for the end of the lease. (A list of all released holds
     /// would grow without limit, so the renewer asks for the owners of the locks that this client
     /// knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // For each name the last member counts: a fair lock's queue knows more than its site, and
-        // is made later.
+        // If a name has two members, the last one is used: a fair lock's queue knows more than its
+        // site, and is made later.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();

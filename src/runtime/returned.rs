@@ -1,11 +1,11 @@
 //! The permits of expirable semaphores that this process has just released.
 //!
-//! A server that becomes the master may not know of a release that the old master has answered.
-//! Such a permit stays on the new master until its lease ends, and no process can take it. The list
-//! of permits that the process still has does not help here, since any thread that knows a permit's
-//! id may have the permit. So this module remembers each released permit, whoever took it, and the
-//! client releases it again on the new master. An id stands for one acquisition, so a second
-//! release takes no permit from anybody.
+//! A server that becomes the master may lack a release that the old master has answered. The permit
+//! then stays taken on the new master until its lease ends. The list of permits that the process
+//! still has does not help here, since any thread that knows a permit's id may have the permit. So
+//! this module remembers each released permit, whoever took it, and the client releases it again on
+//! the new master. An id stands for one acquisition, so a second release takes no permit from
+//! anybody.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use redlatch_client::sync::{Mutex, clock};
 
 use crate::scripts::PermitId;
 
-/// A permit is remembered until another one is released this much later. No replica that becomes
+/// A permit is remembered until another permit is released this much later. No replica that becomes
 /// the master is further behind. Elapsed time alone does not count, since nothing is released in an
-/// outage, however long.
+/// outage, however long it lasts.
 const REMEMBERED: u64 = 10_000_000_000;
 /// The time after which a permit is forgotten if no other is released. It is longer than any outage
 /// that a client waits for.

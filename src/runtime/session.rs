@@ -98,7 +98,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Connects to the server, or to one of a cluster's.
+    /// Connects to the server, or to one server of a cluster.
     fn find(url: &str, config: &Config) -> Result<(Servers, Greeting), Error> {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
         if let Some(cluster) = Cluster::connect(url, &config.connection).map_err(not_connected)? {
@@ -109,7 +109,7 @@ impl Session {
                         cluster.set_lanes(lanes(greeting.round_trip));
                         return Ok((Servers::Cluster(cluster), greeting));
                     }
-                    // One server may just be away.
+                    // This server may only be away for a while.
                     Err(error) if error.is_transient() => refusal = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -131,7 +131,7 @@ impl Session {
         greet(endpoint, &endpoint.server().unwrap_or_default(), &mut ask, config, is_cluster)
     }
 
-    /// The server, or the master of Sentinels, to which no connection was opened.
+    /// Returns the server, or the master of Sentinels, without a connection.
     fn unmet(url: &str, config: &Config) -> Result<Servers, Error> {
         if Cluster::is_named_by(url).map_err(not_connected)? {
             let message = "connect_lazy is for one server or Sentinels: the servers of a cluster \
@@ -158,9 +158,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The last drop in a forked child must not end the parent's client: not its holds, not its
-        // connections, which may write when they are closed, and not its threads, which do not
-        // exist in the child.
+        // In a forked child, the last drop must not end the parent's client. It must not release
+        // holds, close connections (which may write), or wait for threads (which do not exist in
+        // the child).
         if is_forked() {
             std::mem::forget(Arc::clone(&self.0));
         }
@@ -282,9 +282,9 @@ fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Sour
     Ok(started.map(Arc::new))
 }
 
-/// The number of connections for this round trip. Nearby there are four, so that the server has
-/// work while threads write and read. (With more, each packet costs more than it saves.) Over a
-/// network there are enough to keep threads from waiting for the replies of others.
+/// Returns the number of connections for this round trip. For a near server there are four, so that
+/// the server has work while threads write and read. (With more, each packet costs more than it
+/// saves.) Over a network there are enough to keep threads from waiting for the replies of others.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {
         0..500 => 4,
@@ -294,7 +294,7 @@ fn lanes_for(round_trip: Duration) -> usize {
 }
 
 /// The state that handles and guards share. The background threads have only the [`Core`], so none
-/// of them makes the last drop.
+/// of them drops this state.
 pub(super) struct Threads {
     pub(super) core: Arc<Core>,
     /// A channel that is disconnected once the last background thread has ended.
@@ -329,7 +329,7 @@ impl Threads {
         }
     }
 
-    /// Ends the client. `false`: another thread has begun to.
+    /// Ends the client. Returns `false` if another thread has already begun to end it.
     fn end(&self) -> bool {
         if std::mem::replace(&mut *self.ending.lock(), true) {
             return false;

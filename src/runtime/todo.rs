@@ -7,9 +7,9 @@ use redlatch_client::Lane;
 
 use crate::lease::Job;
 
-/// A renewer's jobs. Renewals come first, and after each packet of renewals one other job, since a
-/// packet may take as long as replicas need. Lanes come last, and one at a time: a lane that does
-/// not answer takes its time, and a renewal that falls due in the meantime then waits for no other
+/// A renewer's jobs. Renewals come first. After each packet of renewals, one other job comes, since
+/// a packet may take as long as replicas need. Lanes come last, and one at a time: a lane that does
+/// not answer takes long, and a renewal that falls due in the meantime then waits for no other
 /// lane.
 #[derive(Default)]
 pub(super) struct Todo {
@@ -24,8 +24,8 @@ pub(super) struct Todo {
 impl Todo {
     pub(super) fn put(&mut self, job: Job) {
         match job {
-            // Renewals that fell due while the last ones were on their way go together. One round
-            // trip for each tick would be too slow for a short lease at a distance.
+            // Renewals that fell due during the last exchange go out together. One round trip for
+            // each tick would be too slow for a short lease at a distant server.
             Job::Renew(more) => match self.renewals.back_mut() {
                 Some(Job::Renew(last)) => last.extend(more),
                 _ => self.renewals.push_back(Job::Renew(more)),
@@ -43,7 +43,7 @@ impl Todo {
         !self.renewals.is_empty() || !self.others.is_empty()
     }
 
-    /// The next job. `End` comes when there is no other.
+    /// Returns the next job. `End` comes when there is no other job.
     pub(super) fn next(&mut self) -> Option<Job> {
         let other = std::mem::take(&mut self.renewed).then(|| self.others.pop_front()).flatten();
         if other.is_some() {

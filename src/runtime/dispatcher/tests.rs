@@ -30,7 +30,7 @@ fn session(cluster: &Servers, unclaimed: fn(&Arc<Core>, u64, &Message<'_>)) -> S
 
 fn ignore(_: &Arc<Core>, _: u64, _: &Message<'_>) {}
 
-/// Another name at the server of `name`, in another slot.
+/// Returns another name at the server of `name`, in another slot.
 fn neighbour(cluster: &Servers, name: &str) -> String {
     let (slot, port) = (cluster.slot(name), cluster.home(name).port());
     let is_one = |other: &String| cluster.slot(other) != slot && cluster.home(other).port() == port;
@@ -77,8 +77,8 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
     }
 }
 
-/// The server ends a subscription when the slot leaves it, and then refuses to end it again. So one
-/// request gets the words of two replies.
+/// When the slot leaves the server, the server ends the subscription. After that it refuses to
+/// unsubscribe. So one request gets two replies.
 #[test]
 fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     static HOLDS: AtomicBool = AtomicBool::new(true);
@@ -97,7 +97,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     let stays = core.pubsub.listen_to_own(&other);
     wait_until("both are heard", SOON, || moved.is_confirmed() && stays.is_confirmed());
     let version = stays.version();
-    // The listening thread stands still, and later finds all these events in this order.
+    // The subscriber's thread is stopped, and later finds all these events in this order.
     let channel = LockKeys::own_channel(&other, core.id.as_str());
     let mut redis = cluster.home("moved").connection();
     let heard: u64 =
@@ -116,7 +116,8 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
 
-/// The PING behind an unsubscription is refused then, and this refusal belongs to no other request.
+/// The server refuses the PING behind an unsubscription, and this refusal belongs to no other
+/// request.
 #[test]
 fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();

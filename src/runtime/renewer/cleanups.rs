@@ -14,8 +14,8 @@ use crate::scripts;
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 impl Renewer {
-    /// Repeats the latest releases of permits of expirable semaphores, which another run of the
-    /// server may not know.
+    /// Repeats the latest releases of permits of expirable semaphores, which a new run of the
+    /// server may lack.
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
         for (key, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             let name = self.core.name(key.clone());
@@ -26,9 +26,9 @@ impl Renewer {
         }
     }
 
-    /// Sends one packet of due cleanups, and keeps unfinished ones for later. The rest waits for
-    /// the next turn: there may be thousands, each packet takes a round trip, and a renewal that
-    /// falls due in the meantime goes before the next packet.
+    /// Sends one packet of due cleanups, and keeps unfinished ones for later. The other due
+    /// cleanups wait for the next call: there may be thousands, each packet takes a round trip, and
+    /// a renewal that falls due in the meantime goes before the next packet.
     pub(super) fn send_due_cleanups(&mut self, now: u64) {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
         let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
@@ -45,12 +45,13 @@ impl Renewer {
             elsewhere.into_iter().for_each(|cleanup| self.core.watchdog.clean_up(cleanup));
         }
         self.try_to(|renewer| renewer.send_cleanups(&mut due));
-        // None is left, unless a job panicked.
+        // No cleanup is left, unless a job panicked.
         while !due.is_empty() {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
                 let cleanup = due.pop_front();
-                // At the client's end it would be sent again and again, since nothing waits there.
+                // After the client's end nothing delays a cleanup, so this one would be sent again
+                // and again.
                 let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
                 let regular = cleanup.filter(goes_on);
                 self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
@@ -71,8 +72,8 @@ impl Renewer {
         }
     }
 
-    /// Takes the outcome of the first cleanup's command. The cleanup is removed afterwards, so that
-    /// a panic loses none.
+    /// Handles the outcome of the first cleanup's command. The cleanup is removed afterwards, so
+    /// that a panic does not lose it.
     fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
         let goes_on = due
@@ -83,7 +84,7 @@ impl Renewer {
     }
 }
 
-/// Adds the command, if there is one, to the others. Returns whether there is one.
+/// Adds the command, if there is one, to the others. Returns whether there was a command.
 fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
     let is_wanted = command.is_some();
     commands.extend(command);

@@ -12,17 +12,18 @@ use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
-/// The time after which to ask again if the server only forbids some changes.
+/// The time after which to try again if the server only forbids some changes.
 const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
 
-/// A pass over all changes of semaphores that may have to be repeated. Each turn handles some
-/// names: there may be 100,000, and renewals go between the turns.
+/// A pass over all changes of semaphores that may have to be repeated. It runs in steps of some
+/// names: there may be 100,000 names, and renewals go between the steps.
 #[derive(Default)]
 pub(super) struct Mending {
     cursor: Cursor,
     /// The run of the server at which the changes are repeated.
     run: u64,
-    /// Only names in these slots of a cluster. `None`: all names, at another run of the server.
+    /// The slots of a cluster whose names are mended. `None` for all names, after a new run of the
+    /// server.
     slots: Option<Vec<u16>>,
     mended: Mended,
 }
@@ -31,13 +32,13 @@ pub(super) struct Mending {
 struct Mended {
     taken: i64,
     given: i64,
-    /// Whether the user lacks a right to repeat some.
+    /// Whether the user lacks a right to repeat some of the changes.
     is_forbidden: bool,
 }
 
 impl Renewer {
-    /// Finds out whether this is another run of the server, or another server. If so, repeats the
-    /// changes that were made at the previous one.
+    /// Finds out whether this is a new run of the server, or another server. If so, repeats the
+    /// changes that were made before.
     pub(super) fn meet_the_server(&mut self) {
         let mut members = self.core.members.all();
         members.retain(|member| member.is_a_count() && self.is_home(member.name()));
@@ -55,7 +56,7 @@ impl Renewer {
         }
     }
 
-    /// Repeats the changes of some semaphores that this server does not know.
+    /// Of some semaphores, repeats the changes that this server lacks.
     pub(super) fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
         let names = self.core.changes.next(&mut mending.cursor, NAMES_A_CALL);
@@ -70,7 +71,7 @@ impl Renewer {
             return;
         };
         if !mended.is_forbidden {
-            // Only the names that were sent count, and not those that belong here now: a slot may
+            // This looks at the names that were sent, not at those that belong here now: a slot may
             // have come here after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
@@ -91,8 +92,8 @@ impl Renewer {
         } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
-        // A regular move of a slot loses nothing. A server that does not say which run it is may be
-        // the same one, so only a mended count shows that it is another.
+        // A regular move of a slot loses nothing. If a server does not report its run, only a
+        // mended count shows that the run is new.
         let is_another =
             mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
         if is_another || (taken, given) != (0, 0) {
@@ -104,15 +105,15 @@ impl Renewer {
 
     /// Plans to repeat all changes again, since the user may get the right while the changes are
     /// known. Until then each later request in their sequences is refused (`lua/once.lua`).
-    /// Repeating a change that was made changes nothing.
+    /// To repeat a change that the server has applied changes nothing.
     fn mend_again(&mut self) {
         self.last_run = u64::MAX;
         let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
         self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Repeats the changes of one sequence. The reply to its last change came after this server had
-    /// got the earlier ones.
+    /// Repeats the changes of one sequence. The server replied to the last of them only after the
+    /// renewer had repeated the earlier ones here.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,
@@ -126,7 +127,7 @@ impl Renewer {
                 self.is_forbidden = true;
                 self.mend_again();
             }
-            // This server has already applied it, or the renewer has repeated it.
+            // This server has already applied the change, or the renewer has repeated it.
             Some(Mended { taken: 0, given: 0, .. }) => {}
             Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
@@ -136,7 +137,7 @@ impl Renewer {
         }
     }
 
-    /// Sends these changes. `None`: the server may accept them later.
+    /// Sends these changes. Returns `None` if the server may accept them later.
     fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<Mended> {
         let mut mended = Mended::default();
         for part in mends.chunks(NAMES_A_CALL) {

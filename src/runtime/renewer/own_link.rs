@@ -1,9 +1,8 @@
-//! The renewer's connection to its server. It is opened again when it breaks. While none can be
-//! opened, an open lane takes its place.
+//! The renewer's connection to its server, which is opened again when it breaks. While no
+//! connection can be opened, an open lane takes its place.
 //!
-//! Every command gets an outcome here within a limited time: that of the shortest lease, or longer
-//! after exchanges without a reply. A command may have been sent twice, and the caller learns of
-//! that.
+//! Every command gets an outcome within a limited time. The limit is that of the shortest lease,
+//! and grows after exchanges without a reply. The caller is told whether a command was sent twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use redlatch_client::{
 use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
-/// How often the patience with a silent server is doubled at most: it grows from that of the
+/// The most doublings of the patience with a silent server. It grows from the patience of the
 /// shortest lease to that of any other.
 const MOST_DOUBLED: u32 = 20;
 
@@ -55,8 +54,8 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Opens a connection, which ends an outage if there was one. Its limit is that of a renewal,
-    /// and grows each time.
+    /// Opens a connection, which ends an outage if there was one. The time limit is that of a
+    /// renewal, and grows each time.
     pub(super) fn look(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
@@ -65,10 +64,10 @@ impl OwnLink {
     }
 
     /// Sends commands in one packet and reads their replies. If the old connection breaks without a
-    /// reply, sends them again on a new one, since the old one may have been dead for a while. Also
-    /// returns whether they were sent twice. In that case the first copies may have run, whatever
-    /// the outcome of the second ones. `within` is the time for the replies, or a few round trips
-    /// if those take longer.
+    /// reply, sends the commands again on a new one, since the old one may have been dead for a
+    /// while. Also returns whether the commands were sent twice. Then the first copies may have
+    /// run, whatever the outcome of the second ones. `within` is the time for the replies, or a few
+    /// round trips if those take longer.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],
@@ -83,7 +82,7 @@ impl OwnLink {
         self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if is_lost {
-            // Another server may have the slots now, and is asked next time.
+            // Another server may have the slots now, and gets the next exchange.
             cluster.look();
         }
         // There is one limit for all commands, since their outcomes wait for each other.
@@ -115,15 +114,15 @@ impl OwnLink {
                 taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
-                // The time spent on the connection counts, so that one attempt waits only once for
-                // a server that does not answer.
+                // This includes the time spent on the connection, so that one attempt waits only
+                // once for a server that does not answer.
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
         }
     }
 
-    /// Sends the commands over lanes, since no connection can be opened (`failure`). Open ones may
+    /// Sends the commands over lanes, since no connection can be opened (`failure`). Open lanes may
     /// still work: the server may be full, its password may have changed, or this process may open
     /// no more files.
     fn exchange_over_lanes(
@@ -143,9 +142,9 @@ impl OwnLink {
                     self.core.watchdog.look_after(lane);
                 }
             }
-            // The reply to a PING comes behind the others. (If the server did not know a script,
-            // the script was sent again behind the PING. The reply to the next PING then comes
-            // behind it.)
+            // The reply to a PING comes after all other replies. (If the server did not know a
+            // script, the script was sent again behind the PING. Its reply then comes before the
+            // reply to the next PING.)
             let ping = Command::plain(&[b"PING"]);
             let mut lost = None;
             while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
@@ -164,9 +163,9 @@ impl OwnLink {
         commands.iter().map(|_| Err(failure.clone())).collect()
     }
 
-    /// How long an exchange waits for its replies. The renewal of the shortest lease may be in it,
-    /// or may wait behind it. The patience grows after two exchanges without a reply: with a server
-    /// that slow, the short lease is over, and the long ones must not be lost with it.
+    /// How long an exchange waits for its replies. The renewal of the shortest lease may be in the
+    /// exchange, or may wait behind it. The patience grows after two exchanges without a reply:
+    /// with so slow a server the short lease is over, and the long ones must not be lost with it.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
         let patience = self.core.shortest_patience().max(self.core.round_trip().saturating_mul(4));

@@ -23,9 +23,9 @@ pub(super) struct Refusing {
 }
 
 impl Renewer {
-    /// Renews the due holds, and asks for the others. Each `Renewal` gets an outcome, or its hold
-    /// would never be renewed again. After a panic every renewal gets one, since it is not known
-    /// which had an outcome already.
+    /// Renews the due holds, and sends queries for the others. Each `Renewal` gets an outcome:
+    /// without one, its hold would never be renewed again. After a panic every renewal gets an
+    /// outcome, since it is not known which had one already.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
@@ -38,8 +38,8 @@ impl Renewer {
         }
     }
 
-    /// Sends renewals, the longest lease first. Each lease has its own call, but not its own
-    /// packet, since fixed leases may all differ.
+    /// Sends renewals, the longest lease first. Each lease has its own call. The calls share
+    /// packets, since fixed leases may all differ.
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
         renewals.sort_by_key(sort);

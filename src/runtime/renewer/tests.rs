@@ -136,7 +136,7 @@ fn a_cleanup_that_panicked_is_sent_again() {
     poor.0.wait_called(3);
 }
 
-/// Calls `paid` when its command was answered, and owes nothing after that.
+/// Calls a function when its command was answered, and owes nothing after that.
 struct Settles<F>(AtomicBool, F);
 
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {
@@ -164,7 +164,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
     let session = session(&server, ignore);
     let core = session.core();
     let (settled, renewed_after) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
-    // This one holds up the renewer until all the others are there.
+    // This cleanup holds up the renewer until all the others are there.
     let (go_on, all_are_there) = crossbeam_channel::bounded::<()>(0);
     Settles::adopted_by(core, move || assert!(all_are_there.recv().is_err()));
     for _ in 0..MANY {
