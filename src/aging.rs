@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-/// Makes all leases of one client older. Those that are over by that are lost when it returns.
-/// `false`: the client has ended.
+/// Makes all leases of one client older. When it returns, the leases that are over by then are
+/// lost. Returns `false` if the client has ended.
 type Age = Box<dyn Fn(Duration) -> bool + Send>;
 
 /// Clients whose leases age together.

@@ -15,8 +15,9 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::observe::Observer;
 
-/// The settings of a [`Client`] before it connects, made by [`Client::builder`]. If a setting is
-/// not usable, [`connect`](Self::connect) returns an error. Settings do not change later.
+/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
+/// not usable, [`connect`](Self::connect) returns an error. The settings of a connected client do
+/// not change.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -39,7 +40,7 @@ pub struct ClientBuilder {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) name: Option<String>,
-    /// The beginning of each key, before the name that the user gave.
+    /// The first part of each key, before the name that the user gave.
     pub(crate) prefix: String,
     pub(crate) connection: Settings,
     pub(crate) watchdog_timeout: Duration,
@@ -56,19 +57,19 @@ pub(crate) struct Config {
     pub(crate) tls_client_certificate_with: Option<Provider<Identity>>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observers: Vec<Arc<dyn Observer>>,
-    /// The clients of the same server in memory.
+    /// The other clients of the same server in memory, whose leases age together.
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
 }
 
-// Only the user's callbacks keep the compiler from seeing this. The client catches their panics, and
-// calls them again.
+// Only the user's callbacks keep the compiler from deriving these traits. The client catches a
+// panic of a callback, and calls the callback again later.
 impl UnwindSafe for Config {}
 impl RefUnwindSafe for Config {}
 
 impl Config {
-    /// The times for which a waiter for a fair lock keeps its place: one of this library, and one
-    /// of Redisson's.
+    /// The times for which a waiter for a fair lock keeps its place: a waiter of this library, and
+    /// a waiter of Redisson's.
     pub(crate) fn fair_waits(&self) -> [Duration; 2] {
         [self.fair_wait_timeout, self.redisson_fair_lock_wait_timeout]
     }
@@ -112,7 +113,7 @@ impl ClientBuilder {
 
     /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
     /// client's [`id`](crate::Client::id). A space, or any other character that the server allows
-    /// in no name, becomes `-`. If the server refuses the name, the connections have none.
+    /// in no name, becomes `-`. If the server refuses the name, the connections have no name.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.
@@ -128,16 +129,16 @@ impl ClientBuilder {
     /// [`status`](crate::Client::status) say `orders`.
     /// [`statuses`](crate::Client::statuses) finds only names with this prefix.
     ///
-    /// It may have no `{` and no `}`: in a cluster the first braces of a key choose its slot, and
-    /// these are to be those of the name. Defaults to none.
+    /// The prefix may have no `{` and no `}`: in a cluster the first braces of a key choose its
+    /// slot, and these must be the braces of the name. Defaults to none.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.config.prefix);
         self
     }
 
-    /// Sets the lease of a lock, or of a permit of an
-    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), that is taken without a lease of its own.
-    /// The watchdog renews it after each third of this time. If a process dies, others wait this
+    /// Sets the lease of locks and of permits of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore). A handle may have another lease. The
+    /// watchdog renews each lease after a third of this time. If a process dies, others wait this
     /// long for its locks and permits.
     ///
     /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.
@@ -156,9 +157,9 @@ impl ClientBuilder {
     }
 
     /// Sets how long a waiter for a fair lock counts as alive without a sign of life. Its process
-    /// gives one every second, or every third of this time if that is less. redlatch's clients skip
-    /// a killed waiter at once; Redisson's clients skip it after this time or later: see
-    /// [`FairLock`](crate::FairLock).
+    /// sends a sign of life every second, or every third of this time if that is less. redlatch's
+    /// clients skip a killed waiter at once; Redisson's clients skip it after this time or later:
+    /// see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
@@ -166,11 +167,11 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long one of Redisson's waiters for a fair lock keeps its place: the
-    /// `fairLockWaitTimeout` of its clients, or the limit of their longest `tryLock` if that is
-    /// more. If this is longer than theirs, a dead waiter of Redisson's may block the queue for
-    /// this time, once for each of Redisson's waiters before it. If it is shorter, Redisson may
-    /// drop live waiters of redlatch, which return to the head of the queue.
+    /// Sets how long a waiter of Redisson's for a fair lock keeps its place. Set the
+    /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
+    /// is more. If this setting is longer than theirs, a dead waiter of Redisson's may block the
+    /// queue for this time, once for each of Redisson's waiters before it. If this setting is
+    /// shorter, Redisson may drop live waiters of redlatch, which return to the head of the queue.
     ///
     /// From 1 ms to a year. Defaults to 5 minutes, as `fairLockWaitTimeout` does. All clients of a
     /// lock need the same value. No effect where no Redisson client uses the lock.
@@ -179,13 +180,13 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long opening a connection may take: TCP, TLS, user and password, and the
+    /// Sets how long the client may take to open a connection: TCP, TLS, user and password, and the
     /// identification of the server.
     ///
-    /// The client cannot interrupt the system's look-up of a host's name (with glibc 5 s for each
-    /// try of each name server, unless `resolv.conf` says otherwise). So while no name server
-    /// answers, a call may take that much longer. With an address in place of a name there is no
-    /// look-up.
+    /// The client cannot interrupt the system's look-up of a host's name. (With glibc it takes 5 s
+    /// for each try of each name server, unless `resolv.conf` says otherwise.) So while no name
+    /// server answers, a call may take that much longer. With an address in place of a name there
+    /// is no look-up.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -199,13 +200,13 @@ impl ClientBuilder {
     ///
     /// A call's own limit, deadline or cancel token ends a request sooner: on a server that does
     /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
+    /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
     /// call fails after
-    ///
     /// - this time;
     /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
     ///   connection;
-    /// - at most twice the sum of the two (16 s), if it waits behind another thread's request on
-    ///   the same connection;
+    /// - at most twice the sum of these two times (16 s), if the request waits behind another
+    ///   thread's request on the same connection;
     /// - at most three times the sum, if that connection breaks and the request is sent once more.
     ///
     /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
@@ -215,21 +216,22 @@ impl ClientBuilder {
     }
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
-    /// one. The client opens each when it is first needed. It has two more connections, for
-    /// renewals and messages.
+    /// connection. The client opens each connection at its first use. It has two more connections,
+    /// for renewals and messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip measured at connect: four on the same
-    /// machine, up to sixteen over a network. With [`connect_lazy`](Self::connect_lazy) it is eight.
+    /// machine, up to sixteen over a network. With [`connect_lazy`](Self::connect_lazy) the default
+    /// is eight.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
         self
     }
 
     /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
-    /// server near by answers sooner than the system wakes a sleeping thread and a sleeping
-    /// processor. A thread that polls uses a processor. So only one thread of the process polls at
-    /// a time, and it yields to threads that can run. The less often replies come within this time,
-    /// the less often the client polls. See [Performance](crate::guide::performance) for when it
+    /// near server answers sooner than the system wakes a sleeping thread and a sleeping processor.
+    /// But a thread that polls keeps a processor busy. So only one thread of the process polls at a
+    /// time, and it yields to threads that can run. The less often replies come within this time,
+    /// the less often the client polls. [Performance](crate::guide::performance) says when polling
     /// pays.
     ///
     /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
@@ -251,19 +253,23 @@ impl ClientBuilder {
     }
 
     /// Sets how long a waiting call goes on after its first failure, so that it outlasts a restart
-    /// of the server or a failover. It goes on while the server cannot be reached, breaks the
-    /// connection, does not answer in time, has no connection left (`maxclients`), still loads its
-    /// data, or has become a replica; while there is no master, or no server for a slot; and while
-    /// too few replicas are there for [`replica_acks`](Self::replica_acks) or for the server's own
-    /// `min-replicas-to-write`. When the server answers again, the time for the next outage starts
-    /// anew. (For replicas, it starts anew when they have been back for that time.)
+    /// of the server or a failover. The call goes on while
+    ///
+    /// - the server cannot be reached, breaks the connection, does not answer in time, has no
+    ///   connection left (`maxclients`), still loads its data, or has become a replica;
+    /// - there is no master, or no server for a slot;
+    /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
+    ///   own `min-replicas-to-write`.
+    ///
+    /// After an answer of the server, the next outage has the whole time again. (An outage of
+    /// replicas has it again once the replicas have been back for that time.)
     ///
     /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
-    /// password or a server without memory (`maxmemory`), ends it at once. A call without a wait
-    /// ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect) fail
-    /// at once. But they look for a master for up to [`connect_timeout`](Self::connect_timeout)
-    /// with Sentinels, and for that time and [`response_timeout`](Self::response_timeout) in a
-    /// cluster.
+    /// password or a server without memory (`maxmemory`), ends the wait at once. A call without a
+    /// wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect)
+    /// fail at once. But if there is no master, they look for one for up to
+    /// [`connect_timeout`](Self::connect_timeout) with Sentinels, and for that time and
+    /// [`response_timeout`](Self::response_timeout) in a cluster.
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another
     /// master: their `down-after-milliseconds` and a few seconds. With zero, the first failure ends
@@ -273,29 +279,29 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a wait for a lock or a permit lasts before it becomes a warning in the log.
-    /// There is one for each wait. It says who has the lock, as far as the server can tell: `waited
-    /// 5 s for "orders", held by host-7, process 4711, for 25 s more unless it renews; 3 waiters
-    /// before this one`. The wait goes on meanwhile. A client logs at most one such line a second,
-    /// and one a minute for each name; of all clients, one a second logs a line for a name. Other
-    /// waits have their turn later. Each line costs one [`status`](crate::Client::status), called
+    /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
+    /// each wait. The warning says who has the lock, as far as the server can tell: `waited 5 s for
+    /// "orders", held by host-7, process 4711, for 25 s more unless it renews; 3 waiters before
+    /// this one`. The wait goes on. A client logs at most one such line a second, and one a minute
+    /// for each name. All clients together log at most one line a second for a name. Waits that get
+    /// no line now may get one later. Each line costs one [`status`](crate::Client::status), called
     /// by a thread of the client.
     ///
-    /// If the thread holds other locks of this client, that is a line of its own, logged at once
-    /// for each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock,
-    /// if the other side waits for that`. Threads that take the same locks in different orders may
+    /// If the thread holds other locks of this client, the client logs a second line at once, for
+    /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if
+    /// the other side waits for that`. Threads that take the same locks in different orders may
     /// wait for each other for ever, since the watchdog renews their locks. Locks in owned guards
-    /// do not count, because they belong to no thread. A wait for a latch, a barrier or an election
-    /// is meant to be long, so it has only this second line.
+    /// are not mentioned, because they belong to no thread. Waits for latches, barriers and
+    /// elections are usually long, so the client logs only this second line for them.
     ///
-    /// `None`: never. Defaults to 5 s.
+    /// With `None`, the client logs none of these lines. Defaults to 5 s.
     pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.config.slow_wait = after.into();
         self
     }
 
-    /// Adds an observer, which hears of the client's waits, holds, losses and renewals. With several
-    /// calls all observers hear each event, in the order of the calls.
+    /// Adds an observer, to which the client reports its waits, holds, losses and renewals. With
+    /// several calls the client reports each event to all observers, in the order of the calls.
     ///
     /// Defaults to none.
     pub fn observer(mut self, observer: impl Observer) -> Self {
@@ -304,15 +310,14 @@ impl ClientBuilder {
     }
 
     /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
-    /// Then the client learns within milliseconds that another client has deleted its lock, and not
-    /// only at its next renewal.
+    /// Then the client notices within milliseconds that another client has deleted its lock.
+    /// Without tracking, it notices this only at its next renewal.
     ///
     /// Tracking costs nothing in the first 100 ms of a hold. After that it costs a request for each
     /// hold and for each of its renewals, an entry in the server's table
-    /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more often
-    /// than ten times a second, the client asks less often than that. It does not track more than
-    /// 10,000 keys. If the server refuses, a line in the log says so. Without tracking, the next
-    /// renewal finds a loss.
+    /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
+    /// times a second, the client skips some of the requests. It does not track more than 10,000
+    /// keys. If the server refuses to track keys, the client logs a line.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
@@ -340,19 +345,21 @@ impl ClientBuilder {
     }
 
     /// Sets a function that returns the user and password for the server, in place of those in the
-    /// URL and of [`credentials`](Self::credentials). It is for tokens that expire after minutes,
+    /// URL and of [`credentials`](Self::credentials). Use it for tokens that expire after minutes,
     /// and for passwords that change while the client lives. The client calls it for each
     /// connection that it opens, and when three quarters of the time for which the credentials are
-    /// valid ([`Credentials::valid_for`]) have passed. Then open connections log in anew (`AUTH`),
-    /// and the client opens those for messages anew. With Sentinels, the credentials are for the
-    /// servers that the Sentinels watch; in a cluster, they are for all servers.
+    /// valid ([`Credentials::valid_for`]) have passed. After that second kind of call, open
+    /// connections log in again (`AUTH`), and the client replaces its connections for messages.
+    /// With Sentinels, the credentials are for the servers that the Sentinels watch; in a cluster,
+    /// they are for all servers.
     ///
     /// `provider` may block: it runs on a thread of its own (`redlatch-creds`), one call at a time.
     /// A thread that opens a connection waits for it within
-    /// [`connect_timeout`](Self::connect_timeout). If it fails or panics, that counts as an outage:
-    /// waits go on, the client renews locks over its open connections, and it calls `provider`
-    /// again for the next connection. If the server refuses the credentials, the client calls it
-    /// once more at once. It must not use this client, whose calls may wait for it.
+    /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, that counts as an
+    /// outage: waits go on, the client renews locks over its open connections, and it calls
+    /// `provider` again for the next connection. If the server refuses the credentials, the client
+    /// calls `provider` once more at once. `provider` must not use this client, whose calls may
+    /// wait for it.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -388,23 +395,23 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that maps each address that a Sentinel or a server of a cluster names to the
-    /// one at which this client reaches that server; `None` leaves the address as it is. It is for
-    /// servers behind a network address translation, such as Docker's, which name each other by
-    /// addresses of their own network, as Redisson's `NatMapper` is. The client maps the addresses
-    /// in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, each once, and not those
-    /// in the URL. If a server of a cluster names no host but only a port, the host is that of the
-    /// server that the client has asked, as the client reaches it.
+    /// Sets a function that maps the address of a server to the address at which this client
+    /// reaches that server; `None` leaves the address as it is. Use it for servers behind a network
+    /// address translation, such as Docker's, which name each other by addresses of their own
+    /// network. It is like Redisson's `NatMapper`. The client maps each address in the answers of
+    /// Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not those in the URL. If a server of a
+    /// cluster names only a port, the host is that of the server that the client has asked, as the
+    /// client reaches it.
     ///
-    /// The mapped address counts everywhere: the server's TLS certificate must name its host, and
-    /// errors, the log and [`snapshot`](crate::Client::snapshot) show it. So do the servers'
-    /// addresses by which a [`MultiLock`](crate::MultiLock) orders locks of the same name. (The
-    /// address in a server's own words, such as `MOVED 866 10.0.0.1:7001`, stays.)
+    /// The client uses the mapped address everywhere: the server's TLS certificate must name its
+    /// host, and errors, the log and [`snapshot`](crate::Client::snapshot) show it. A
+    /// [`MultiLock`](crate::MultiLock) orders locks of the same name by mapped addresses. (The
+    /// address in a server's own message, such as `MOVED 866 10.0.0.1:7001`, is not changed.)
     ///
-    /// `map` must return at once: whatever thread learns of an address calls it, which may be one
-    /// that waits for a lock or one of the client's own. The client calls it anew for each answer,
-    /// with none of its mutexes held. It must not use this client. If it panics, the client does
-    /// not use that address, as if nobody had named it.
+    /// `map` must return at once: any thread that reads an address calls it, also a thread that
+    /// waits for a lock, or a thread of the client. The client calls `map` anew for each answer,
+    /// with none of its mutexes held. `map` must not use this client. If `map` panics, the client
+    /// ignores that address.
     ///
     /// ```no_run
     /// use std::collections::HashMap;
@@ -429,31 +436,31 @@ impl ClientBuilder {
     }
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few do, the call returns a transient error of kind
-    /// [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. The client releases the lock,
-    /// and the call holds nothing. A renewal that too few replicas acknowledge has failed: the
-    /// guard says [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no
-    /// renewal succeeds before the lease ends, the lock is lost. So at least `count` replicas have
-    /// each lock that a guard calls held, with its lease.
+    /// as taken. If too few replicas do, the client releases the lock, and the call returns a
+    /// transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. If
+    /// too few replicas acknowledge a renewal, the renewal has failed: the guard's state is
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. So at least `count` replicas have each
+    /// lock that a guard calls held, with its lease.
     ///
     /// This applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an
     /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). It does not apply to
-    /// settings, notifications or the counts of a [`CountDownLatch`](crate::CountDownLatch), nor to
-    /// the release of a lock: if a failover loses the release, the lock is held until its lease
+    /// settings, to notifications, to the counts of a [`CountDownLatch`](crate::CountDownLatch), or
+    /// to the release of a lock. If a failover loses a release, the lock is held until its lease
     /// ends.
     ///
     /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
-    /// of these becomes the master, the lock is there. **What it cannot prove**, because Redis
-    /// replicates asynchronously:
+    /// of these replicas becomes the master, the lock is there. **What it cannot prove**, because
+    /// Redis replicates asynchronously:
     ///
     /// - A replica that has not acknowledged may become the master, unless `count` is the number of
     ///   all replicas.
     /// - A replica that has acknowledged may restart empty and then become the master. (The client
     ///   does not use `WAITAOF`.)
-    /// - A master that is cut off goes on for a while beside its successor, with replicas that
-    ///   acknowledge to it. The server's settings `min-replicas-to-write` and
+    /// - A master that is cut off goes on for a while beside its successor, and some replicas may
+    ///   still acknowledge its writes. The server's settings `min-replicas-to-write` and
     ///   `min-replicas-max-lag` limit that time.
     ///
     /// So where money is at stake, the write under the lock must still be conditional.
@@ -462,13 +469,13 @@ impl ClientBuilder {
     /// moves, a lock that is held moves with it. The client asks only at the next renewal whether
     /// the new master's replicas have that lock.
     ///
-    /// The cost: `WAIT` follows the requests in the same packet, one for all requests that threads
-    /// send together. A free lock takes one trip from master to replica longer, and a lock that
-    /// another process hands on takes that trip and a round trip longer. Other calls on the same
-    /// connection may wait for up to `within`, so a lease must be longer than that. The error may
-    /// come up to 100 ms after `within`, because the server looks at its clock that rarely. A new
-    /// replica counts after up to a second. A renewal waits for at most a twenty-fourth of
-    /// `watchdog_timeout`.
+    /// The cost: `WAIT` follows the requests in the same packet, once for all requests that threads
+    /// send together. A call that takes a free lock takes longer by one trip from the master to a
+    /// replica. A hand-over from another process takes longer by that trip and a round trip. Other
+    /// calls on the same connection may wait for up to `within`, so a lease must be longer than
+    /// that. The error may come up to 100 ms after `within`, because the server checks its clock
+    /// that rarely. A new replica counts after up to a second. A renewal waits for at most a
+    /// twenty-fourth of `watchdog_timeout`.
     ///
     /// `count` is 1 or more, `within` from 1 ms to a year. By default no call waits for replicas.
     /// The server's user needs the right to `WAIT`, or [`connect`](Self::connect) fails.
@@ -506,19 +513,19 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that returns the certificates and the key for servers that ask for one, in
-    /// place of those of [`tls_client_certificate`](Self::tls_client_certificate) and in the same
-    /// form. It is for certificates that are renewed while the client lives. The client calls it
-    /// for each connection that it opens, also to Sentinels. Open connections stay, since a server
-    /// looks at a certificate only when a connection begins.
+    /// Sets a function that returns the certificates and the key for servers that ask for a
+    /// certificate, in place of those of [`tls_client_certificate`](Self::tls_client_certificate)
+    /// and in the same form. Use it for certificates that are renewed while the client lives. The
+    /// client calls it for each connection that it opens, also to Sentinels. Open connections stay,
+    /// since a server checks a certificate only when a connection begins.
     ///
     /// `provide` may block: it runs on a thread of its own (`redlatch-certs`), one call at a time.
     /// A thread that opens a connection waits for it within
-    /// [`connect_timeout`](Self::connect_timeout). An error or a panic of it counts as an outage,
-    /// as do certificates that are invalid or do not match the key, such as those of files that are
-    /// just being replaced: the error says why, waits go on, the client renews locks over its open
-    /// connections, and the next connection calls it again. It must not use this client, whose
-    /// calls may wait for it.
+    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, that
+    /// counts as an outage. So do certificates that are invalid or do not match the key, for
+    /// example because their files are just being replaced. The error says why, waits go on, the
+    /// client renews locks over its open connections, and it calls `provide` again for the next
+    /// connection. `provide` must not use this client, whose calls may wait for it.
     ///
     /// ```no_run
     /// use std::fs;
@@ -636,7 +643,7 @@ pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, message))
 }
 
-/// Checks the lease of a watched hold, given by this `setting`.
+/// Checks the lease of a watched hold. `setting` is where the lease comes from.
 pub(crate) fn check_watchdog(setting: &str, timeout: Duration) -> Result<(), Error> {
     if (SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(&timeout) {
         return Ok(());

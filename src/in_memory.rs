@@ -17,9 +17,9 @@ use crate::scripts::renewal::RenewalKind;
 
 /// A server in this process, for tests: no other program runs, and no socket is opened.
 ///
-/// It runs the scripts that a Redis server would run, in the same language, so clients of it behave
-/// as clients of Redis do: they wait, hand locks on, renew leases and lose them. Each server has
-/// keys of its own; all its clients share them, as do the processes of one Redis.
+/// The server runs the same scripts as a Redis server does. So its clients behave as clients of
+/// Redis do: they wait, hand locks on, renew leases and lose them. Each server has its own keys.
+/// All clients of one server share them, as the processes of one Redis do.
 ///
 /// ```
 /// use redlatch::{NotTaken, Taken};
@@ -34,13 +34,13 @@ use crate::scripts::renewal::RenewalKind;
 /// # Ok(()) }
 /// ```
 ///
-/// It has one database, no users, no replicas and no cluster, and it forgets its keys when it and
-/// its clients are gone. It is made for tests: its speed is no measure of Redis's.
+/// The server has one database, no users, no replicas and no cluster. Its keys are gone when the
+/// server and its clients are dropped. It is made for tests, so its speed says nothing about Redis.
 ///
 /// # Time and faults
 ///
-/// The server's clock runs as the machine's does, and [`advance`](Self::advance) moves it on: leases
-/// end when the test says so. Faults begin and end at once, for all clients.
+/// The server's clock runs with the machine's clock, and [`advance`](Self::advance) moves it
+/// forward, so a test decides when leases end. Faults begin and end at once, for all clients.
 ///
 /// ```
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -62,15 +62,15 @@ pub struct InMemoryServer {
     clients: AgeTogether,
 }
 
-/// An address that leads nowhere else.
+/// An address at which no real server is.
 const URL: &str = "redis+unix:///in-memory";
 
 impl InMemoryServer {
-    /// Starts one, without keys.
+    /// Starts a server without keys.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if there is no memory for it.
+    /// [`Config`](ErrorKind::Config) if there is not enough memory.
     pub fn new() -> Result<Self, Error> {
         let scripts = Scripts::new().map_err(|why| {
             Error::new(ErrorKind::Config, format!("the server in memory does not start: {why}"))
@@ -81,16 +81,16 @@ impl InMemoryServer {
         Ok(Self { server, clients: AgeTogether::default() })
     }
 
-    /// A new client with the default settings.
+    /// Connects a new client with the default settings.
     ///
     /// # Errors
     ///
-    /// Those of [`ClientBuilder::connect`] that can happen with this server.
+    /// The errors of [`ClientBuilder::connect`] that can happen with this server.
     pub fn client(&self) -> Result<Client, Error> {
         self.builder().connect()
     }
 
-    /// Settings for a new client. The settings about the network have no effect.
+    /// Returns the settings for a new client. The settings about the network have no effect.
     pub fn builder(&self) -> ClientBuilder {
         let mut builder = ClientBuilder::new(URL);
         builder.config.connection.dialer = Some(self.server.dialer());
@@ -98,64 +98,63 @@ impl InMemoryServer {
         builder
     }
 
-    /// Lets time pass, as if all clients had stood still meanwhile: when this returns, the leases
-    /// that are over by then have ended, on the server and for their guards
-    /// ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed, so a test that
-    /// wants to keep a lock moves on in steps of less than its lease.
+    /// Moves the clock forward by `time`, as if all clients had stood still in the meantime. When
+    /// this returns, all leases that are over by then have ended, on the server and for their
+    /// guards ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed. So to
+    /// keep a lock, a test moves the clock in steps shorter than the lease. Call this while no call
+    /// of a client is under way: the lease of a grant or a renewal that is under way may begin
+    /// before the jump.
     ///
-    /// Call it while no call of a client is under way: a grant or a renewal that is on its way may
-    /// count its lease from a time before the jump.
+    /// The clock moves by a millisecond more than `time`, since a lease on a server lasts until the
+    /// end of its last millisecond.
     ///
-    /// The clock moves on by a millisecond more than `time`, since a lease on a server lasts until
-    /// its last millisecond is over.
-    ///
-    /// This is for leases and times to live. The limits of waits and the timeouts of requests stay
-    /// those of the machine's clock.
+    /// This affects leases and times to live. The limits of waits and the timeouts of requests
+    /// still follow the machine's clock.
     pub fn advance(&self, time: Duration) {
         let time = time.saturating_add(Duration::from_millis(1));
         self.server.advance(time);
         self.clients.age(time);
-        // Waiting threads ask again once they listen anew.
+        // Waiting threads ask again when their subscriptions are back.
         self.server.break_subscribers();
     }
 
-    /// The server refuses this number of the next requests, of any client: an error of kind
-    /// [`Refused`](ErrorKind::Refused), which is not transient, so it ends waits, too. The requests
-    /// that clients make by themselves (renewals, releases of dropped guards) count.
+    /// Makes the server refuse the next `requests` requests, of any client, with an error of kind
+    /// [`Refused`](ErrorKind::Refused). This error is not transient, so it also ends waits.
+    /// Requests that clients send by themselves (renewals, releases of dropped guards) count, too.
     pub fn fail_next(&self, requests: usize) {
         self.server.with_faults(|faults| faults.refusals = requests);
     }
 
-    /// The replies to this number of the next requests, of any client, get lost, and with each its
-    /// connection: the server has done what was asked, and the client does not know it. A client
-    /// sends such a request once more, so a test that wants a call to end with
-    /// [`outcome_unknown`](Error::outcome_unknown) loses two replies. The requests that clients
-    /// make by themselves (renewals, releases of dropped guards) count. A request that the server
-    /// refuses does not.
+    /// Loses the replies to the next `requests` requests, of any client, and breaks the connection
+    /// of each reply. The server has executed the request, and the client does not know this. A
+    /// client sends such a request once more, so a test loses two replies if a call is to fail with
+    /// [`outcome_unknown`](Error::outcome_unknown). Requests that clients send by themselves
+    /// (renewals, releases of dropped guards) count, too. A request that the server refuses does
+    /// not count.
     pub fn lose_replies(&self, requests: usize) {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }
 
-    /// Whether the messages that wake waiting clients get lost. The clients ask again after a
-    /// while.
+    /// Sets whether the messages that wake waiting clients get lost. The clients then ask again
+    /// after a while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);
     }
 
-    /// Whether the server refuses to renew leases: guards are
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) then, and lost when their leases are over.
+    /// Sets whether the server refuses to renew leases. Guards are then
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and lost when their leases are over.
     pub fn stop_renewals(&self, stopped: bool) {
         let scripts = if stopped { RenewalKind::scripts().into() } else { HashSet::new() };
         self.server.with_faults(|faults| faults.refused = scripts);
     }
 
-    /// Whether the server is out of reach: open connections break, and none opens.
+    /// Sets whether the server is out of reach: then open connections break, and no new one opens.
     pub fn set_out_of_reach(&self, out: bool) {
         self.server.with_faults(|faults| faults.is_out = out);
     }
 
-    /// How many connections have failed to open so far because the server was out of reach. The
-    /// number rises when a client meets an outage, so a test can wait for that before it ends the
+    /// Returns how many connections could not be opened because the server was out of reach. The
+    /// number rises when a client notices an outage, so a test can wait for this before it ends the
     /// outage.
     pub fn unopened_connections(&self) -> u64 {
         self.server.with_faults(|faults| faults.unopened)
@@ -169,11 +168,11 @@ impl fmt::Debug for InMemoryServer {
 }
 
 impl Client {
-    /// A client of a server of its own in this process, for tests: see [`InMemoryServer`].
+    /// Connects a client of a new server in this process, for tests: see [`InMemoryServer`].
     ///
     /// # Errors
     ///
-    /// Those of [`InMemoryServer::new`] and [`InMemoryServer::client`].
+    /// The errors of [`InMemoryServer::new`] and [`InMemoryServer::client`].
     pub fn in_memory() -> Result<Self, Error> {
         InMemoryServer::new()?.client()
     }

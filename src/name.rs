@@ -1,12 +1,12 @@
-//! The name of a synchronizer: as its user gave it, and as its server knows it.
+//! The name of a synchronizer, as the user gave it, and its key on the server.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A synchronizer's key, which is the client's prefix and the [name](Self::given) that the user
-/// gave. It dereferences to the key, from which all other keys and channels are made. People read
-/// the given name: it is what `{:?}` shows, and there is no `{}`.
+/// A synchronizer's key: the client's prefix and the [name](Self::given) that the user gave. A
+/// `Name` dereferences to the key, from which all other keys and channels are made. `{:?}` shows
+/// the given name, for people, and there is no `{}`.
 #[derive(Clone)]
 pub(crate) struct Name {
     key: Arc<str>,
@@ -15,7 +15,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// The name with this key, in a client with this prefix.
+    /// Returns the name with this key, in a client with this prefix.
     pub(crate) fn of(key: impl Into<Arc<str>>, prefix: &str) -> Self {
         let key = key.into();
         // A message may name the key of another client.

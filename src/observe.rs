@@ -1,4 +1,4 @@
-//! What happens to a client's locks, told to a user's [`Observer`].
+//! The events of a client's locks, which the client reports to a user's [`Observer`].
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ mod metrics;
 #[cfg(feature = "metrics")]
 pub use metrics::MetricsObserver;
 
-/// The methods of an [`Observer`] in a pointer.
+/// The methods of an [`Observer`] behind a pointer.
 macro_rules! forwards {
     (@each $($method:ident: $how:ty,)+) => {
         $(fn $method(&self, event: &Event<'_, $how>) {
@@ -36,23 +36,23 @@ macro_rules! forwards {
     };
 }
 
-/// Hears what happens to a client's locks, semaphores and latches, for counters, spans or a log.
+/// Receives the events of a client's locks, semaphores and latches, for counters, spans or a log.
 /// Set by [`ClientBuilder::observer`].
 ///
-/// Each acquisition is one [`wait_started`](Self::wait_started), even if it gets the lock at once,
-/// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). What was acquired is
-/// [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may end
-/// one by one, so count what is held by [`permits`](Event::permits), not by calls: each acquired
+/// Each acquisition has one [`wait_started`](Self::wait_started), even if it gets the lock at once,
+/// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). Each acquired lock is
+/// later [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may
+/// end one by one, so count permits by [`permits`](Event::permits) and not by calls: each acquired
 /// permit is in one later event. A re-entry is reported only if it fails. For a latch or a barrier,
 /// only the waits are reported.
 ///
 /// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
-/// releases, and the others on a thread of the client's own, in order. Each runs with no mutex of
-/// the client's held. `acquired` runs while the lock is held. No method may block or use the
-/// client. A panic is logged, and harms nothing else.
+/// releases. The other methods run on a thread of the client, in order. The client calls each
+/// method with none of its mutexes held. `acquired` runs while the lock is held. No method may
+/// block or use the client. A panic is logged, and harms nothing else.
 ///
-/// If the client's thread hangs in a callback, later events wait. When 10,000 wait, renewals are
-/// left out from there on, and when 100,000 wait, everything else. The log says when that begins.
+/// If the client's thread hangs in a callback, later events wait. While 10,000 events wait,
+/// renewals are left out, and while 100,000 wait, all events are. The log says when this begins.
 /// (The same thread writes the log line, so the line comes once the thread goes on.)
 /// [`Counts`](crate::status::Counts) has the number of events that were left out.
 ///
@@ -78,41 +78,43 @@ macro_rules! forwards {
 /// # Ok(()) }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// A wait begins. `time` is zero, or the time that a first request has taken.
+    /// A wait begins. `time` is zero, or the length of a first request.
     fn wait_started(&self, _event: &Event<'_>) {}
 
-    /// The wait has succeeded. `time`: how long it took. `how`: where the lock came from.
+    /// The wait has succeeded. `time` is the length of the wait. `how` says where the lock came
+    /// from.
     fn acquired(&self, _event: &Event<'_, Way>) {}
 
-    /// The wait has failed. `time`: how long it lasted. `how`: `None` if the thread's time was
-    /// over, or it would not wait; otherwise the kind of the error that the caller gets.
+    /// The wait has failed. `time` is the length of the wait. `how` is `None` if the time limit has
+    /// passed or the call does not wait. Otherwise it is the kind of the error that the caller
+    /// gets.
     fn gave_up(&self, _event: &Event<'_, Option<ErrorKind>>) {}
 
-    /// The thread has ended its hold, for others or to wait on a condition. `time`: how long the
-    /// hold lasted.
+    /// The thread has ended its hold, by a release or to wait on a condition. `time` is the length
+    /// of the hold.
     fn released(&self, _event: &Event<'_>) {}
 
-    /// The hold was lost. `time`: how long the hold lasted. `how`: why it was lost.
+    /// The hold was lost. `time` is the length of the hold. `how` says why it was lost.
     fn lost(&self, _event: &Event<'_, LostReason>) {}
 
-    /// The server has renewed the lease. `time`: what was left of it when the answer came.
+    /// The server has renewed the lease. `time` is the remaining lease when the answer came.
     fn renewed(&self, _event: &Event<'_>) {}
 
-    /// A renewal failed, and is tried again. `time`: what is left of the lease. `how`: the cause,
-    /// for people.
+    /// A renewal failed, and is tried again. `time` is the remaining lease. `how` is the cause, for
+    /// people.
     fn renewal_failed(&self, _event: &Event<'_, &str>) {}
 
-    /// An outage of a server is over. `name`: its address. `time`: how long the outage lasted. Of
-    /// several clients in one process, the first to notice an outage is told.
+    /// An outage of a server is over. `name` is the server's address. `time` is the length of the
+    /// outage. If several clients of one process notice an outage, only the first one reports it.
     fn reconnected(&self, _event: &Event<'_>) {}
 
     /// The client changed semaphores so often that it has forgotten some changes of the last 10 s:
-    /// if a failover loses these, the client does not repeat them. `name`: the server's address.
-    /// `permits`: how many changes. At most every three seconds.
+    /// if a failover loses these changes, the client does not repeat them. `name` is the server's
+    /// address. `permits` is the number of changes. Reported at most every three seconds.
     fn forgot(&self, _event: &Event<'_>) {}
 }
 
-/// A program that keeps a clone of the `Arc` reads what its observer has counted.
+/// A program can keep a clone of the `Arc`, and read there what its observer has counted.
 impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
     forwards!();
 }
@@ -121,9 +123,9 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
     forwards!();
 }
 
-/// What an [`Observer`] hears.
+/// An event of an [`Observer`].
 ///
-/// A test of an observer makes an event with [`new`](Self::new), and sets the other fields:
+/// To test an observer, make an event with [`new`](Self::new), and set the other fields:
 ///
 /// ```
 /// use std::time::Duration;
@@ -139,14 +141,14 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
 pub struct Event<'a, T = ()> {
     /// The name of the lock.
     pub name: &'a str,
-    /// What has that name.
+    /// The kind of synchronizer.
     pub kind: Kind,
-    /// How many permits begin or end with this event; of any other kind it is 1. (See also
-    /// [`Observer::forgot`].)
+    /// How many permits begin or end with this event. It is 1 for other kinds, except in
+    /// [`Observer::forgot`].
     pub permits: u32,
-    /// How long: see the methods of [`Observer`].
+    /// A length of time: see the methods of [`Observer`].
     pub time: Duration,
-    /// By which way, or why: see the methods of [`Observer`].
+    /// A way or a reason: see the methods of [`Observer`].
     pub how: T,
 }
 
@@ -165,8 +167,8 @@ impl<'a, T> Event<'a, T> {
     }
 }
 
-/// What has a name: the type by which this client uses it, or a server. The server knows less of a
-/// name: see [`StatusKind`](crate::status::StatusKind).
+/// The kind of a name: the type by which this client uses the name, or a server. The server knows
+/// less about a name: see [`StatusKind`](crate::status::StatusKind).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the types")]
@@ -189,7 +191,7 @@ impl Kind {
         matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
     }
 
-    /// Whether a wait for it is a wait for others to leave.
+    /// Whether a thread that waits for this kind waits until others leave.
     pub(crate) fn has_holders(self) -> bool {
         !matches!(self, Self::CountDownLatch | Self::CyclicBarrier)
     }
@@ -199,11 +201,11 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
-    /// The server gave it when asked: it was free by then.
+    /// The server gave the lock to the request, since the lock was free.
     Free,
-    /// Another process released it, and the server handed it on.
+    /// Another process released the lock, and the server handed it on.
     HandedOn,
-    /// A thread of this process passed it on, or shares it.
+    /// A thread of this process passed the lock on, or shares it.
     Passed,
 }
 

@@ -1,4 +1,4 @@
-//! What a client has and does at a moment.
+//! The state of a client at a moment.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::observe::Kind;
 
-/// What a client has and does at a moment. Made by [`Client::snapshot`].
+/// The state of a client at a moment. Made by [`Client::snapshot`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// What has happened since the client connected.
+    /// How often each event has happened since the client connected.
     pub counts: Counts,
-    /// The locks and leased permits that it has, one for each thread that has one. (A semaphore's
-    /// permits without a lease are not known.)
+    /// The locks and leased permits that the client has, with an entry for each thread that has
+    /// one. (Permits without a lease are not listed.)
     pub held: Vec<Held>,
     /// The waits that have lasted for 100 ms or more.
     pub waiting: Vec<Waiting>,
-    /// The servers that it has used.
+    /// The servers that the client has used.
     pub servers: Vec<ServerState>,
 }
 
-/// How often each has happened; none ever falls. See [`Observer`](crate::observe::Observer) for each.
-/// Several permits count as many times when they are acquired, released or lost, as locks do once:
-/// so `acquired` is `released`, `lost` and what is held, if no latch or barrier was waited for. A
-/// loss counts as soon as the acquisition does.
+/// How often each event has happened; see [`Observer`](crate::observe::Observer) for the events. No
+/// number ever falls. Several permits count as several events when they are acquired, released or
+/// lost. So `acquired` is the sum of `released`, `lost` and what is held, if no latch or barrier
+/// was waited for. A loss is counted no later than its acquisition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the observer's methods")]
@@ -37,7 +37,7 @@ pub struct Counts {
     pub renewal_failed: u64,
     pub reconnected: u64,
     pub forgotten: u64,
-    /// How many of these the observer was not told, because too many waited for it.
+    /// How many of these events were not reported to the observer, because too many events waited.
     pub left_out: u64,
 }
 
@@ -47,15 +47,16 @@ pub struct Counts {
 pub struct Held {
     /// The name.
     pub name: String,
-    /// What has that name.
+    /// The kind of synchronizer.
     pub kind: Kind,
-    /// How long the thread has had it.
+    /// How long the thread has had the lock or permit.
     pub held: Duration,
-    /// For how long it is certain; a renewal makes that longer.
+    /// For how long the client certainly has the lock or permit. A renewal makes this longer.
     pub left: Duration,
-    /// The name of the thread that has it, if it has one. `None` too if an owned guard has it.
+    /// The name of the thread that has the lock or permit, if the thread has a name. Also `None` if
+    /// an owned guard has it.
     pub thread: Option<String>,
-    /// How many times the thread has it.
+    /// How many levels of the lock the thread has.
     pub levels: usize,
 }
 
@@ -65,15 +66,17 @@ pub struct Held {
 pub struct Waiting {
     /// The name.
     pub name: String,
-    /// What has that name.
+    /// The kind of synchronizer.
     pub kind: Kind,
-    /// How long it has waited so far.
+    /// How long the thread has waited so far.
     pub waited: Duration,
-    /// The name of the thread, if it has one. `None` too if it waits for an owned guard.
+    /// The name of the thread, if it has a name. Also `None` if the thread waits for an owned
+    /// guard.
     pub thread: Option<String>,
     /// How many of this client's listed waits for the name come before this one in the client's own
-    /// queue; of a fair lock, how many began before it. The client's place among other clients is
-    /// the server's to say: see [`Client::status`]. (A latch and a barrier let all go at once.)
+    /// queue. For a fair lock, how many began before it. Only the server knows the client's place
+    /// among other clients: see [`Client::status`]. (A latch and a barrier let all threads go at
+    /// once.)
     pub place: usize,
 }
 
@@ -81,13 +84,13 @@ pub struct Waiting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerState {
-    /// Its host and port.
+    /// The server's host and port.
     pub address: String,
-    /// How many connections for commands the client may have to it. (It has two more, for messages
-    /// and for renewals.)
+    /// How many connections to the server the client may have for commands. (It has two more, for
+    /// messages and for renewals.)
     pub connections: usize,
-    /// How many of these are open.
+    /// How many of these connections are open.
     pub open: usize,
-    /// Whether it does not answer, as far as the client has noticed.
+    /// Whether the server does not answer, as far as the client has noticed.
     pub is_out: bool,
 }

@@ -1,7 +1,7 @@
-//! The holders and the waiters of a name, as the server knows them, and what a client has.
+//! The holders and the waiters of a name on the server, and the state of a client.
 //!
-//! [`Client::status`] asks the server about a name, of all clients. [`Client::snapshot`] asks nobody:
-//! it says what this client has and waits for.
+//! [`Client::status`] asks the server about one name, and covers all clients. [`Client::snapshot`]
+//! sends no request: it says what this client holds and waits for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ pub struct Status {
     /// The kind of synchronizer, as far as its keys show it.
     pub kind: StatusKind,
     /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
-    /// does not know since when.
+    /// does not know when they were granted.
     pub holders: Vec<Holder>,
-    /// The queue, first in line first. An entry is a process, or for a fair lock a thread.
+    /// The queue, the next waiter first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,
     /// How many clients wait without an entry in the queue: Redisson's waiters for a lock, and all
     /// processes that wait for a semaphore or a latch.
@@ -56,12 +56,12 @@ pub struct Status {
     /// The free permits of a semaphore, or the count of a latch.
     pub value: Option<i64>,
     /// The last fencing token that the server has given out. Processes take tokens in advance, so a
-    /// guard may have a lower one.
+    /// guard may have a lower token.
     pub token: Option<FencingToken>,
 }
 
-/// The kind of synchronizer of a name, as far as its keys show it: they do not show all that a
-/// client knows of its own, which is the [`Kind`].
+/// The kind of synchronizer of a name, as far as its keys show it. A client knows more about its
+/// own synchronizers: see [`Kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StatusKind {
@@ -81,7 +81,7 @@ pub enum StatusKind {
     ExpirableSemaphore,
     /// A latch for which processes wait.
     CountDownLatch,
-    /// A semaphore's free permits or a latch's count, for which no process waits.
+    /// A semaphore or a latch for which no process waits: its key has only a number.
     Number,
     /// Another program's data.
     Other,
@@ -94,14 +94,14 @@ pub struct Holder {
     /// The client's uuid, a colon, and the number of a thread (Redisson) or of an acquisition
     /// (redlatch). For a permit, its [`PermitId`] as text.
     pub owner: String,
-    /// Whether it reads, so that others may read, too.
+    /// Whether the owner reads, so that others may read, too.
     pub shared: bool,
-    /// How many levels of the lock it has. Always 1 for redlatch, which counts re-entries in the
-    /// process.
+    /// How many levels of the lock the owner has. Always 1 for redlatch, which counts re-entries in
+    /// the process.
     pub levels: u64,
-    /// The rest of its lease. `None`: it has no end.
+    /// The owner's remaining lease. `None` if it has no end.
     pub left: Option<Duration>,
-    /// `None`: unknown.
+    /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
 }
 
@@ -109,26 +109,26 @@ pub struct Holder {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// Its owner, as for a [`Holder`].
+    /// The owner, as for a [`Holder`].
     pub owner: String,
-    /// Whether it waits to read.
+    /// Whether the owner waits to read.
     pub shared: bool,
-    /// How long it has waited. `None`: unknown, as for a waiter that has just come, or for a fair
-    /// lock.
+    /// How long the owner has waited. `None` if this is unknown, as for a waiter that has just
+    /// come, or for a fair lock.
     pub waited: Option<Duration>,
-    /// `None`: unknown.
+    /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
 }
 
-/// The process of an owner, found by the name of its connections. It is unknown for a Redisson
-/// client, unless its `clientName` ends with `#` and the client's id. It is unknown for all clients
-/// if the server does not list the names of connections.
+/// The process of an owner, found by the name of its connections. The process is unknown for a
+/// Redisson client, unless its `clientName` ends with `#` and the client's id. All processes are
+/// unknown if the server does not list the names of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
-    /// The [`name`](crate::ClientBuilder::name) of its client.
+    /// The [`name`](crate::ClientBuilder::name) of the owner's client.
     pub name: String,
-    /// The address of one of its connections.
+    /// The address of one of the client's connections.
     pub address: Arc<str>,
 }
 
@@ -170,15 +170,15 @@ impl Status {
         Ok(status)
     }
 
-    /// What the log says of a long wait. `None`: another client asked about the name just now, or the
-    /// server does not answer.
+    /// Returns the log line for a long wait, or `None` if another client has just asked about the
+    /// name or the server does not answer.
     pub(crate) fn slow_line(core: &Arc<Core>, wait: &SlowWait) -> Option<String> {
         let SlowWait { name, what, waited, .. } = wait;
         let is_first = is_first_to_ask(&core.route(name), name);
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
-    /// The reason why a wait of this kind, for this number of permits, has lasted for so long.
+    /// Says why a wait of this kind, for this number of permits, has lasted so long.
     fn why(
         core: &Arc<Core>,
         name: &Name,
@@ -234,7 +234,7 @@ impl Status {
         format!("{waited}, {held}; {before} before this one")
     }
 
-    /// The status of each name in use that matches.
+    /// Returns the status of each name in use that matches.
     pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
         core.check(&Name::from(""))?;
         let sharded = core.is_cluster() && core.config.connection.sharded_channels;
@@ -245,7 +245,7 @@ impl Status {
             let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
                 let name = core.name(name);
-                // A name that is no lock's, of another program's hash.
+                // The hash belongs to another program, and the name is no lock's.
                 if core.check(&name).is_err() {
                     continue;
                 }
@@ -263,7 +263,7 @@ impl Status {
         Ok(all.into_values().collect())
     }
 
-    /// Ends the hold of this owner. `false`: it has none.
+    /// Ends the hold of this owner. Returns `false` if the owner has no hold.
     pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &str) -> Result<bool, Error> {
         let name = &core.name(&*core.key(name));
         let status = Self::of_named(core, name)?;
@@ -275,7 +275,7 @@ impl Status {
             StatusKind::ReadWriteLock => Mode::Write,
             _ => Mode::Lock,
         };
-        // A permit's: it is given back by its id.
+        // A permit has an id in place of an owner, and is given back by that id.
         let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
         let (route, database, acks) = (core.route(name), core.database(), None);
         let (keys, waits) = (FairKeys::new(name), core.config.fair_waits());
@@ -286,9 +286,10 @@ impl Status {
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {
             StatusKind::FairLock => (fair, None),
-            // Before the release the first waiter of a fair lock may have come, and that release
-            // serves no fair queue. This one serves it, though it finds nothing to release. (A user
-            // without the right to that has no fair lock.)
+            // If the first waiter of a fair lock has come just before the release, the release of a
+            // plain lock does not serve the fair queue. The second command serves it, although it
+            // finds nothing to release. (If the user lacks the right to this command, there is no
+            // fair lock.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };
@@ -309,7 +310,7 @@ impl Status {
         }
     }
 
-    /// The status without the processes.
+    /// Returns the status without the processes.
     fn look(route: &Route, name: &Name) -> Result<Self, Error> {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| Holder {
@@ -380,7 +381,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &str) -> Option<OwnerProcess> {
-        /// More acquisitions than a client ever makes: the ids of its permits follow its own.
+        /// More acquisitions than a client ever makes. The ids of a client's permits follow its own
+        /// id.
         const NEAR: u128 = 1 << 48;
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));
         let id = Uuid::try_parse(uuid).ok()?.as_u128();

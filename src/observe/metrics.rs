@@ -13,8 +13,8 @@ use redlatch_client::sync::Mutex;
 use crate::error::{ErrorKind, LostReason};
 use crate::observe::{Event, Kind, Observer, Way};
 
-/// An observer that feeds the crate `metrics` (feature `metrics`), whose recorder the program
-/// installs. [Observing](crate::guide::observing) lists what it feeds.
+/// An observer that feeds the crate `metrics` (feature `metrics`). The program installs the crate's
+/// recorder. [Observing](crate::guide::observing) lists the metrics.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -32,11 +32,12 @@ use crate::observe::{Event, Kind, Observer, Way};
 #[derive(Default)]
 pub struct MetricsObserver {
     label: Option<Box<Labels>>,
-    /// The kinds and labels of which the counters exist.
+    /// The kinds and labels that have counters.
     counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
 
-// As for the settings of a client: only the user's callback keeps the compiler from seeing this.
+// As in the settings of a client, only the user's callback keeps the compiler from deriving these
+// traits.
 impl UnwindSafe for MetricsObserver {}
 impl RefUnwindSafe for MetricsObserver {}
 
@@ -52,8 +53,8 @@ const FAILURES: &str = "redlatch.lock.renewal.failures";
 const FORGOTTEN: &str = "redlatch.lock.forgotten_changes";
 
 impl MetricsObserver {
-    /// Describes the metrics to the recorder, which must be installed by now to get the
-    /// descriptions.
+    /// Makes an observer, and describes the metrics to the recorder. The program must install its
+    /// recorder before this call, or the recorder gets no descriptions.
     #[must_use]
     pub fn new() -> Self {
         describe_histogram!(WAIT_TIME, Unit::Seconds, "How long the waits for a lock lasted.");
@@ -67,8 +68,9 @@ impl MetricsObserver {
         Self::default()
     }
 
-    /// Adds the attribute `name`: what `label` makes of a lock's name. Let there be few such
-    /// labels: each is a series of its own. Without this no metric has a name.
+    /// Adds the attribute `name`, which `label` makes from a lock's name. There should be few
+    /// different labels, since each label is a separate series. Without this setting no metric has
+    /// a name.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }
@@ -81,8 +83,8 @@ impl MetricsObserver {
         labels
     }
 
-    /// Makes the counters of this kind and label, at zero, when they are first used: a query such as
-    /// `increase` finds a first event only in a series that existed before the event.
+    /// At the first use of this kind and label, makes their counters with the value zero. A query
+    /// such as `increase` finds a first event only in a series that existed before the event.
     fn count_from_zero<T>(&self, event: &Event<'_, T>) {
         if !is_held(event.kind) {
             return;
@@ -164,7 +166,7 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// Whether an acquisition of this kind is a hold, which ends.
+/// Whether an acquisition of this kind is a hold, which ends later.
 fn is_held(kind: Kind) -> bool {
     !matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier)
 }
@@ -189,21 +191,22 @@ mod tests {
 
     const PAGE: &str = include_str!("../../docs/observing.md");
 
-    /// The text between `from` and the next `to` on the page.
+    /// Returns the text between `from` and the next `to` on the page.
     fn on_page(from: &str, to: &str) -> &'static str {
         let (_, rest) = PAGE.split_once(from).unwrap();
         rest.split_once(to).unwrap().0
     }
 
-    /// Series and their values, as a scrape gets them.
+    /// Returns the series and their values, as a scrape gets them.
     fn series(scraped: &str) -> BTreeMap<String, String> {
         let lines = scraped.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         let pairs = lines.map(|line| line.rsplit_once(' ').unwrap());
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// The page's rules, by Prometheus's own tool, on what its exporter writes when it is built as the
-    /// page says: after a first, quiet lock; and after one loss, one failed renewal, one long wait.
+    /// Prometheus's own tool checks the page's rules. Its input is the output of the page's
+    /// exporter after a first, quiet lock, and after one loss, one failed renewal and one long
+    /// wait.
     #[test]
     fn the_alerts_of_the_page_fire_at_a_first_event_and_not_before() {
         let buckets = on_page("&[", "]").split(", ").map(|bound| bound.parse().unwrap());
