@@ -21,8 +21,8 @@ pub(crate) struct Args {
     /// A file with the server's URL in its first line.
     #[arg(long, env = "REDLATCH_URL_FILE", global = true)]
     url_file: Option<PathBuf>,
-    /// The prefix of each name on the server, as the programs that share the locks set it. All
-    /// names that are given and printed are without it.
+    /// The prefix of each name on the server, as the programs that share the locks set it. Names on
+    /// the command line and in the output do not have it.
     #[arg(
         long,
         env = "REDLATCH_PREFIX",
@@ -47,8 +47,8 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the locks that are held, and the semaphores and latches that are waited for. It scans
-    /// the server's keys, 200 at a time.
+    /// Lists the locks that are held, and the semaphores and latches for which processes wait. It
+    /// scans the server's keys, 200 at a time.
     Ls {
         /// Names, with `*` and `?`.
         #[arg(default_value = "*")]
@@ -57,8 +57,8 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Shows what `ls` lists, again and again: on a terminal a screen, which q ends; otherwise lines,
-    /// with an empty line after each scan.
+    /// Shows the list of `ls` again and again: on a terminal as a screen, which q ends; otherwise
+    /// as lines, with an empty line after each scan.
     Top {
         /// Names, with `*` and `?`.
         #[arg(default_value = "*")]
@@ -70,15 +70,16 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Frees a lock that its holder does not release: the holder's command may still run, beside the
-    /// next one's. Status 75: it is free.
+    /// Frees a lock that its holder does not release. The holder's command may still run, beside
+    /// the command of the next holder. Status 75: the lock is free.
     Unlock {
         /// The lock's name.
         name: String,
-        /// Only if this owner has it, as `who` prints it. Status 75: it does not.
+        /// Frees the lock only if this owner has it, as `who` prints the owner. Status 75: the
+        /// owner does not have it.
         #[arg(long, required_unless_present = "force")]
         owner: Option<String>,
-        /// Of any owner.
+        /// Frees the lock, whoever has it.
         #[arg(long, conflicts_with = "owner")]
         force: bool,
     },
@@ -86,7 +87,7 @@ pub(crate) enum Task {
     Permits {
         /// The semaphore's name.
         name: String,
-        /// How many there are to be, with those that are out.
+        /// Sets the number of permits, taken ones included.
         #[arg(long)]
         set: Option<u32>,
     },
@@ -95,19 +96,19 @@ pub(crate) enum Task {
     Latch {
         /// The latch's name.
         name: String,
-        /// Sets the count, if it is zero. Status 75: it is not.
+        /// Sets the count, if it is zero. Status 75: it is not zero.
         #[arg(long)]
         set: Option<u64>,
         /// Counts down by one.
         #[arg(long)]
         count_down: bool,
-        /// Waits for this long at most. Status 75: it is not zero then.
+        /// Waits until the count is zero, for at most this time. Status 75: it is not zero then.
         #[arg(long, value_parser = duration, value_name = "TIME")]
         wait: Option<Duration>,
     },
     /// Prints completions for a shell.
     Completions {
-        /// Which one.
+        /// The shell.
         shell: Shell,
     },
     /// Prints the manual page.
@@ -122,8 +123,8 @@ pub(crate) struct Run {
     /// Fails at once if the lock is taken.
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Fails if the lock is not had within this time. If the server does not answer at all, status 69
-    /// may take 5 s.
+    /// Fails if the lock is not taken within this time. If the server does not answer at all,
+    /// status 69 may take 5 s.
     #[arg(short, long, visible_alias = "timeout", value_parser = duration, value_name = "TIME")]
     pub(crate) wait: Option<Duration>,
     /// Takes a read-write lock to read, beside others with -s.
@@ -132,36 +133,39 @@ pub(crate) struct Run {
     /// Takes a read-write lock to write, alone. (Without -s and -x it is a plain lock.)
     #[arg(short = 'x', short_alias = 'e', long)]
     pub(crate) exclusive: bool,
-    /// First come, first served.
+    /// Serves waiters in the order of arrival.
     #[arg(long)]
     pub(crate) fair: bool,
-    /// With a token that grows from holder to holder, in REDLATCH_TOKEN.
+    /// Gives the command a token that grows from holder to holder, in REDLATCH_TOKEN.
     #[arg(long)]
     pub(crate) fenced: bool,
-    /// At most N such commands at a time. N counts when the name is new: see `redlatch permits`.
+    /// Runs at most N such commands at a time. N applies when the name is new: see `redlatch
+    /// permits`.
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
-    /// The status if the lock is not had.
+    /// The status if the lock is not taken.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
     pub(crate) conflict_exit_code: u8,
-    /// How long others wait for the lock if this machine dies. It is renewed while the command runs.
+    /// How long others wait for the lock if this machine dies. The lease is renewed while the
+    /// command runs.
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
     pub(crate) lease: Duration,
-    /// The lock stays taken for this long at least, if the command can be run at all: with -n,
-    /// "once a minute on one of all machines". The server keeps it, even if this process or the
-    /// machine ends sooner.
+    /// Keeps the lock taken for at least this time, if the command can be run at all: with -n,
+    /// "once a minute on one of all machines". The server keeps the lock even if this process or
+    /// the machine ends sooner.
     #[arg(long, value_parser = duration, value_name = "TIME", conflicts_with = "permits")]
     pub(crate) hold_at_least: Option<Duration>,
     /// Stops the command after this time, with status 124.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) max_hold: Option<Duration>,
     /// The time between TERM and KILL, when the lock is about to be lost or after --max-hold. KILL
-    /// comes 2 s before the end of the lease, or a tenth of it. [default: 5, or a quarter of the
-    /// lease]
+    /// comes before the end of the lease, by 2 s or a tenth of the lease. [default: 5, or a quarter
+    /// of the lease]
     #[arg(short, long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_grace: Option<Duration>,
-    /// Also ends processes that leave the group, as by setsid: the command runs in a cgroup (version
-    /// 2) below the one of this process. That takes some 10 ms. Status 78: it cannot be made.
+    /// Also ends processes that leave the group, as by setsid: the command runs in a cgroup
+    /// (version 2) below the cgroup of this process. This takes some 10 ms. Status 78: the cgroup
+    /// cannot be made.
     #[arg(long)]
     pub(crate) cgroup: bool,
     /// Says on stderr how long it waited.
@@ -170,7 +174,8 @@ pub(crate) struct Run {
     /// Runs this by the shell.
     #[arg(short, long = "command", value_name = "SHELL-COMMAND")]
     pub(crate) command: Option<OsString>,
-    /// The lock's name, and the command with its own options: those of redlatch stand before.
+    /// The lock's name, and the command with its own options. Put redlatch's options before the
+    /// name.
     #[arg(required = true, trailing_var_arg = true, value_name = "NAME COMMAND")]
     pub(crate) words: Vec<OsString>,
 }
@@ -193,7 +198,7 @@ Without --cgroup a process that has left the group (setsid) or changed its user 
 Nothing is stopped while the whole machine, or the process `redlatch` beside the command, is stopped
 itself: use --fenced where that matters.";
 
-/// A time: seconds, or with a unit.
+/// Parses a time: seconds, or a number with a unit.
 fn duration(text: &str) -> Result<Duration, String> {
     let unit = text.find(|it: char| it.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit);
@@ -210,7 +215,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// A client of the server.
+    /// Returns the settings for a client of the server.
     pub(crate) fn client(&self) -> Result<ClientBuilder, Trouble> {
         let url = match (&self.url, &self.url_file) {
             (Some(url), _) => url.clone(),

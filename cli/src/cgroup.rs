@@ -1,4 +1,5 @@
-//! A cgroup (version 2) of a command's own: a process that leaves the command's group stays in it.
+//! A command's own cgroup (version 2). A process that leaves the command's group stays in the
+//! cgroup.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -12,7 +13,8 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// The one for the command of this client, whose number no other client has. Nothing is made yet.
+    /// Names the cgroup for the command of this client, whose id no other client has. Creates
+    /// nothing yet.
     pub(crate) fn of(client: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = own(&mounts, &fs::read_to_string("/proc/self/cgroup")?);
@@ -20,27 +22,29 @@ impl Cgroup {
         Ok(Self { folder: own.join(format!("redlatch-{client}")) })
     }
 
-    /// From here on this process is in it, and all that it starts.
+    /// Creates the cgroup and moves a process into it. Processes that this process starts later are
+    /// in the cgroup, too.
     pub(crate) fn take(&self, process: u32) -> Result<()> {
         fs::create_dir(&self.folder)?;
         let taken = match fs::exists(self.folder.join("cgroup.kill")) {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
-            // Its processes could not be killed, and the lock would be kept for ever.
+            // The processes of such a cgroup could not be killed, and the lock would be kept for
+            // ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
         taken.inspect_err(|_| self.remove())
     }
 
-    /// Kills all that are in it, also those that are being started.
+    /// Kills all processes in the cgroup, also those that are being started.
     pub(crate) fn kill(&self) {
-        // While any cgroup of the machine is made, entered or removed, the file below waits: more
-        // than a second on a busy machine.
+        // The write below waits while any cgroup of the machine is made, entered or removed: more
+        // than a second on a busy machine. So the known processes are killed first.
         #[cfg(target_os = "linux")]
         self.kill_each();
         let _none = fs::write(self.folder.join("cgroup.kill"), "1");
     }
 
-    /// Kills those that are seen in it.
+    /// Kills the processes that the cgroup lists now.
     #[cfg(target_os = "linux")]
     fn kill_each(&self) {
         use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -50,10 +54,11 @@ impl Cgroup {
             pids.collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        // A few at a time: a process may have few open files.
+        // This opens only some at a time, since a process may have few open files.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
-            // Was its number used again before it was opened, the process is in the list no more.
+            // If the number was used for another process before it was opened, the list no longer
+            // has it.
             let still = list();
             for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
                 let _gone = pidfd_send_signal(process, Signal::KILL);
@@ -61,7 +66,7 @@ impl Cgroup {
         }
     }
 
-    /// Returns when all that were in it are dead.
+    /// Kills all processes in the cgroup, and returns when they are dead.
     pub(crate) fn end(&self) {
         self.kill();
         let is_populated = || {
@@ -79,7 +84,7 @@ impl Cgroup {
     }
 }
 
-/// With the cgroups that the command has made in it.
+/// Removes a cgroup, with the cgroups that the command has made in it.
 fn remove(folder: &Path) {
     let inside = fs::read_dir(folder).into_iter().flatten().flatten();
     inside
@@ -88,7 +93,7 @@ fn remove(folder: &Path) {
     let _gone = fs::remove_dir(folder);
 }
 
-/// The folder of this process's cgroup.
+/// Returns the folder of this process's cgroup.
 fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {

@@ -1,12 +1,13 @@
-//! The process between `redlatch run` and the command: the command's parent, outside of its group.
+//! The guardian: the process between `redlatch run` and the command. It is the command's parent,
+//! and is not in the command's group.
 //!
-//! It knows until when the lock is certain, and the command's group is dead by then, also if
-//! `redlatch run` was killed or stopped. As the parent it knows the command before any other
-//! process could end it, and the number of the group is not used anew as long as the command is
-//! not reaped. So it is the only one that signals the group. (If it is stopped itself, `redlatch
-//! run` kills the group in its place.)
+//! The guardian knows the time until which the lock is certainly held. It kills the command's group
+//! before that time, even if `redlatch run` was killed or stopped. As the parent, it learns the
+//! command's pid before any process can end the command, and the group's number is not reused
+//! before the guardian reaps the command. So only the guardian signals the group. (If the guardian
+//! is stopped, `redlatch run` kills the group in its place.)
 //!
-//! Its stdin is a socket. `redlatch run` sends the command's stdin, and lines:
+//! The guardian's stdin is a socket. `redlatch run` sends the command's stdin, and lines:
 //!
 //! ```text
 //! until T      the lock is certain until T, in ns on `clock`
@@ -15,10 +16,11 @@
 //! kill         the lock is lost
 //! ```
 //!
-//! It answers `started PID` or `failed STATUS WHY`. `PID` has not become the command then, but
-//! waits for its stdin, which it gets when the lock is certain and this process has left its
-//! group. When the command has ended and its group is killed, it says `ended STATUS LOST FAILED`.
-//! Then it reaps them, and ends when all of them are dead.
+//! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
+//! not become the command yet: it waits for its stdin, which it gets when the lock is certain and
+//! the guardian has left its group. When the command has ended and its group is killed, the
+//! guardian says `ended STATUS LOST FAILED`. Then it reaps the processes of the group, and ends
+//! when all of them are dead.
 
 use std::ffi::OsString;
 use std::fs;
@@ -46,14 +48,14 @@ use crate::trouble::{CONFIG, SOFTWARE};
 
 /// The argument that makes this program a guardian.
 pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
-/// How often it looks at the clock at least, which goes on while the machine sleeps.
+/// The longest time between two looks at the clock. The clock goes on while the machine sleeps.
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
-/// The niceness of this process, and of what it has killed, if it has the right to it: with 30 busy
-/// processes for each core, both were a second late.
+/// The niceness of this process and of the processes that it has killed, if the system allows it.
+/// With 30 busy processes for each core and the usual niceness, both were a second late.
 const URGENT: i32 = -20;
 
-/// In ns; goes on while the machine sleeps, as the leases do.
+/// Returns the time in ns. The clock goes on while the machine sleeps, as the leases do.
 pub(crate) fn clock() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let clock = ClockId::Boottime;
@@ -64,8 +66,8 @@ pub(crate) fn clock() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
 }
 
-/// The signals that end a program, but for those that are ignored here, as by nohup: the command is
-/// to ignore them, too.
+/// Returns the signals that end a program, except those that this process ignores, as under nohup:
+/// the command must ignore these, too.
 pub(crate) fn signals() -> impl Iterator<Item = i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -74,7 +76,8 @@ pub(crate) fn signals() -> impl Iterator<Item = i32> {
     all.into_iter().filter(move |signal| mask & (1 << (signal - 1)) == 0)
 }
 
-/// Waits for a child's end. Returns its status, as a shell has it. `None`: there is no such child.
+/// Waits for a child's end, and returns its status as a shell shows it. Returns `None` if there is
+/// no such child.
 pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     let ended = loop {
         match waitid(child.clone(), options | WaitIdOptions::EXITED) {
@@ -86,11 +89,11 @@ pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE))
 }
 
-/// Reaps the command and its group, which are killed. Returns the command's status, if it was not
-/// reaped before.
+/// Reaps the command and its group, which are killed. Returns the command's status, if the command
+/// was not reaped before.
 pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
     let status = wait(WaitId::Pid(command), WaitIdOptions::empty());
-    // In a terminal nobody has killed the others of a group that the command has made.
+    // In a terminal, nobody has killed the other processes of a group that the command has made.
     let group = WaitId::Pgid(Some(command));
     while !in_terminal && wait(group.clone(), WaitIdOptions::empty()).is_some() {}
     status
@@ -98,42 +101,45 @@ pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
 
 struct Guardian {
     pid: Pid,
-    /// In a terminal's group: only the command itself is signalled, since the group may have others.
+    /// Whether the command is in a terminal's group. Then only the command itself is signalled,
+    /// since the group may have other processes.
     in_terminal: bool,
-    /// Has also those that have left the group.
+    /// The command's cgroup, which also has the processes that have left the group.
     cgroup: Option<Cgroup>,
-    /// What `redlatch run` says, until it is gone.
+    /// The lines from `redlatch run`. `None` when `redlatch run` is gone.
     lines: Option<BufReader<UnixStream>>,
-    /// The part of a line that has come.
+    /// The part of a line that has arrived.
     line: String,
-    /// The command gets its stdin through it. If it cannot begin, a byte comes.
+    /// The socket through which the command gets its stdin. A byte comes back if the command cannot
+    /// begin.
     start: UnixStream,
-    /// The command has not begun.
+    /// The command's stdin, until the command begins.
     stdin: Option<OwnedFd>,
     grace: u64,
-    /// So much before the deadline the group is killed: a killed process needs a moment to die.
+    /// How long before the deadline the group is killed: a killed process needs a moment to die.
     margin: u64,
-    /// When the lock may be another's.
+    /// The deadline: the time from which another process may have the lock.
     until: u64,
-    /// The end by `stop`: when the command is killed, the grace time after it is told to end.
+    /// The deadline after a `stop`: a grace time after the command is told to end, the group is
+    /// killed.
     stops: u64,
     asked_to_end: bool,
-    /// The command was told to end, or killed, since the lock ends.
+    /// Whether the command was told to end, or killed, because the lock ends.
     lost: bool,
 }
 
-/// `words`: the grace time and the margin in ns, the terminal's group or 0, the client whose number
-/// names the cgroup or nothing, the program's path, and the command.
+/// `words` are the grace time and the margin in ns, the terminal's group or 0, the id of the client
+/// for the cgroup's name or nothing, the program's path, and the command.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     guard(words).map_or_else(|| SOFTWARE.into(), |()| ExitCode::SUCCESS)
 }
 
 fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
-    // It ends with the command, and not before.
+    // The guardian ignores these signals: it ends only with the command.
     for signal in signals() {
         signal_hook::flag::register(signal, Arc::default()).ok()?;
     }
-    // Then the orphans of the group are its children, and it sees that they are dead.
+    // The orphans of the group become children of this process, which so notices their deaths.
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
     let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
@@ -150,11 +156,12 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Ok(child) => child,
         Err(error) => return failed(SOFTWARE, format!("no command: {error}")),
     };
-    // Its end of the socket is the command's alone.
+    // Only the command has its end of the socket now.
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);
-    // Before it begins: moved there later, it might have started others meanwhile.
+    // This comes before the command begins: otherwise the command might have started processes
+    // outside of the cgroup.
     let cgroup = client.to_str().filter(|client| !client.is_empty()).map(|client| {
         let cgroup = Cgroup::of(client)?;
         cgroup.take(child.id()).map(|()| cgroup)
@@ -164,7 +171,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    // From here on `redlatch run` reads the few lines soon: no write waits, either.
+    // `redlatch run` reads these few lines soon, so from here on a write does not wait, either.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
@@ -193,13 +200,13 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     Some(())
 }
 
-/// Lets this process, and the threads that it starts from here on, not wait for their turn.
+/// Raises the priority of this process, and of the threads that it starts from here on.
 ///
-/// Linux shares a core among sessions first: in a busy session a process of any niceness was 0.7 s
-/// late, and 25 ms in one of its own.
+/// Linux first shares a core among sessions. In a busy session, a process of any niceness was 0.7 s
+/// late; in a session of its own it was 25 ms late.
 fn hurry(command: Pid) {
-    // A group's leader can have no session of its own: for a moment it is of the command's group,
-    // which has not begun.
+    // The leader of a group cannot begin a session. So this process joins the command's group for a
+    // moment, before the command has begun.
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -209,12 +216,13 @@ fn hurry(command: Pid) {
     let _refused = setpriority_process(None, URGENT);
 }
 
-/// A line in one piece: each wakes `redlatch run`. If that is gone, nobody reads it.
+/// Sends a line in one piece, since each piece wakes `redlatch run`. If `redlatch run` is gone,
+/// nobody reads the line.
 fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
 
-/// Is closed when the command has ended, and is not reaped.
+/// Returns a socket that is closed when the command has ended. The command is not reaped then.
 fn watch(pid: Pid) -> Result<UnixStream> {
     let (ended, its) = UnixStream::pair()?;
     let watch = move || {
@@ -256,20 +264,22 @@ impl Guardian {
         }
     }
 
-    /// Kills the rest of the group. Returns the status of the command, whether it was stopped since
-    /// the lock ends, and whether it could not begin.
+    /// Kills the rest of the group. Returns the status of the command, whether the command was
+    /// stopped because the lock ends, and whether it could not begin.
     fn ended(&mut self) -> (u8, bool, bool) {
-        // The lock is about to be free. The number is still the group's: the command is not reaped.
+        // The lock will be free soon. The group still has its number, since the command is not
+        // reaped.
         if !self.in_terminal {
             self.kill_group();
         }
         let status = wait(WaitId::Pid(self.pid), WaitIdOptions::NOWAIT).unwrap_or(SOFTWARE);
-        // The other end is closed: a command does not inherit it.
+        // A command does not inherit the other end of `start`, so that end is closed.
         let failed = self.stdin.is_some() || matches!(self.start.read(&mut [0]), Ok(1..));
         (status, self.lost, failed)
     }
 
-    /// Orphans of the command's are children of this process, and no other one would reap them.
+    /// Reaps orphans of the command. They are children of this process, so no other process reaps
+    /// them.
     fn reap_orphans(&self) {
         let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         for thread in threads {
@@ -281,8 +291,8 @@ impl Guardian {
         }
     }
 
-    /// Obeys all lines that have come. This process may have been stopped meanwhile: it reads them
-    /// before it looks at its deadline.
+    /// Obeys all lines that have arrived. Called before each look at the deadline: this process may
+    /// have been stopped, and the lines may have a new deadline.
     fn hear(&mut self) {
         while let Some(lines) = &mut self.lines
             && let Ok(length) = lines.read_line(&mut self.line)
@@ -296,7 +306,7 @@ impl Guardian {
     fn obey(&mut self, line: &str) {
         let (order, number) = line.split_once(' ').unwrap_or((line, ""));
         match order {
-            // A lock that is kept after all does not undo that the command was told to end.
+            // If the lock is kept after all, the command was still told to end.
             "until" if !self.lost => {
                 let until = number.parse().unwrap_or(self.until);
                 // On a busy machine the first deadline may have passed before the command begins.
@@ -316,15 +326,15 @@ impl Guardian {
             "stop" => {
                 self.stops = number.parse().unwrap_or(u64::MAX).saturating_add(self.grace);
             }
-            // Whatever was said behind it.
+            // A `kill` counts whatever line comes after it.
             "kill" => (self.until, self.lost) = (0, true),
-            // The end: the lock is not renewed any more, and ends as it would have.
+            // `redlatch run` is gone. If the command has not begun, it never begins.
             "" if self.stdin.is_some() => self.until = 0,
             _ => {}
         }
     }
 
-    /// Asks the command to end. A stopped one would not hear it.
+    /// Asks the command to end. A stopped command would not receive the TERM, so a CONT follows.
     fn end(&mut self) {
         if !std::mem::replace(&mut self.asked_to_end, true) {
             self.signal(Signal::TERM);
@@ -339,9 +349,9 @@ impl Guardian {
 
     fn kill_group(&self) {
         self.signal(Signal::KILL);
-        // It may have left its group.
+        // The command may have left its group.
         let _sent = kill_process(self.pid, Signal::KILL);
-        // A killed process is gone when it has had its turn.
+        // A killed process ends only when it runs again, so it gets a high priority.
         let _refused = if self.in_terminal {
             setpriority_process(Some(self.pid), URGENT)
         } else {
@@ -350,7 +360,7 @@ impl Guardian {
     }
 
     fn signal(&self, signal: Signal) {
-        // A group that is gone needs none.
+        // An error means that the group is gone.
         let _sent = if self.in_terminal {
             kill_process(self.pid, signal)
         } else {

@@ -6,7 +6,7 @@ use redlatch::{Attempt, Client, Error, ExpirablePermit, Lock, LockGuard, LostRea
 
 use crate::args::Run;
 
-/// See the module.
+/// A lock or a permit that `redlatch run` has taken for its command.
 pub(crate) enum Held {
     Lock(Box<Levels>),
     Permit(ExpirablePermit),
@@ -14,16 +14,16 @@ pub(crate) enum Held {
 
 /// The levels that this thread has taken of a lock.
 pub(crate) struct Levels {
-    /// The watched one.
+    /// The level with a watched lease.
     guard: LockGuard,
     token: Option<u64>,
     again: Again,
-    /// The one with a fixed lease.
+    /// The level with a fixed lease.
     raised: Option<LockGuard>,
 }
 
-/// Takes one more level, with this lease. With `true` the lock stays taken for as long, whatever
-/// becomes of the levels. The server is asked only if its lease is shorter.
+/// Takes one more level with this lease. With `true`, the lock stays taken for at least this time,
+/// whatever happens to the levels. Sends a request only if the server's lease is shorter.
 type Again = Box<dyn Fn(Duration, bool) -> Result<Attempt<LockGuard>, Error>>;
 
 macro_rules! each {
@@ -39,7 +39,7 @@ macro_rules! each {
 }
 
 impl Held {
-    /// Waits for it. `None`: the wait is over.
+    /// Waits for the lock or permit. Returns `None` if the wait is over.
     pub(crate) fn take(
         client: &Client,
         name: &str,
@@ -97,10 +97,10 @@ impl Held {
         each!(self, held => held.on_lost(callback));
     }
 
-    /// Has the server keep a lock for this long at least, even if this process dies. A release
-    /// still frees it. After an error the lock is held as before.
+    /// Makes the server keep a lock for at least this time, even if this process dies. A release
+    /// still frees the lock. After an error the lock is held as before.
     pub(crate) fn raise(&mut self, least: Duration) -> Result<(), Error> {
-        // A lock that was lost would be taken anew.
+        // If the lock was lost, the call below would take it again.
         self.check(Duration::ZERO)?;
         if let Self::Lock(levels) = self {
             levels.raised = (levels.again)(least, false)?.into_option();
@@ -109,17 +109,17 @@ impl Held {
     }
 
     /// Ends without a release: the server keeps a lock that was [raised](Self::raise) for this
-    /// long, and no longer.
+    /// time, and no longer.
     pub(crate) fn leave(self, least: Duration) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         match self {
             Self::Lock(levels) => {
                 let Levels { guard, again, raised: _raised, .. } = *levels;
-                // The watchdog may have renewed it for longer, and then the server cuts its lease.
+                // If the watchdog has renewed the lease for longer, the server shortens the lease.
                 if guard.remaining() > least && matches!(again(least, true), Ok(Taken(_))) {
                     guard.unlock()
                 } else {
-                    // Without a request: the server may be away.
+                    // This sends no request, since the server may be away.
                     guard.leave_to_expire()
                 }
             }

@@ -8,10 +8,10 @@ use clap_mangen::Man;
 
 use crate::args::Args;
 
-/// Its recipes are tested.
+/// A test runs the recipes of this page.
 const RECIPES: &str = include_str!("../../docs/shell.md");
 
-/// In roff.
+/// Returns the manual page in roff.
 pub(crate) fn manual() -> Result<Vec<u8>> {
     let mut command = Args::command();
     command.build();
@@ -49,7 +49,8 @@ pub(crate) fn manual() -> Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The options, and what the help ends with. The options of all tasks are not repeated.
+/// Returns the options of a command and the end of its help. Leaves out the options that all
+/// commands share.
 fn body(command: &Command) -> Result<String> {
     let mut command = command.clone();
     if command.get_name() != "redlatch" {

@@ -1,12 +1,12 @@
-//! A process that another one has started, and has not reaped.
+//! A process that another process has started and not reaped.
 
 use rustix::process::Pid;
 
-/// See the module.
+/// A process that its parent has started and not reaped.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    /// Before Linux 5.3, and where a sandbox forbids it, there is none.
+    /// `None` before Linux 5.3, and where a sandbox forbids it.
     #[cfg(target_os = "linux")]
     opened: Option<std::os::fd::OwnedFd>,
 }
@@ -20,8 +20,8 @@ impl Process {
         }
     }
 
-    /// Whether it has ended. Only its parent can know that everywhere: on other systems than Linux
-    /// the answer is `false`.
+    /// Returns whether the process has ended. On systems other than Linux, only its parent can know
+    /// this, and the result is `false`.
     #[cfg(target_os = "linux")]
     pub(crate) fn has_ended(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,7 +35,8 @@ impl Process {
         false
     }
 
-    /// A file that cannot be read says nothing: `/proc` may hide the processes of other users.
+    /// If the file cannot be read, the process counts as running: `/proc` may hide the processes of
+    /// other users.
     #[cfg(target_os = "linux")]
     fn is_zombie(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));

@@ -30,18 +30,18 @@ use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, U
 
 /// The default grace time, if the lease is long enough.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long before the lock may be another's the command is killed, if the lease is long enough: on
-/// a busy machine the killer's wake-up takes its time, and so does a killed process's end.
+/// How long before the end of the lease the command is killed, if the lease is long enough. On a
+/// busy machine the killer's wake-up takes some time, and so does the end of a killed process.
 const MARGIN: Duration = Duration::from_secs(2);
-/// How often the group is killed if the guardian is stopped.
+/// The time between two kills of the group, if the guardian is stopped.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How late the guardian may be. One that is stopped is killed then.
+/// How late the guardian may be. After that it counts as stopped, and is killed.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
-    // A renewal has to arrive before the command would be told to end.
+    // A renewal must arrive before the time at which the command is told to end.
     if grace(run).saturating_add(margin(run)) > run.lease / 2 {
         let message = "the grace time is too long for the lease: it may be two fifths of it";
         return Err(Trouble::new(USAGE, message));
@@ -74,17 +74,18 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         say(format_args!("{} had after {:.1?}", job.name, begun.elapsed()));
     }
     let (events, told) = channel();
-    // A lock that another process has handed on is certain for 2 s at first.
+    // A lock that another process has handed on has a lease of only 2 s at first.
     held.check(run.lease / 2)?;
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
-    // As late as possible: if this process is killed from here on, the lock stays taken. No later:
-    // with the deadline, the command may begin.
+    // This comes as late as possible: if this process is killed after it, the lock stays taken. It
+    // must come before the guardian gets the deadline, since the command may begin then.
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // No sooner: a command that a signal ends before it has begun would keep the lock for that time.
+    // This comes after `raise`: a signal before it ends the command before it begins, and releases
+    // the lock.
     if !signals.go_to(&events) {
         return Ok(signals.status());
     }
@@ -92,7 +93,8 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let ended = work.see_through(run, &held, &told);
     if work.lost {
         say(format_args!("{} was lost, and the command stopped", job.name));
-        // There is nothing to release, and a client's end may wait for a server that is away.
+        // There is nothing to release, and the drop of the client may wait for a server that is
+        // away.
         std::process::exit(LOST.into());
     }
     signals.ends();
@@ -101,7 +103,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         None => held.release(),
     };
     match (ended, freed) {
-        // It was lost while the command ran.
+        // The lock was lost while the command ran.
         (Ok(_), Err(error)) if error.kind() == ErrorKind::LeaseLost => Err(error.into()),
         (ended, freed) => {
             let _said = freed.inspect_err(|error| say(format_args!("{error:#}")));
@@ -135,7 +137,7 @@ impl Job {
         let name = words.remove(0).into_string();
         let name = name.map_err(|_| Trouble::new(USAGE, "the lock's name is no UTF-8"))?;
         let is_shell = |word: &OsString| word == "-c" || word == "--command";
-        // As with flock(1): behind the name, too.
+        // As with flock(1), -c may also come after the name.
         let script = match (&run.command, &words[..]) {
             (Some(script), []) => Some(script.clone()),
             (None, [option, script]) if is_shell(option) => Some(script.clone()),
@@ -153,7 +155,7 @@ impl Job {
     }
 }
 
-/// The program of a command, before the lock is taken.
+/// Finds the program of a command, before the lock is taken.
 fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     let shown = command.to_string_lossy();
     let found: Vec<_> = if shown.contains('/') {
@@ -183,13 +185,13 @@ fn is_file(path: &Path) -> bool {
 enum Event {
     Signal(i32),
     Lost,
-    /// A line of the guardian's; an empty one: it is gone.
+    /// A line from the guardian. An empty line means that the guardian is gone.
     Said(String),
 }
 
-/// Where a signal goes.
+/// The effect of a signal.
 enum Hears {
-    /// It ends this process: there is nothing to undo.
+    /// The signal ends this process, since there is nothing to undo.
     Nothing,
     Waiting(CancelToken),
     Cancelled(i32),
@@ -232,7 +234,7 @@ impl Heard {
         token
     }
 
-    /// From here on signals are events. `false`: there was one.
+    /// From here on signals become events. Returns `false` if there was a signal before.
     fn go_to(&self, events: &Sender<Event>) -> bool {
         let mut hears = self.lock();
         let is_cancelled = matches!(*hears, Hears::Cancelled(_));
@@ -242,12 +244,12 @@ impl Heard {
         !is_cancelled
     }
 
-    /// From here on a signal ends the process: the client of a server that is away takes its time.
+    /// From here on a signal ends the process: a shutdown may wait for a server that is away.
     fn ends(&self) {
         *self.lock() = Hears::Nothing;
     }
 
-    /// The status after a signal.
+    /// Returns the status after a signal.
     fn status(&self) -> u8 {
         let signal = if let Hears::Cancelled(signal) = *self.lock() { signal } else { 0 };
         u8::try_from(128 + signal).unwrap_or(SOFTWARE)
@@ -258,7 +260,7 @@ impl Heard {
     }
 }
 
-/// Hands on the guardian's lines.
+/// Turns the guardian's lines into events.
 fn listen(socket: &UnixStream, events: Sender<Event>) -> std::io::Result<()> {
     let lines = BufReader::new(socket.try_clone()?).lines().map_while(Result::ok);
     let lines = lines.chain([String::new()]).map(Event::Said);
@@ -272,16 +274,16 @@ struct Work {
     socket: UnixStream,
     in_terminal: bool,
     cgroup: Option<Cgroup>,
-    /// The process that becomes the command. The guardian does not reap it before it says `ended`.
+    /// The process that becomes the command. The guardian reaps it only after the line `ended`.
     command: Option<Process>,
-    /// The guardian's last word: the command's status, or why there is none.
+    /// The guardian's last message: the command's status, or why there is no status.
     said: Option<Result<u8, Trouble>>,
-    /// Until when the guardian knows the lock to be certain.
+    /// The time until which the guardian takes the lock for held.
     until: u64,
-    /// The end by `--max-hold`.
+    /// The time at which `--max-hold` ends the command.
     stops: Option<u64>,
     lost: bool,
-    /// The command could not begin.
+    /// Whether the command could not begin.
     failed: bool,
 }
 
@@ -314,14 +316,16 @@ impl Work {
         let ends = SystemTime::now() + run.max_hold.unwrap_or(Duration::MAX).min(held.remaining());
         let ends = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         command.env("REDLATCH_DEADLINE", ends.as_millis().to_string());
-        // A group of its own: no signal for the command's group, or for this one's, is for it.
+        // The guardian has its own group, so it gets no signal that is sent to the command's group
+        // or to the group of this process.
         command.process_group(0).stdin(Stdio::from(OwnedFd::from(its)));
-        // If the guardian is killed, its children are this process's.
+        // If the guardian is killed, its children become children of this process.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| no_guardian(error.into()))?;
         let guardian = command.spawn().map_err(no_guardian)?;
-        // Its end of the socket is the guardian's alone: its end is the guardian's.
+        // Only the guardian has its end of the socket now, so the socket closes when the guardian
+        // ends.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         listen(&socket, events).map_err(no_guardian)?;
@@ -339,13 +343,13 @@ impl Work {
         })
     }
 
-    /// With this the command may begin.
+    /// Sends the guardian the command's stdin and the deadline. From here on the command may begin.
     fn begin(&mut self, run: &Run, held: &Held) -> Result<(), Trouble> {
         start::send_stdin(&self.socket, std::io::stdin()).map_err(no_guardian)?;
         if let Some(longest) = run.max_hold {
             let at = clock().saturating_add(nanos(longest));
             self.stops = Some(at);
-            // At once: this process may be killed or stopped by then.
+            // This is sent at once, since this process may be killed or stopped later.
             self.tell(&format!("stop {at}\n"));
         }
         self.tell_deadline(held);
@@ -353,18 +357,20 @@ impl Work {
     }
 
     fn tell(&self, line: &str) {
-        // If it is gone, the reader of its lines learns of it. If it is stopped, this process must
-        // not wait for it, but kill the group in its place.
+        // If the guardian is gone, the thread that reads its lines notices that. If the guardian is
+        // stopped, this process must not wait for it, but kill the group in its place.
         let _sent = send(&self.socket, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Tells the guardian until when the lock is certain, if that has changed.
+    /// Sends the guardian the time until which the lock is certainly held, if it has changed.
     fn tell_deadline(&mut self, held: &Held) {
-        // Before the question: if this process is stopped in between, the deadline is early.
+        // This reads the clock first: if this process is stopped between the two lines, the
+        // deadline is too early, not too late.
         let now = clock();
         let left = nanos(held.remaining());
         let until = now.saturating_add(left);
-        // The same deadline, reckoned again, differs by the time between the two clocks.
+        // The same deadline, computed again, differs by the time between the two reads of the
+        // clocks.
         if left > 0 && until.abs_diff(self.until) > 1_000_000 {
             self.until = until;
             self.tell(&format!("until {until}\n"));
@@ -379,10 +385,11 @@ impl Work {
         told: &Receiver<Event>,
     ) -> Result<u8, Trouble> {
         let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
-        // Later than the guardian.
+        // This process kills later than the guardian does.
         let margin = margin(run) / 2;
         let (mut stops, mut is_stopped) = (self.stops, false);
-        // By when the guardian has to end, and whether it is killed here, since it has not.
+        // The time by which the guardian must end, and whether this process kills it because it has
+        // not ended.
         let (mut late, mut given_up) = (u64::MAX, false);
         loop {
             let wait = Duration::from_nanos(stops.unwrap_or(u64::MAX).saturating_sub(clock()));
@@ -394,7 +401,7 @@ impl Work {
                     return if is_stopped { Ok(TOO_LONG) } else { status };
                 }
                 Ok(Event::Said(line)) => self.hear(line.trim_end()),
-                // A terminal's other signals are the command's already.
+                // In a terminal, the command has received all other signals itself.
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
                     self.tell(&format!("signal {signal}\n"));
                 }
@@ -406,9 +413,11 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
             let now = clock();
-            // Before it looks for the command's end: the guardian may have ended it.
+            // This comes before the check for the command's end, since the guardian may have ended
+            // the command.
             if stops.is_some_and(|at| now >= at) {
-                // The guardian does so within the grace time, unless it is stopped itself.
+                // The guardian ends the command within the grace time, unless the guardian is
+                // stopped.
                 given_up |= std::mem::replace(&mut is_stopped, true);
                 stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
             }
@@ -418,7 +427,8 @@ impl Work {
                 given_up |= now >= late;
             }
             if held.remaining() <= margin {
-                // The guardian has done so, unless it is stopped, or has not begun.
+                // The guardian has killed the group, unless the guardian is stopped or the command
+                // has not begun.
                 given_up |= std::mem::replace(&mut self.lost, true);
                 self.tell("kill\n");
                 self.kill();
@@ -426,24 +436,26 @@ impl Work {
                 self.tell_deadline(held);
             }
             if given_up {
-                // Its children are this process's then.
+                // The guardian's children then become children of this process.
                 let _ends = self.guardian.kill();
             }
         }
     }
 
-    /// Also if the guardian is stopped, and does not say so.
+    /// Returns whether the command has ended, even if the guardian is stopped and does not say so.
     fn has_ended(&self) -> bool {
         self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
     }
 
-    /// Whether the command has begun. If the guardian could not say so, it may have.
+    /// Whether the command has begun. If the guardian was unable to say so, the command may have
+    /// begun.
     fn has_begun(&self) -> bool {
         self.command.is_some() && !self.failed
     }
 
-    /// The guardian is dead. Unless it has seen to all, its children are this process's, which ends
-    /// them. Without a `command` none has begun, and none does.
+    /// Called when the guardian is dead. If the guardian has not ended all its children, they are
+    /// children of this process now, which ends them. If `command` is `None`, no command has begun
+    /// or will begin.
     fn take_over(&mut self, given_up: bool) -> Result<u8, Trouble> {
         let has_reaped = self.guardian.wait().is_ok_and(|status| status.success());
         let mut status = None;
@@ -455,20 +467,21 @@ impl Work {
         }
         match (self.said.take(), status) {
             (Some(said), _) => said,
-            // Of its own, or of the kill here: the guardian's own end kills the command, too.
+            // The command ended by itself, or by the kill here. (The death of the guardian also
+            // kills the command.)
             (None, Some(status)) if given_up => Ok(status),
             (None, _) => Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command")),
         }
     }
 
-    /// Reads a line of the guardian's.
+    /// Handles a line from the guardian.
     fn hear(&mut self, line: &str) {
         let mut words = line.splitn(3, ' ');
         let (what, number, rest) = (words.next(), words.next(), words.next().unwrap_or_default());
         let number = number.and_then(|number| number.parse::<i32>().ok()).unwrap_or(0);
         let status = u8::try_from(number).unwrap_or(SOFTWARE);
         match what {
-            // If it was reaped since, the next line says so.
+            // If the guardian has reaped the command since, its next line says so.
             Some("started") => self.command = Pid::from_raw(number).map(Process::of),
             Some("failed") => {
                 self.failed = true;
@@ -485,13 +498,13 @@ impl Work {
 
     fn kill(&self) {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
-        // Its number may be another's as soon as it is reaped. The guardian has killed its group by
-        // then.
+        // Once the guardian has reaped the command, another process may get its number. The
+        // guardian has killed the command's group by then.
         let Some(Process { pid, .. }) = self.command else { return };
         if matches!(self.said, Some(Ok(_))) {
             return;
         }
-        // It may have left its group.
+        // The command may have left its group.
         let _sent = kill_process(pid, Signal::KILL);
         if !self.in_terminal {
             let _sent = kill_process_group(pid, Signal::KILL);

@@ -1,7 +1,7 @@
-//! The process that becomes the command, as soon as its guardian says so.
+//! The process that becomes the command when its guardian sends the command's stdin.
 //!
-//! Until then nothing of the command has run. So `redlatch run` knows the number of this process,
-//! and the guardian has left its group, before the command could do anything.
+//! Nothing of the command runs before that. So `redlatch run` knows the number of this process, and
+//! the guardian has left its group, before the command can do anything.
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Result, Write as _};
@@ -21,10 +21,10 @@ use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE, say};
 
 /// The argument that makes this program the process that becomes the command.
 pub(crate) const ARGUMENT: &str = "command-of-redlatch-run";
-/// The line with which the command's stdin goes.
+/// The line that carries the command's stdin.
 const STDIN: &[u8] = b"stdin\n";
 
-/// This program, even if its file has been replaced since.
+/// Returns this program, even if its file has been replaced since.
 pub(crate) fn this_program() -> Command {
     let program = std::env::current_exe().ok().filter(|program| program.exists());
     let mut command = Command::new(program.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
@@ -32,20 +32,22 @@ pub(crate) fn this_program() -> Command {
     command
 }
 
-/// `words`: the guardian's number, the program's path, and the command. Its stdin comes through the
-/// socket that is this process's stdin, if the command may begin. A byte goes back if it cannot.
+/// `words` are the guardian's number, the program's path, and the command. This process's stdin is
+/// a socket. The command's stdin comes through it if the command may begin. This process sends a
+/// byte back if the command cannot begin.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     begin(words).unwrap_or(SOFTWARE).into()
 }
 
 fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
-    // Nobody else ends the command if the guardian and `redlatch run` are killed.
+    // If the guardian and `redlatch run` are killed, no other process ends the command.
     #[cfg(target_os = "linux")]
     let _set =
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let guardian = words.next()?;
     let (program, name) = (words.next()?, words.next()?);
-    // A guardian that was killed before the signal was set may have sent the stdin before.
+    // The guardian may have sent the stdin and then been killed before this process asked for the
+    // signal. So this checks the parent.
     let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();
@@ -63,7 +65,7 @@ pub(crate) fn send_stdin(socket: &UnixStream, stdin: impl AsFd) -> Result<()> {
     Ok(())
 }
 
-/// `None`: nobody sends any.
+/// Receives a stdin, or returns `None` if the sender is gone.
 pub(crate) fn receive_stdin(socket: impl AsFd) -> Option<OwnedFd> {
     let mut line = [0; STDIN.len()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

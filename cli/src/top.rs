@@ -1,4 +1,4 @@
-//! `redlatch top`: what `redlatch ls` lists, again and again.
+//! `redlatch top`: the list of `redlatch ls`, again and again.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -19,7 +19,7 @@ use crate::args::Args;
 use crate::trouble::{SOFTWARE, Trouble, shown};
 use crate::who;
 
-/// How often it looks for a scan that is done, if no key is pressed.
+/// How often the screen checks for a finished scan, if no key is pressed.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {
@@ -33,11 +33,11 @@ pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Re
     let ended = Screen::default().show(&mut terminal, &scans);
     ratatui::restore();
     ended.map_err(failed)?;
-    // A scan may be under way, and nothing is held here.
+    // A scan may be under way, and this process holds no lock.
     std::process::exit(0)
 }
 
-/// Scan by scan, with an empty line between two, until nobody reads them any more.
+/// Prints each scan, with an empty line after it, until nobody reads the output any longer.
 fn print(client: &Client, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {
     for scan in 1_u64.. {
         let mut text = String::new();
@@ -66,7 +66,8 @@ struct Scan {
     took: Duration,
 }
 
-/// Scans in a thread of its own: a scan of many keys takes its time, and keys are heard meanwhile.
+/// Scans in a separate thread, since a scan of many keys takes long, and the screen must react to
+/// keys.
 fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Scan>, Trouble> {
     let (scans, seen) = channel();
     let scan = move || {
@@ -84,11 +85,12 @@ fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Sca
     Ok(seen)
 }
 
-/// What the screen shows.
+/// The contents of the screen.
 #[derive(Default)]
 struct Screen {
     statuses: Vec<Status>,
-    /// When a scan first saw this owner of this name, which the server does not know.
+    /// The time at which a scan first saw this owner of this name. The server does not know since
+    /// when an owner has a lock.
     since: HashMap<(String, String), Instant>,
     took: Option<Duration>,
     trouble: Option<String>,
@@ -124,7 +126,7 @@ impl Screen {
         self.took = Some(scan.took);
         match scan.found {
             Ok(mut statuses) => {
-                // The most wanted ones first.
+                // The names with the most waiters come first.
                 statuses.sort_by_key(|status| std::cmp::Reverse(who::waiting(status)));
                 let (now, mut since) = (Instant::now(), HashMap::new());
                 for status in &statuses {

@@ -1,4 +1,4 @@
-//! Why a command fails, and with which status.
+//! The reason why a command fails, and its exit status.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -17,23 +17,24 @@ pub(crate) const TOO_LONG: u8 = 124;
 pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// On one line, and without a terminal's commands: any client may have chosen a name, or an owner.
+/// Returns the text on one line and without control characters for a terminal, since any client may
+/// have chosen a name or an owner.
 pub(crate) fn shown(text: &str) -> String {
     let escaped = |it: char| match it {
         '\n' | '\r' | '\t' => it.escape_default().to_string(),
-        // As in JSON.
+        // This escape is that of JSON.
         it if it.is_control() => format!("\\u{:04x}", u32::from(it)),
         it => it.into(),
     };
     text.chars().map(escaped).collect()
 }
 
-/// Writes to stderr. One that is closed is no trouble.
+/// Writes to stderr. A closed stderr is no error.
 pub(crate) fn say(message: impl Display) {
     let _written = writeln!(std::io::stderr(), "redlatch: {}", shown(&message.to_string()));
 }
 
-/// The text on stderr, and the status.
+/// The text for stderr, and the exit status.
 #[derive(Debug)]
 pub(crate) struct Trouble {
     pub(crate) status: u8,

@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::{Trouble, shown};
 
-/// Of the objects that `--json` prints.
+/// The version of the objects that `--json` prints.
 const VERSION: u32 = 1;
 const UNKNOWN: &str = "an unknown process";
 
@@ -46,7 +46,7 @@ pub(crate) fn word(kind: StatusKind) -> &'static str {
     }
 }
 
-/// The host and the process, or the client's name.
+/// Returns the host and the process, or the client's name.
 fn short(process: &OwnerProcess) -> String {
     match (process.host(), process.pid()) {
         (Some(host), Some(pid)) => format!("{host}, process {pid}"),
@@ -63,7 +63,7 @@ fn place(process: &OwnerProcess) -> String {
     }
 }
 
-/// The first holder, and how many more there are.
+/// Returns the first holder, and the number of the others.
 fn first(status: &Status, place: fn(&OwnerProcess) -> String) -> String {
     let Some(first) = status.holders.first() else { return "-".to_owned() };
     let first = first.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
@@ -73,7 +73,7 @@ fn first(status: &Status, place: fn(&OwnerProcess) -> String) -> String {
     }
 }
 
-/// Of the holders, for a narrow column.
+/// Returns the holders, for a narrow column.
 pub(crate) fn holders(status: &Status) -> String {
     first(status, short)
 }
@@ -82,7 +82,7 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// The text of one name.
+/// Returns the text about one name.
 fn page(status: &Status) -> String {
     let mut lines = vec![format!("{}: {}", status.name, word(status.kind))];
     lines.extend(status.value.map(|value| format!("  count {value}")));
@@ -114,18 +114,18 @@ pub(crate) fn line(status: &Status) -> String {
     format!("{name}\t{kind}\t{}\t{left}\t{waiting} waiting\n", shown(&holder))
 }
 
-/// How long the last lease lasts.
+/// Returns the remaining time of the longest lease.
 pub(crate) fn left(status: &Status) -> String {
     let left = status.holders.iter().filter_map(|holder| holder.left).max();
     left.map_or_else(|| "-".to_owned(), seconds)
 }
 
-/// How many processes, of a fair lock threads, wait.
+/// Returns the number of processes that wait. For a fair lock, it is the number of threads.
 pub(crate) fn waiting(status: &Status) -> u64 {
     status.queue.len() as u64 + status.listeners
 }
 
-/// Controls stand in strings only: a reader of the JSON reads the same.
+/// Only strings have control characters, so a reader of the JSON reads the same values.
 pub(crate) fn json_line(object: &Value) -> String {
     shown(&object.to_string()) + "\n"
 }
