@@ -1,7 +1,8 @@
-//! The cost of the calls of a lock that no other thread wants, by criterion: `cargo bench --bench
-//! uncontended`.
+//! The cost of the calls for a lock that no other thread wants, measured by criterion: `cargo bench
+//! --bench uncontended`.
 //!
-//! `one core` has client and server on one core, `two cores` on one each: see `table/cores.rs`.
+//! `one core` has client and server on the same core, `two cores` has each on its own core: see
+//! `table/cores.rs`.
 //! `cargo bench --bench table` measures contended locks.
 
 // An error in a bench ends it.
@@ -30,7 +31,7 @@ criterion_group! {
     targets = round_trips, no_round_trips
 }
 
-/// The calls that ask the server.
+/// Measures the calls that send requests.
 fn round_trips(criterion: &mut Criterion) {
     let server = Server::start().unwrap();
     let machine = Machine::here();
@@ -40,7 +41,7 @@ fn round_trips(criterion: &mut Criterion) {
             continue;
         }
         machine.server(cores).take_process(server.pid());
-        // The client's threads are started by this one, and stay where it is.
+        // This thread starts the client's threads, which stay on its cores.
         machine.clients(cores).take();
         let mut raw = RawPair::connect(&server.url(), "raw");
         let plain = PlainClient::connect(&server.url()).unwrap();
@@ -79,7 +80,7 @@ fn round_trips(criterion: &mut Criterion) {
     machine.clients(Cores::Any).take();
 }
 
-/// The calls that do not.
+/// Measures the calls that send no request.
 fn no_round_trips(criterion: &mut Criterion) {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();

@@ -1,4 +1,4 @@
-//! The cost of a token: the fenced lock against the re-entrant one.
+//! The cost of a token: the fenced lock compared with the re-entrant lock.
 
 use crate::cell::Round;
 use crate::contest::longest;

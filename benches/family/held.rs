@@ -17,12 +17,12 @@ pub(crate) const ROLE: &str = "held permits";
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 const THREADS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// By then the last process has heard of the start.
+/// The time after which the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// The time before it counts: until then all queue as they will.
+/// The warm-up, which is not counted. After it the queues are as they will stay.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
-/// Processes, permits, and for how many milliseconds each is held.
+/// The number of processes and of permits, and for how many milliseconds each permit is held.
 const SETTINGS: [(usize, u64, u64); 6] =
     [(1, 64, 5), (1, 64, 20), (1, 16, 20), (2, 64, 5), (2, 64, 20), (2, 16, 20)];
 
@@ -70,7 +70,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The number of permits of each process, and its longest wait.
+/// Returns the number of permits of each process, and its longest wait.
 fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec<(f64, f64)> {
     let args = [name.to_owned(), held.to_string(), lab.options.length.as_nanos().to_string()];
     let args = [&[url.to_owned()], args.as_slice()].concat();
@@ -89,7 +89,7 @@ fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec
     seen.collect()
 }
 
-/// A process with its threads.
+/// Runs a process with its threads.
 pub(crate) fn work(job: &Job) {
     let client = Client::connect(job.arg(0)).unwrap();
     let semaphore = client.semaphore(job.arg(1));

@@ -1,4 +1,4 @@
-//! One thread's side of a latch, of either kind.
+//! One thread's handle of a latch, of either kind.
 
 use redlatch::{Client, CountDownLatch};
 use redlatch_testkit::{PlainClient, PlainLatchHandle};
@@ -9,7 +9,7 @@ pub(crate) enum Kind {
     Ours,
 }
 
-/// One process's connection.
+/// The connection of one process.
 pub(crate) enum Connected {
     Plain(PlainClient),
     Ours(Client),
@@ -52,7 +52,7 @@ impl Connected {
 }
 
 impl Latch {
-    /// Closes it: one is to be counted down.
+    /// Closes the latch: sets the count to one.
     pub(crate) fn close(&mut self) {
         let closed = match self {
             Self::Plain(latch) => latch.try_set_count(1).unwrap(),
@@ -61,7 +61,7 @@ impl Latch {
         assert!(closed, "it was open");
     }
 
-    /// Opens it.
+    /// Opens the latch.
     pub(crate) fn count_down(&mut self) {
         match self {
             Self::Plain(latch) => latch.count_down().unwrap(),

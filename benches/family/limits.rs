@@ -1,5 +1,5 @@
-//! How late a time limit ends a call where the server hangs: it is stopped, and its connections stay
-//! open.
+//! How late a time limit ends a call while the server hangs. The server's process is stopped, and
+//! its connections stay open.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -15,9 +15,9 @@ use crate::round_trips::Figures;
 /// The numbers of one client's threads.
 const THREADS: [usize; 2] = [4, 32];
 const LIMIT: Duration = Duration::from_millis(100);
-/// The calls of all threads together, in a round.
+/// The calls of all threads together, in one round.
 const CALLS: usize = 256;
-/// A shorter run makes one of each thread.
+/// In a run with shorter rounds, each thread makes one call.
 const FULL: Duration = Duration::from_secs(1);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -25,7 +25,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let mut table =
         Table::new(&["what", "names", "threads", "number", "median", "90 %", "99 %", "most"]);
     for threads in THREADS {
-        // The delay by the machine alone.
+        // The sleep shows the delay of the machine alone.
         for (what, names) in [("sleep", 0), ("try_lock_for", 1), ("try_lock_for", threads)] {
             let mut late = Figures::default();
             let calls = if lab.options.length < FULL { 1 } else { CALLS / threads };
@@ -46,11 +46,11 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The lateness of each call, in nanoseconds. No names: of a sleep.
+/// Returns the lateness of each call, in nanoseconds. With no names, each call is a sleep.
 fn lateness(threads: usize, names: usize, calls: usize) -> Vec<f64> {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
-    // The server knows the scripts, and the connections are open.
+    // From here on the server has the scripts, and the connections are open.
     let locks = (0..names).map(|at| client.reentrant_lock(&format!("bench {at}")));
     let locks: Vec<_> = locks.inspect(|lock| drop(lock.lock().unwrap())).collect();
     server.pause();

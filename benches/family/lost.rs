@@ -1,8 +1,8 @@
-//! From the DEL of a lock that is held to its holder's `on_lost`.
+//! The time from the DEL of a held lock to its holder's `on_lost`.
 //!
-//! In between lie the server's message that the key has changed, the question whether the hold is
-//! still there, and the renewal that finds out: two round trips and a half, and four threads that
-//! wake.
+//! In this time the server sends the message that the key has changed, the client asks whether the
+//! hold still exists, and a renewal finds the loss. This takes two and a half round trips, and four
+//! threads wake up.
 
 use std::sync::mpsc;
 use std::thread;
@@ -17,9 +17,9 @@ use crate::raw;
 use crate::report::{Goals, Table, time};
 use crate::round_trips::Figures;
 
-/// Held at the same time, and deleted one after the other.
+/// The locks, which are held at the same time and deleted one after the other.
 const LOCKS: usize = 20;
-/// By then all are tracked.
+/// The time after which all locks are tracked.
 const A_WHILE: Duration = Duration::from_millis(400);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -44,7 +44,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The time of each loss.
+/// Returns the time of each loss.
 fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
     let client = Client::connect(&lab.url(delayed)).unwrap();
     let mut redis = raw::connect(&lab.url(delayed));
@@ -64,7 +64,7 @@ fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
             .collect();
         thread::sleep(A_WHILE);
         for name in &names {
-            // Each one alone: all threads that have to wake are asleep.
+            // The losses come one by one, so all threads that must wake up are asleep.
             clock::sleep_until(clock::now() + 5 * MILLISECOND);
             let begun = clock::now();
             redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();

@@ -1,18 +1,19 @@
-//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch, the
-//! barrier, several locks, conditions, and locks that replicas acknowledge, beside Redisson's
-//! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for the options. A full run takes
-//! about three minutes.
+//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
+//! the barrier, several locks, conditions, and locks that replicas acknowledge. They are compared
+//! with plain implementations of Redisson's algorithms: `cargo bench --bench family`, with `--
+//! --help` for the options. A full run takes about three minutes.
 //!
-//! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
-//! unpinned unless it says otherwise.
+//! `../table/main.rs`, whose modules this program uses, says how to read the tables and how they
+//! are measured. All figures are unpinned, unless a table says otherwise.
 //!
-//! - **Too many inside**: each holder of a lock looks whether it is still alone; each holder of a
-//!   permit takes one of as many files as there are permits, most tellingly before the
-//!   measurement, when all sleep inside for a while.
-//! - **Order**: if waiters come one by one, each when the server has the one before in its queue,
-//!   the first grants of all must come in the same order.
-//! - **Round trips**: hold a latch against those of `two cores`. Unpinned, the system likes to put
-//!   a PING's two ends on one core, and the three of a latch it cannot.
+//! - **Too many inside**: each holder of a lock checks whether it is still alone. Each holder of a
+//!   permit takes one of as many files as there are permits. The best check comes before the
+//!   measurement, when all threads sleep inside for a while.
+//! - **Order**: if waiters come one by one, each when the server has the previous one in its queue,
+//!   the first grants of all waiters must come in the same order.
+//! - **Round trips**: compare a latch with the round trips of `two cores`. Unpinned, the system
+//!   often puts the two ends of a PING on one core, which it cannot do with the three ends of a
+//!   latch.
 
 // An error in a bench ends it.
 #![allow(clippy::unwrap_used)]

@@ -1,5 +1,5 @@
-//! The cost of many waiters to the server: its time for each second, by their number; and the cost
-//! of one release that concerns many readers. The server serves no other client meanwhile.
+//! What many waiters cost the server: its time in each second, by the number of waiters, and the
+//! time of one release that concerns many readers. The server has no other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 const PROCESSES: [usize; 3] = [100, 300, 1_000];
 const THREADS: [usize; 3] = [250, 500, 1_000];
 const NAMES: [usize; 3] = [250, 1_000, 4_000];
-/// Each of them asks about once a second.
+/// In this time each waiter asks about three times.
 const LONG_ENOUGH: Duration = Duration::from_secs(3);
 
 pub(crate) fn fair_locks(lab: &Lab, goals: &mut Goals) {
@@ -65,7 +65,7 @@ struct Seen {
     bytes: f64,
 }
 
-/// The server's own time in seconds, and the bytes that it has read.
+/// Returns the server's own time in seconds, and the number of bytes that it has read.
 fn used(redis: &mut Connection) -> (f64, f64) {
     let info: String = redis::cmd("INFO").query(redis).unwrap();
     let figure = |name: &str| -> f64 {
@@ -93,7 +93,7 @@ fn length(url: &str, list: &str) -> usize {
     redis::cmd("LLEN").arg(list).query(&mut raw::connect(url)).unwrap()
 }
 
-/// A client each: its own connections, and its own signs of life.
+/// Connects another client, with its own connections and its own signs of life.
 fn connect(url: &str) -> Client {
     Client::builder(url).connections(1).connect().unwrap()
 }
@@ -120,7 +120,7 @@ fn waits(client: &Client, name: &str, token: &CancelToken) -> JoinHandle<()> {
     thread::spawn(move || assert!(lock.lock_cancellable(&token).is_err()))
 }
 
-/// A thread of one client waits for each of so many locks, which another client has.
+/// One client's threads each wait for one of `number` locks, which another client holds.
 fn names(lab: &Lab, number: usize) -> Seen {
     const LEASE: Duration = Duration::from_secs(300);
     let url = lab.url(false);
@@ -146,7 +146,7 @@ fn names(lab: &Lab, number: usize) -> Seen {
     seen
 }
 
-/// The server's input, from a second before all are back to a second after.
+/// Returns the server's input, from a second before all waiters are back to a second after.
 fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let [holder, client] = [(); 2].map(|()| connect(&url));
@@ -174,7 +174,8 @@ fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     bytes
 }
 
-/// So many were notified, one by one, and wait for the lock; as many wait to be notified.
+/// Half of the threads were notified, one by one, and wait for the lock. The other half waits for a
+/// notification.
 fn condition(lab: &Lab, threads: usize) -> Seen {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let clients: [_; 4] = std::array::from_fn(|_| connect(&url));
@@ -201,7 +202,8 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     let guard = lock.lock().unwrap();
     let condition = lock.new_condition("bench");
     for _ in 0..threads {
-        // (On a slow machine these waiters may have been told instead of others by now.)
+        // (On a slow machine, waiters of the first half may be notified twice and others not at
+        // all.)
         let _ = condition.notify_one().unwrap();
     }
     thread::sleep(LONG_ENOUGH);
@@ -215,11 +217,11 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
 }
 
 const READERS: [usize; 3] = [500, 1_000, 4_000];
-/// Readers of one process.
+/// The number of readers in one process.
 const OWNED: usize = 65_536;
 
-/// Each reader is a process of its own: a connection that listens, and a place in the queue. The
-/// timed scripts are those of a leaving writer and reader.
+/// Each reader stands for a process: it has a connection that listens, and a place in the queue.
+/// The timed scripts are those of a writer and of a reader that leave.
 pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     println!("The server's time for one release of a read-write lock, others being readers:\n");
     let mut table = Table::new(&["readers", "a writer lets them in", "one of them leaves"]);
@@ -249,7 +251,7 @@ pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     );
 }
 
-/// The server's time in scripts, in ns.
+/// Returns the server's time in scripts, in ns.
 fn in_scripts(redis: &mut Connection) -> f64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(redis).unwrap();
     let of = |command: &str| -> f64 {
@@ -285,7 +287,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     let let_in = timed(&mut redis, guard);
     let holders: usize = redis::cmd("HLEN").arg(&name).query(&mut redis).unwrap();
     assert_eq!(holders, readers + 1, "some were not let in");
-    // As each awake reader does.
+    // Each awake reader does the same.
     let mut raise = redis::pipe();
     for owner in &owners {
         let timeout = format!("{{{name}}}:{owner}:rwlock_timeout:1");
@@ -296,7 +298,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     [let_in, timed(&mut redis, guard)]
 }
 
-/// How long it takes until all of them are in and have left, in ns.
+/// Returns how long all readers of one process take to get the lock and to leave, in ns.
 fn owned(lab: &Lab) -> f64 {
     let client = connect(&lab.url(false));
     let lock = client.read_write_lock(&format!("bench {}", lab.next()));

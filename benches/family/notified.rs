@@ -1,8 +1,10 @@
-//! From `notify_one` in one process to the waiter of another one back from its wait, with the lock.
+//! The time from `notify_one` in one process until the waiter of another process is back from its
+//! wait, with the lock.
 //!
-//! In between lie the notification with its reply, the release, and the message that grants the waiter
-//! the lock; its request for it runs beside those. As with other hand-overs the goal is held against
-//! PINGs after as long a silence, on the same way to the server.
+//! In this time come the notification with its reply, the release, and the message that grants the
+//! waiter the lock; the waiter's request for the lock runs at the same time. As for other
+//! hand-overs, the goal compares this time with PINGs that follow an equally long silence on the
+//! same network.
 
 use std::time::Duration;
 
@@ -18,11 +20,11 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const NOTIFIER_ROLE: &str = "notifier";
 pub(crate) const WAITER_ROLE: &str = "notified";
 
-/// From one notification to the next, with a PING in the middle.
+/// The time from one notification to the next, with a PING in the middle.
 const PACE: u64 = 8 * MILLISECOND;
-/// A thread that has waited for so long is asleep.
+/// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-/// When the last notification has been made, no thread makes another.
+/// After this time without a notification, no thread makes another one.
 const A_WHILE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -61,7 +63,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The times of a server's PINGs alone, and the times of waiters to come back.
+/// Returns the times of a server's PINGs alone, and the times of waiters to come back.
 pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(Cores::Any).to_string();
@@ -83,7 +85,7 @@ pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, V
     (pings, waits.collect())
 }
 
-/// The process that notifies, and times PINGs.
+/// Runs the process that notifies, and times PINGs.
 pub(crate) fn notify(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();
@@ -101,7 +103,7 @@ pub(crate) fn notify(job: &Job) {
         clock::sleep_until(clock::now() + PACE / 2);
         let guard = lock.lock().unwrap();
         let told = clock::now();
-        // (It may not wait yet, or not any more.)
+        // (The waiter may not wait yet, or no longer.)
         if condition.notify_one().unwrap() {
             times.extend([ping, told]);
         }
@@ -115,7 +117,7 @@ pub(crate) fn notify(job: &Job) {
     job.done()
 }
 
-/// The process that waits.
+/// Runs the process that waits.
 pub(crate) fn wait(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();

@@ -1,7 +1,7 @@
-//! From the last count-down in one process to the waiter of another one awake.
+//! The time from the last count-down in one process until the waiter of another process is awake.
 //!
-//! As with a lock's hand-over, both come after a silence, so the goal is held against PINGs after
-//! as long a one.
+//! As with a lock's hand-over, this follows a silence, so the goal compares it with PINGs that
+//! follow an equally long silence.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::round_trips::{self, Figures, numbers, text};
 pub(crate) const COUNTER_ROLE: &str = "counter";
 pub(crate) const WAITER_ROLE: &str = "waiter";
 
-/// From one count-down to the next.
+/// The time from one count-down to the next.
 const PACE: u64 = 4 * MILLISECOND;
-/// After a count-down: so long the latch stays open.
+/// For how long the latch stays open after a count-down.
 const OPEN: u64 = MILLISECOND;
-/// Longer: a woken waiter does something else for so long.
+/// For how long a woken waiter does something else: longer than `OPEN`.
 const REST: u64 = 3 * MILLISECOND / 2;
-/// A thread that has waited for so long is asleep.
+/// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -71,7 +71,7 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
     }
 }
 
-/// The times of waiters to wake.
+/// Returns the times of waiters to wake up.
 pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f64> {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(cores).to_string();
@@ -92,7 +92,7 @@ pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f6
     waits.collect()
 }
 
-/// The process that counts down.
+/// Runs the process that counts down.
 pub(crate) fn count(job: &Job) {
     let (connected, end) = prepare(job);
     let mut latch = connected.latch(job.arg(2));
@@ -103,7 +103,7 @@ pub(crate) fn count(job: &Job) {
         let now = clock::now();
         times.push(now);
         latch.count_down();
-        // The latch stays open when the waiter looks for the last time.
+        // The latch stays open, so the last wait of the waiter ends.
         if now >= end {
             break;
         }
@@ -114,7 +114,7 @@ pub(crate) fn count(job: &Job) {
     job.done()
 }
 
-/// The process that waits.
+/// Runs the process that waits.
 pub(crate) fn wait(job: &Job) {
     let (connected, end) = prepare(job);
     let mut latch = connected.latch(job.arg(2));
@@ -134,7 +134,7 @@ pub(crate) fn wait(job: &Job) {
     job.done()
 }
 
-/// Connects, and hears when it ends.
+/// Connects, and reads the time at which the measurement ends.
 fn prepare(job: &Job) -> (crate::latches::Connected, u64) {
     job.arg(3).parse::<Place>().unwrap().take();
     let connected = Kind::named(job.arg(0)).connect(job.arg(1));

@@ -1,5 +1,5 @@
-//! A semaphore with permits for all: the cost of many threads of one process, and its speed after
-//! the server was away.
+//! A semaphore with enough permits for all threads: the cost of many threads of one process, and
+//! the speed after the server was away.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -16,12 +16,13 @@ pub(crate) const ROLE: &str = "permits for all";
 
 const THREADS: [usize; 3] = [16, 64, 256];
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the bench looks at the number of acquired permits, before and after the outage.
+/// How often the bench reads the number of acquired permits, before and after the outage.
 const SLICE: Duration = Duration::from_millis(50);
-/// The old rate is back with the first slice that has it, if the median of it and those behind it,
-/// so many, has it too: one slice may be of any length on a busy machine.
+/// The number of slices in the check for the old rate. The old rate is back in the first slice that
+/// has it, if the median of this slice and the next ones has it, too: a single slice may be of any
+/// length on a busy machine.
 const WINDOW: usize = 5;
-/// The part of the median before.
+/// The part of the median before the outage that counts as the old rate.
 const OLD_RATE: f64 = 0.9;
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -52,9 +53,9 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     outage(lab, goals);
 }
 
-/// The network breaks, with requests on their way, and comes back.
+/// The network breaks while requests are under way, and comes back.
 fn outage(lab: &Lab, goals: &mut Goals) {
-    // Long enough for retries that come later and later.
+    // This is long enough for retries whose pauses grow.
     let away = lab.options.length * 15;
     let server = Server::start().unwrap();
     let network = Proxy::before(&server);
@@ -62,7 +63,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
     let semaphore = client.semaphore("bench outage");
     semaphore.add_permits(1_000).unwrap();
     let (stop, acquired) = (AtomicBool::new(false), AtomicU64::new(0));
-    // A second.
+    // Returns the number of acquisitions in a second.
     let rate = || {
         let (before, begun) = (acquired.load(Ordering::SeqCst), Instant::now());
         thread::sleep(SLICE);
@@ -85,7 +86,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
         thread::sleep(away);
         network.accept();
         let again = Instant::now();
-        // When each slice ended, and the rate in it.
+        // The time at which each slice ended, and the rate in it.
         let mut seen: Vec<(Duration, f64)> = Vec::new();
         let after = loop {
             let rate = rate();
@@ -119,7 +120,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
     goals.add(format!("{work}: permits missing"), missing, "0");
 }
 
-/// The process with the threads.
+/// Runs the process with the threads.
 pub(crate) fn work(job: &Job) {
     let number = |at| job.arg(at).parse::<usize>().unwrap();
     job.arg(1).parse::<Place>().unwrap().take();

@@ -1,8 +1,9 @@
-//! From the release of a fair lock to the grant of the next in a queue that stays as long.
+//! The time from the release of a fair lock to the next grant, with a queue that stays equally
+//! long.
 //!
-//! The waiters are let in one by one, each when the queue has the one before, and neighbours
-//! belong to different processes. Each takes the lock, holds it for so long that the one before it
-//! stands at the end again, and gives it back.
+//! The waiters come one by one, each when the queue has the previous one. Neighbours in the queue
+//! belong to different processes. Each waiter takes the lock, holds it until the previous holder
+//! stands at the end of the queue again, and releases it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +26,7 @@ pub(crate) const ROLE: &str = "queue";
 const WAITERS: [usize; 3] = [10, 100, 1_000];
 const PROCESSES: usize = 5;
 const HOLD: u64 = 500 * MICROSECOND;
-/// A thread that stood there for so long before a release was asleep.
+/// A thread that had waited for this time before a release was asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -76,7 +77,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
 #[derive(Default)]
 struct Seen {
     waits: Figures,
-    /// First grants at another place than that of the arrival.
+    /// How many waiters had their first grant out of the order of arrival.
     misplaced: usize,
     broken: usize,
 }
@@ -95,7 +96,7 @@ struct Held {
     asked: u64,
     granted: u64,
     released: u64,
-    /// In the order of arrival.
+    /// The waiter's number in the order of arrival.
     waiter: usize,
 }
 
@@ -133,7 +134,7 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
     holds.sort_by_key(|held| held.granted);
     let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
-    // After the end no thread comes back, and the queue gets shorter.
+    // After the end no thread comes back, so the queue gets shorter and these holds are left out.
     let waited = pairs().filter(|(before, next)| {
         before.waiter % PROCESSES != next.waiter % PROCESSES
             && next.asked + ASLEEP < before.released
@@ -149,13 +150,13 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
 }
 
-/// How many stand in the lock's queue.
+/// Returns the length of the lock's queue.
 fn length(server: &mut Connection, name: &str) -> usize {
     let queue = format!("redisson_lock_queue:{{{name}}}");
     redis::cmd("LLEN").arg(queue).query(server).unwrap()
 }
 
-/// A process with some of the waiters.
+/// Runs a process with some of the waiters.
 pub(crate) fn work(job: &Job) {
     job.arg(3).parse::<Place>().unwrap().take();
     let connected = Peer::named(job.arg(0)).connect(job.arg(1));

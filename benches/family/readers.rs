@@ -1,4 +1,4 @@
-//! A read-write lock: how many read a second, and how long a writer waits.
+//! A read-write lock: the number of reads in a second, and the wait of a writer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -15,12 +15,12 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 pub(crate) const ROLE: &str = "readers and a writer";
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long each of them is inside.
+/// How long each reader and writer holds the lock.
 const INSIDE: u64 = 3 * MICROSECOND;
-/// From one write to the next request for one.
+/// The time from one write to the request for the next one.
 const BETWEEN_WRITES: u64 = MILLISECOND;
 
-/// The lock that they take.
+/// The read-write lock among the compared locks.
 const OURS: &str = "read-write lock";
 const PLAIN: &str = "plain";
 const ALONE: &str = "a lock that each takes alone";
@@ -65,7 +65,8 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     );
 }
 
-/// The read-write lock at each of these places: reads a second, and the writer's longest wait.
+/// Measures the read-write lock at each of these servers: reads in a second, and the writer's
+/// longest wait.
 pub(crate) fn compare_at(lab: &Lab, urls: [&String; 2]) -> [Vec<(f64, f64)>; 2] {
     let seen = compare(lab, urls.map(|url| (OURS, url)), (4, 4, true));
     seen.map(|it| it.rounds.iter().map(|round| (round.reads, round.longest)).collect())
@@ -110,7 +111,7 @@ impl Seen {
     }
 }
 
-/// So many processes of so many readers each, and perhaps one that writes.
+/// Runs `processes` processes of `threads` readers each, and one writer if `writes` is true.
 fn compare<const N: usize>(
     lab: &Lab,
     peers: [(&'static str, &String); N],
@@ -131,7 +132,7 @@ fn compare<const N: usize>(
                 worker
             };
             let mut workers: Vec<_> = (0..processes).map(|_| start(threads)).collect();
-            // The one without readers writes.
+            // A process without readers writes.
             workers.extend(writes.then(|| start(0)));
             workers.iter_mut().for_each(|worker| worker.send_line("go"));
             let mut round = Round::default();
@@ -149,7 +150,7 @@ fn compare<const N: usize>(
     seen
 }
 
-/// How many scripts the server has run.
+/// Returns how many scripts the server has run.
 fn scripts(url: &str) -> u64 {
     let mut redis = redis::Client::open(url).unwrap().get_connection().unwrap();
     let text: String = redis::cmd("INFO").arg("commandstats").query(&mut redis).unwrap();
@@ -162,7 +163,7 @@ fn scripts(url: &str) -> u64 {
 
 type Turn = Box<dyn FnMut(&mut dyn FnMut())>;
 
-/// One thread's way in and out.
+/// Returns one thread's way to take and to release the lock.
 fn turn(url: &str, what: &str, name: &str, reads: bool, shared: &Option<Client>) -> Turn {
     match (what, shared) {
         (PLAIN, _) => {
@@ -210,7 +211,7 @@ fn work_inside() {
     }
 }
 
-/// A process that reads; or, without threads, one that writes.
+/// Runs a process that reads, or, without threads, a process that writes.
 pub(crate) fn work(job: &Job) {
     job.arg(1).parse::<Place>().unwrap().take();
     let (url, what, name) = (job.arg(0), job.arg(2), job.arg(3));
@@ -220,7 +221,7 @@ pub(crate) fn work(job: &Job) {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     job.say("ready");
     let _ = job.wait_line();
-    // One process counts for all.
+    // One process reads the number of scripts for all.
     let scripts_of = |url| if threads == 16 { scripts(url) } else { 0 };
     let before = scripts_of(url);
     let begun = clock::now();

@@ -1,4 +1,4 @@
-//! One fair lock, or one semaphore, that all want.
+//! One fair lock, or one semaphore, that all threads want.
 
 use crate::cell::Round;
 use crate::contest::{Report, against, longest};
@@ -7,7 +7,7 @@ use crate::lab::{Lab, Setting};
 use crate::peers::Peer;
 use crate::report::{Goals, digits};
 
-/// By threads and processes, each with its goal.
+/// The number of threads and of processes, and the goal.
 type Crowd = (usize, usize, &'static str);
 
 pub(crate) fn fair(lab: &Lab, goals: &mut Goals) {

@@ -1,5 +1,5 @@
-//! Three locks taken together: the cost over one, and the number of turns if all want the same
-//! three.
+//! Three locks taken together: their cost compared with one lock, and the number of turns if all
+//! threads want the same three locks.
 
 use std::thread;
 use std::time::Duration;
@@ -17,11 +17,11 @@ pub(crate) const ROLE: &str = "several";
 const NAMES: usize = 3;
 const PROCESSES: usize = 4;
 const THREADS: usize = 4;
-/// How long all three are held.
+/// How long all three locks are held.
 const STAY: u64 = 50 * MICROSECOND;
-/// By then the last process has heard of the start.
+/// The time after which the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// Until then scripts are loaded and connections opened.
+/// The turns in which scripts are loaded and connections opened.
 const WARM_UP: usize = 50;
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -45,7 +45,8 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
                 client.reentrant_lock(&format!("bench several {number} {at}"))
             });
             let together = MultiLock::new(&[&locks[0], &locks[1], &locks[2]]).unwrap();
-            // One by one, so that both meet the same moments of the machine.
+            // One lock and three locks alternate, so that both meet the same moments of the
+            // machine.
             let end = clock::now() + lab.options.length.as_nanos() as u64;
             let mut times: [Vec<f64>; 4] = Default::default();
             for turn in 0.. {
@@ -112,7 +113,7 @@ fn threads(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// How many pairs a second threads have in sum, of one lock each or of three.
+/// Returns how many times in a second all threads together lock and unlock one lock, or three.
 fn own_names(client: &Client, name: &str, threads: usize, several: bool, length: Duration) -> f64 {
     let end = clock::now() + length.as_nanos() as u64;
     let turns = |thread: usize| {
@@ -165,7 +166,7 @@ fn contended(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// How many turns there were, and the longest wait.
+/// Returns how many turns there were, and the longest wait.
 fn measure(lab: &Lab, delayed: bool, kind: &str, number: usize) -> (f64, f64) {
     let length = lab.options.length.as_nanos().to_string();
     let name = format!("bench several {number} {kind}");
@@ -184,7 +185,7 @@ fn measure(lab: &Lab, delayed: bool, kind: &str, number: usize) -> (f64, f64) {
     seen.fold((0.0, 0.0), |all, one| (all.0 + one.0, f64::max(all.1, one.1)))
 }
 
-/// A process with its threads.
+/// Runs a process with its threads.
 pub(crate) fn work(job: &Job) {
     let (kind, url, name) = (job.arg(0), job.arg(1), job.arg(2));
     let length: u64 = job.arg(3).parse().unwrap();
@@ -202,8 +203,8 @@ pub(crate) fn work(job: &Job) {
                     guard.unlock().unwrap();
                 });
             }
-            // As Redisson's: one after the other. All list them in one order, so that it need never
-            // begin anew.
+            // As Redisson does it, this takes the locks one after the other. All threads use the
+            // same order, so no thread has to begin again.
             let client = plain.as_ref().unwrap();
             let mut locks = names.each_ref().map(|name| client.lock(name).handle().unwrap());
             Box::new(move || {

@@ -1,7 +1,8 @@
-//! From the last arrival at a barrier to the last party of all processes awake.
+//! The time from the last arrival at a barrier until the last party of all processes is awake.
 //!
-//! In between lie the arrival, and the message that tells how the generation ended. As with other
-//! hand-overs the goal is held against PINGs after as long a silence, on the same way to the server.
+//! In this time come the arrival, and the message that says how the generation ended. As for other
+//! hand-overs, the goal compares this time with PINGs that follow an equally long silence on the
+//! same network.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const ROLE: &str = "party";
 
 const PROCESSES: usize = 8;
-/// From one step to the next, with a PING in the middle: the others are asleep by then.
+/// The time from one step to the next, with a PING in the middle. The other parties are asleep by
+/// then.
 const PACE: u64 = 8 * MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -51,7 +53,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The times of a server's PINGs, and of the steps.
+/// Returns the times of a server's PINGs, and the times of the steps.
 fn steps(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let count = (lab.options.length.as_nanos() as u64 / PACE).max(10).to_string();
@@ -78,7 +80,7 @@ fn steps(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     (pings, awake.iter().zip(arrived).map(|(awake, at)| (awake - at) as f64).collect())
 }
 
-/// One party. One of them is the last at each step, and times PINGs.
+/// Runs one party. One of the parties arrives last at each step, and times PINGs.
 pub(crate) fn work(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();

@@ -1,5 +1,5 @@
-//! From the last count-down to the last of many waiters of another process awake, and that
-//! process's requests to the server meanwhile.
+//! The time from the last count-down until the last of many waiters of another process is awake,
+//! and the requests of that process to the server in this time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,9 +19,9 @@ pub(crate) const COUNTER_ROLE: &str = "counter of many";
 pub(crate) const ROLE: &str = "many waiters";
 
 const WAITERS: [usize; 3] = [1, 100, 1_000];
-/// In each round.
+/// The number of count-downs in each round.
 const TIMES: usize = 4;
-/// If the server gets no request for so long, all sleep.
+/// If the server gets no request for this time, all threads sleep.
 const QUIET: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,7 +84,8 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
         worker
     };
     let [mut counter, mut crowd] = [COUNTER_ROLE, ROLE].map(&mut process);
-    // The first one makes the scripts known; then, the cost of a count-down without waiters.
+    // The first count-down loads the scripts. The second one shows the cost of a count-down without
+    // waiters.
     let mut without = 0;
     for _ in 0..2 {
         let name = format!("bench {}", lab.next());
@@ -120,13 +121,13 @@ fn close(counter: &mut Worker, name: &str) {
     counter.expect_line("closed", PATIENCE);
 }
 
-/// Returns the time just before the count-down.
+/// Opens the latch. Returns the time just before the count-down.
 fn open(counter: &mut Worker) -> u64 {
     counter.send_line("open");
     counter.expect_line("at", PATIENCE).parse().unwrap()
 }
 
-/// All commands so far, once there was none for a while but this question's own.
+/// Returns the number of all commands so far, once no command but this query has come for a while.
 fn when_quiet(lab: &Lab) -> u64 {
     let mut before = lab.calls().commands;
     loop {
@@ -139,7 +140,7 @@ fn when_quiet(lab: &Lab) -> u64 {
     }
 }
 
-/// The process that counts down.
+/// Runs the process that counts down.
 pub(crate) fn count(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let connected = Kind::named(job.arg(0)).connect(job.arg(1));
@@ -159,7 +160,7 @@ pub(crate) fn count(job: &Job) {
     job.done()
 }
 
-/// The process that waits.
+/// Runs the process that waits.
 pub(crate) fn wait(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let connected = Kind::named(job.arg(0)).connect(job.arg(1));
@@ -198,8 +199,8 @@ pub(crate) fn wait(job: &Job) {
     job.done()
 }
 
-/// The waiters. A woken thread stays until all are awake: ending a thread is work, and the last one
-/// would wake later for it.
+/// The waiters. A woken thread stays until all threads are awake: the end of a thread takes time,
+/// and would delay the last one.
 struct Crowd {
     asleep: AtomicUsize,
     leave: AtomicBool,

@@ -1,17 +1,17 @@
-//! A server's work, by its own count.
+//! A server's work, as the server counts it.
 
 use redis::Connection;
 
 use crate::clock::SECOND;
 
-/// So far.
+/// The number of calls so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Calls {
-    /// EVALSHA and EVAL.
+    /// The number of EVALSHA and EVAL.
     pub(crate) scripts: u64,
-    /// All commands, those inside scripts included.
+    /// The number of all commands, including those inside scripts.
     pub(crate) commands: u64,
-    /// HEXISTS: a script that renews does one for each name.
+    /// The number of HEXISTS: a script that renews calls it once for each name.
     pub(crate) hexists: u64,
 }
 
@@ -33,7 +33,7 @@ impl Calls {
     }
 }
 
-/// How long a processor has worked for the server so far, in nanoseconds.
+/// Returns how long a processor has worked for the server so far, in nanoseconds.
 pub(crate) fn processor(server: &mut Connection) -> u64 {
     let info = info(server, "cpu");
     let seconds = |field: &str| {
@@ -43,7 +43,7 @@ pub(crate) fn processor(server: &mut Connection) -> u64 {
     ((seconds("used_cpu_user:") + seconds("used_cpu_sys:")) * SECOND as f64) as u64
 }
 
-/// The server's name and version.
+/// Returns the server's name and version.
 pub(crate) fn version(server: &mut Connection) -> String {
     let info = info(server, "server");
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));

@@ -1,4 +1,4 @@
-//! One measurement: processes and threads that take and give back for a second.
+//! One measurement: processes with threads that take and give back for a second.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier, OnceLock};
@@ -17,14 +17,15 @@ pub(crate) const ROLE: &str = "cell";
 
 /// How long a holder works.
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
-/// After these the server knows the scripts, and each waiter has subscribed once.
+/// The number of turns after which the server has the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;
-/// Where several may be inside, each thread is so often inside before it is measured, asleep: as
-/// many as may be, and any that is too many, are there together then. While they work for a moment
-/// only, two cores hardly ever have more than two of them.
+/// If several threads may be inside, each thread is inside this many times before the measurement,
+/// and sleeps there. Then all threads that may be inside are there together, and any thread that is
+/// one too many, too. While threads only work inside for a moment, two cores hardly ever have more
+/// than two of them inside.
 const CHECKED: usize = 40;
 const CHECKED_INSIDE: u64 = MILLISECOND;
-/// Far more than a process needs to start, or to get a lock.
+/// A limit far above the time that a process needs to start, or to get a lock.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The measured setting.
@@ -33,12 +34,12 @@ pub(crate) struct Cell {
     pub(crate) number: usize,
     pub(crate) peer: Peer,
     pub(crate) url: String,
-    /// For the clients.
+    /// The cores for the clients.
     pub(crate) place: Place,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
-    /// One name for all, and each holder works for a moment; otherwise each thread has its own
-    /// name.
+    /// Whether all threads want one name, and each holder works for a moment. Otherwise each thread
+    /// has its own name.
     pub(crate) contended: bool,
     pub(crate) length: Duration,
 }
@@ -47,7 +48,7 @@ pub(crate) struct Cell {
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     length: Duration,
-    /// The grants of each process's threads.
+    /// The numbers of grants of each process's threads.
     grants: Vec<Vec<u64>>,
     switches: u64,
     longest_wait: u64,
@@ -57,8 +58,8 @@ pub(crate) struct Round {
 }
 
 impl Cell {
-    /// Starts the processes, lets them go together, and adds up. `calls` returns the server's work
-    /// so far.
+    /// Starts the processes, lets them run together, and adds up their results. `calls` returns the
+    /// server's work so far.
     pub(crate) fn run(&self, mut calls: impl FnMut() -> Calls) -> Round {
         let witness = Witness::create(self.number, self.peer.places());
         let mut workers: Vec<Worker> = (0..self.processes)
@@ -70,10 +71,10 @@ impl Cell {
         for worker in &mut workers {
             worker.expect_line("ready", PATIENCE);
         }
-        // All have it open.
+        // All processes have the file open.
         Witness::remove(&witness, self.peer.places());
         let before = calls();
-        // By then the last one has heard of it.
+        // By this time the last process has received the start.
         let start = (clock::now() + 20 * MILLISECOND).to_string();
         for worker in &mut workers {
             worker.send_line(&start);
@@ -105,7 +106,7 @@ impl Cell {
         round
     }
 
-    /// For [`work`].
+    /// Returns the arguments for [`work`].
     fn args(&self, process: usize, witness: &Path) -> [String; 8] {
         [
             self.peer.name().to_owned(),
@@ -121,42 +122,42 @@ impl Cell {
 }
 
 impl Round {
-    /// Grants a second.
+    /// Returns the number of grants in a second.
     pub(crate) fn rate(&self) -> f64 {
         self.grants.iter().flatten().sum::<u64>() as f64 / self.length.as_secs_f64()
     }
 
-    /// How often a second the lock went to another thread.
+    /// Returns how often in a second the lock went to another thread.
     pub(crate) fn switches(&self) -> f64 {
         self.switches as f64 / self.length.as_secs_f64()
     }
 
-    /// The longest wait of all threads, in nanoseconds.
+    /// Returns the longest wait of all threads, in nanoseconds.
     pub(crate) fn longest_wait(&self) -> f64 {
         self.longest_wait as f64
     }
 
-    /// Script calls a grant.
+    /// Returns the script calls for each grant.
     pub(crate) fn scripts(&self) -> f64 {
         self.scripts
     }
 
-    /// Commands a grant, those inside scripts included.
+    /// Returns the commands for each grant, including those inside scripts.
     pub(crate) fn commands(&self) -> f64 {
         self.commands
     }
 
-    /// How often one thread too many was inside. Should be zero.
+    /// Returns how often one thread too many was inside. This should be zero.
     pub(crate) fn broken(&self) -> u64 {
         self.broken
     }
 
-    /// The least and the most that a thread got, as a part of the mean.
+    /// Returns the smallest and the largest number of grants of a thread, as parts of the mean.
     pub(crate) fn threads(&self) -> (f64, f64) {
         shares(self.grants.iter().flatten().copied().collect())
     }
 
-    /// The least and the most that a process got, as a part of the mean.
+    /// Returns the smallest and the largest number of grants of a process, as parts of the mean.
     pub(crate) fn processes(&self) -> (f64, f64) {
         shares(self.grants.iter().map(|threads| threads.iter().sum()).collect())
     }
@@ -168,7 +169,7 @@ fn shares(parts: Vec<u64>) -> (f64, f64) {
     (share(parts.iter().min()), share(parts.iter().max()))
 }
 
-/// One of the processes.
+/// Runs one of the processes.
 pub(crate) fn work(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let name = format!("bench {}", job.arg(3));
@@ -227,7 +228,8 @@ struct Thread {
 #[derive(Default)]
 struct Tally {
     grants: u64,
-    /// After the end: threads that wait then get it, too, and their wait counts.
+    /// The number of grants after the end. Threads that wait at the end still get the lock, and
+    /// their wait counts.
     late: u64,
     switches: u64,
     longest_wait: u64,
@@ -235,7 +237,7 @@ struct Tally {
 }
 
 impl Thread {
-    /// One turn that is only looked at.
+    /// Takes one turn that is only checked, not measured.
     fn check(&mut self) {
         let Self { turn, witness: Some(witness), number, tally } = self else { return };
         turn(&mut || {

@@ -14,12 +14,12 @@ pub(crate) fn now() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// The processor time of this process so far.
+/// Returns the processor time of this process so far.
 pub(crate) fn process_cpu() -> u64 {
     read(ClockId::ProcessCPUTime)
 }
 
-/// The processor time of this thread so far.
+/// Returns the processor time of this thread so far.
 pub(crate) fn thread_cpu() -> u64 {
     read(ClockId::ThreadCPUTime)
 }
@@ -28,7 +28,7 @@ pub(crate) fn sleep_until(at: u64) {
     thread::sleep(Duration::from_nanos(at.saturating_sub(now())));
 }
 
-/// Works, that is, keeps its core busy.
+/// Keeps the core busy until this time.
 pub(crate) fn spin_until(at: u64) {
     while now() < at {
         hint::spin_loop();

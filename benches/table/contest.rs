@@ -1,4 +1,4 @@
-//! Rivals for one name, beside each other.
+//! Compares peers that contend for one name.
 
 use crate::cell::{INSIDE, Round};
 use crate::lab::{Outcome, Setting};
@@ -14,7 +14,7 @@ pub(crate) fn longest(ours: &Outcome) -> String {
     format!("{} (worst round {})", time(usual), time(worst))
 }
 
-/// A section's table.
+/// The table of a section.
 pub(crate) struct Report {
     title: String,
     table: Table,

@@ -1,8 +1,8 @@
-//! On which cores clients and server run.
+//! The cores on which clients and server run.
 //!
-//! A round trip between two sleeping cores costs several times one on a single core, and an
-//! unpinned pair changes between the two as the system likes. So figures are compared only on the
-//! same cores.
+//! A round trip between two sleeping cores costs several times as much as one on a single core. The
+//! system moves an unpinned pair between these two cases. So figures are compared only on the same
+//! cores.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -11,9 +11,9 @@ use std::str::FromStr;
 /// Where clients and server are to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cores {
-    /// All on the first one.
+    /// All on the first core.
     One,
-    /// The clients on the first one, the server on the second.
+    /// The clients on the first core, the server on the second.
     Two,
     /// Where the system puts them.
     Any,
@@ -29,7 +29,7 @@ impl fmt::Display for Cores {
     }
 }
 
-/// The cores that this process may use, as far as that is known. (Only Linux tells.)
+/// The cores that this process may use, if they are known. (Only Linux tells them.)
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     cores: Vec<usize>,
@@ -85,17 +85,17 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Some cores. None: wherever it is.
+/// Some cores. `None` for any cores.
 #[derive(Clone, Debug)]
 pub(crate) struct Place(Vec<usize>);
 
 impl Place {
-    /// Ties this thread, and those that it starts from now on, to this place.
+    /// Pins this thread, and the threads that it starts from now on, to these cores.
     pub(crate) fn take(&self) {
         system::pin(None, &self.0);
     }
 
-    /// Ties all threads of a process to this place.
+    /// Pins all threads of a process to these cores.
     pub(crate) fn take_process(&self, pid: u32) {
         for thread in system::threads(pid) {
             system::pin(Some(thread), &self.0);
@@ -103,7 +103,7 @@ impl Place {
     }
 }
 
-/// As the argument of a process.
+/// Writes the cores as an argument of a process.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|core| write!(f, "{core} "))
@@ -135,7 +135,7 @@ mod system {
         }
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
-        // A thread that has ended meanwhile needs no core.
+        // A thread that has ended in the meantime needs no core.
         let _ = sched_setaffinity(thread.and_then(Pid::from_raw), &set);
     }
 

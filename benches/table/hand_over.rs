@@ -1,9 +1,10 @@
-//! From the release in one process to the grant in another one that waits.
+//! The time from the release in one process to the grant in another process that waits.
 //!
-//! The measure is two round trips: the release goes to the server and comes as a message to the
-//! waiter, which asks and gets an answer. A round trip right after another one is quicker than one
-//! after a silence, from which all threads have to wake, and a hand-over comes after a silence. So
-//! the goal is held against PINGs after as long a silence, and those back to back stand beside.
+//! The yardstick is two round trips: the release goes to the server and comes as a message to the
+//! waiter, which asks and gets an answer. A hand-over follows a silence, after which all threads
+//! have to wake up. A round trip right after another one is faster than that. So the goal compares
+//! a hand-over with PINGs that follow an equally long silence. The table also has the times of
+//! PINGs one right after another.
 
 use std::time::Duration;
 
@@ -18,13 +19,14 @@ use crate::round_trips::{self, Figures, numbers, text};
 
 pub(crate) const ROLE: &str = "hand-over";
 
-/// Long enough that the other one sleeps.
+/// How long a hold lasts: long enough that the waiter sleeps.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
-/// After a release: long enough that the other one has it when this one asks again.
+/// How long a thread rests after a release: long enough that the other thread has the lock when
+/// this one asks again.
 const REST: u64 = MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two processes pass the lock to and fro.
+/// Two processes pass the lock to each other again and again.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     HOLDS.into_iter().for_each(|hold| compare_all(lab, hold, goals));
 }
@@ -116,7 +118,7 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
         }));
     }
     holds.sort_by_key(|held| held.granted);
-    // Counts only threads that were asleep when the other one released.
+    // This counts only threads that were asleep when the other thread released.
     let waited = holds.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500 * MICROSECOND < pair[0].released
     });

@@ -1,4 +1,4 @@
-//! Very many holds, all kept by the watchdog.
+//! Very many holds, all renewed by the watchdog.
 
 use std::fs;
 use std::thread;
@@ -16,11 +16,11 @@ use crate::report::{Goals, Table, count, digits, time};
 
 pub(crate) const ROLE: &str = "holds";
 
-/// How often all guards are looked at.
+/// How often all guards are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Takes them all, and watches them for the length of one lease, in which each is renewed three
-/// times.
+/// Takes all locks, and watches them for the length of one lease, in which each lock is renewed
+/// three times.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let (holds, lease) = (lab.options.holds, lab.options.lease);
     lab.put_server(Cores::Any);
@@ -61,12 +61,12 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// The result. Times in nanoseconds.
+/// The result. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// With one hold, and with all.
+    /// The number of threads with one hold, and with all holds.
     threads: [u64; 2],
-    /// All together, with their guards, in bytes.
+    /// The memory of all holds with their guards, in bytes.
     memory: u64,
     taking: u64,
     dropping: u64,
@@ -106,7 +106,7 @@ impl Seen {
     }
 }
 
-/// The process that holds them.
+/// Runs the process that holds the locks.
 pub(crate) fn work(job: &Job) {
     let url = job.arg(0);
     let count: usize = job.arg(1).parse().unwrap();
@@ -124,7 +124,7 @@ pub(crate) fn work(job: &Job) {
     let taking = clock::now() - start;
     let memory = resident().saturating_sub(memory);
 
-    // Without the time of the looks.
+    // This leaves out the time of the checks.
     let cpu = || clock::process_cpu() - clock::thread_cpu();
     let mut stand = || {
         let Calls { hexists, scripts, .. } = Calls::of(&mut server);
@@ -155,12 +155,12 @@ pub(crate) fn work(job: &Job) {
     job.done()
 }
 
-/// How many threads this process has; 0 if the system does not say.
+/// Returns how many threads this process has, or 0 if the system does not say.
 fn threads() -> u64 {
     fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count() as u64)
 }
 
-/// How many bytes of memory this process has; 0 if the system does not say.
+/// Returns how many bytes of memory this process has, or 0 if the system does not say.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

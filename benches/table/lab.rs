@@ -14,14 +14,14 @@ use crate::options::Options;
 use crate::peers::Peer;
 use crate::report::Spread;
 
-/// One way.
+/// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
 
-/// If no thread waits for another, more and shorter rounds do: a busy moment of the machine then
-/// spoils fewer of them.
+/// If no thread waits for another, there are this many times more rounds, which are shorter: a busy
+/// moment of the machine then spoils fewer of them.
 const SHORTER: usize = 3;
 
-/// Where measurements are made.
+/// The place of the measurements: the server, the network and the machine.
 pub(crate) struct Lab {
     pub(crate) options: Options,
     pub(crate) machine: Machine,
@@ -31,7 +31,7 @@ pub(crate) struct Lab {
     cells: Counter<usize>,
 }
 
-/// Under which conditions.
+/// The conditions of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) cores: Cores,
@@ -42,7 +42,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Where it takes place.
+    /// Returns the place of a measurement.
     pub(crate) fn place(&self) -> String {
         if self.delayed { "1 ms away".to_owned() } else { self.cores.to_string() }
     }
@@ -74,7 +74,7 @@ impl Lab {
         self.compare_each(setting, peers.map(|peer| (peer, url.as_str())))
     }
 
-    /// Measures one peer at several places, likewise.
+    /// Measures one peer at several servers in each round, one after the other.
     pub(crate) fn compare_at<const N: usize>(
         &self,
         setting: Setting,
@@ -114,14 +114,14 @@ impl Lab {
         self.machine.server(cores).take_process(self.server.pid());
     }
 
-    /// Repeats something as often as is asked for.
+    /// Repeats `round` as often as the options say.
     pub(crate) fn rounds(&self, mut round: impl FnMut()) {
         for _ in 0..self.options.rounds {
             round();
         }
     }
 
-    /// A number that no measurement has had.
+    /// Returns a number that no measurement has used.
     pub(crate) fn next(&self) -> usize {
         let number = self.cells.get() + 1;
         self.cells.set(number);
@@ -135,18 +135,18 @@ impl Lab {
         if delayed { self.network.url() } else { self.server.url() }
     }
 
-    /// The server's work so far.
+    /// Returns the server's work so far.
     pub(crate) fn calls(&self) -> Calls {
         Calls::of(&mut self.connection.borrow_mut())
     }
 
-    /// The server's name and version.
+    /// Returns the server's name and version.
     pub(crate) fn server(&self) -> String {
         calls::version(&mut self.connection.borrow_mut())
     }
 }
 
-/// One peer's rounds.
+/// The rounds of one peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) peer: Peer,
@@ -162,13 +162,13 @@ impl Outcome {
         Spread::of(self.rounds.iter().map(figure)).high
     }
 
-    /// The ratio of each round to the same round of another.
+    /// Returns the ratios between each round and the same round of another peer.
     pub(crate) fn ratio(&self, other: &Self, figure: fn(&Round) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&other.rounds);
         Spread::of(pairs.map(|(ours, theirs)| figure(ours) / figure(theirs)))
     }
 
-    /// The least and the most of all rounds.
+    /// Returns the smallest and the largest figure of all rounds.
     pub(crate) fn range(&self, figure: fn(&Round) -> (f64, f64)) -> (f64, f64) {
         let ranges = self.rounds.iter().map(figure);
         ranges.fold((f64::MAX, 0.0), |(low, high), it| (low.min(it.0), high.max(it.1)))

@@ -3,33 +3,34 @@
 //!
 //! # How to read it
 //!
-//! - Peers are measured in turn within each round, in processes started for that, on a private
-//!   server. A figure is the median of the rounds; a ratio the median of each round's ratio, with
-//!   the lowest and the highest. Compare figures of one table only: another run has another
-//!   machine, or another hour.
-//! - **Where**: `one core` has clients and server on one core, `two cores` the clients on one and
-//!   the server on another, `unpinned` leaves it to the system. `1 ms away` is unpinned, through
-//!   a proxy that delivers everything half a millisecond later, each way.
-//! - **Peers**: `raw pair` is redlatch's two scripts on a connection of each thread's own, encoded
-//!   ahead: the least that two round trips cost. `plain` is Redisson's algorithm, done plainly:
-//!   each thread tries, subscribes, tries, and sleeps until a message comes. `lock + unlock` and
-//!   `lock + drop` are redlatch's.
-//! - **A contended figure is three**: locks a second, switches of the lock to another thread a
-//!   second, and the longest wait of any thread. A lock that one thread keeps taking is fast and
-//!   useless. So each holder reads the last holder from a file that all share, works for 3 us, and
-//!   looks whether it is still alone. A wait that lasts beyond the end counts in full.
-//! - **threads**, **processes**: the parts that the least and the most favoured got, of an equal
-//!   share. These are the extremes of all rounds; among the goals stands the median round, with the
+//! - Within each round the peers are measured one after the other, on a private server, in
+//!   processes that are started for this. A figure is the median of the rounds. A ratio is the
+//!   median of each round's ratio, with the lowest and the highest. Compare only figures of one
+//!   table: another run has another machine, or another hour.
+//! - **Where**: `one core` has clients and server on one core, `two cores` has the clients on one
+//!   core and the server on another. `unpinned` leaves the choice to the system. `1 ms away` is
+//!   unpinned, through a proxy that delivers everything half a millisecond later, each way.
+//! - **Peers**: `raw pair` runs redlatch's two scripts on a connection for each thread. Its
+//!   commands are encoded in advance, so it shows the least cost of two round trips. `plain` is a
+//!   plain implementation of Redisson's algorithm: each thread tries, subscribes, tries, and sleeps
+//!   until a message comes. `lock + unlock` and `lock + drop` are redlatch's calls.
+//! - **A contended figure has three parts**: locks in a second, switches of the lock to another
+//!   thread in a second, and the longest wait of any thread. (A lock that one thread keeps taking
+//!   is fast and useless.) So each holder reads the last holder from a file that all processes
+//!   share, works for 3 us, and checks whether it is still alone. A wait that lasts beyond the end
+//!   counts in full.
+//! - **threads**, **processes**: the parts of an equal share that the least and the most favoured
+//!   one got. The table has the extremes of all rounds. The goals have the median round, with the
 //!   worst in brackets.
-//! - **scripts**, **commands**: EVALSHA and EVAL for each lock taken, and all commands, those
-//!   inside scripts included, as the server counts them.
-//! - The goals at the end are goals. Nothing fails here; tests judge, benches tell.
+//! - **scripts**, **commands**: EVALSHA and EVAL for each lock taken, and all commands, including
+//!   those inside scripts, as the server counts them.
+//! - A missed goal at the end is no failure: tests judge, and benches only report.
 //!
 //! # To add something
 //!
-//! A way to take and give back is a `Peer`. How many processes and threads use it, and where, is a
-//! `Setting`; `Lab::compare` measures peers under it. Work of another shape has a role of its own,
-//! as `hand_over` has. `../family` is another program of these parts.
+//! A way to take and give back is a `Peer`. A `Setting` says how many processes and threads use the
+//! peer, and where. `Lab::compare` measures peers under a setting. Work of another shape has its
+//! own role, as in `hand_over`. `../family` is another program that uses these modules.
 
 // An error in a bench ends it.
 #![allow(clippy::unwrap_used)]

@@ -8,16 +8,17 @@ pub(crate) struct Options {
     pub(crate) length: Duration,
     pub(crate) holds: usize,
     pub(crate) lease: Duration,
-    /// Beside a loop on each core.
+    /// Whether a busy loop runs on each core.
     pub(crate) busy: bool,
     pub(crate) sections: Vec<String>,
 }
 
 impl Options {
-    /// `None`: help is wanted.
+    /// Parses the arguments. Returns `None` if help is wanted.
     pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let args: Vec<String> = args.collect();
-        // Only `cargo bench` says so; `cargo test --all-targets` wants to see it run.
+        // Only `cargo bench` passes `--bench`. `cargo test --all-targets` only checks that the
+        // program runs.
         let quick = args.iter().any(|arg| arg == "--quick") || !args.iter().any(|a| a == "--bench");
         let mut options = Self {
             rounds: if quick { 1 } else { 5 },

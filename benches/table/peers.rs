@@ -9,40 +9,40 @@ use crate::raw::RawPair;
 
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
-/// A way to take something and give it back. A new one needs a name and an arm in `connect`.
+/// A way to take something and give it back. A new peer needs a name and an arm in `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Two scripts on a connection a thread.
+    /// Two scripts on a connection for each thread.
     Raw,
-    /// Redisson's algorithm, done plainly.
+    /// A plain implementation of Redisson's algorithm.
     Plain,
     /// `lock()` and `unlock()`.
     Unlock,
     /// `lock()` and `drop`.
     Drop,
-    /// The same two, of a client that polls for its replies.
+    /// `lock()` and `unlock()`, or `lock()` and `drop`, of a client that polls for its replies.
     UnlockPolled,
     DropPolled,
-    /// The fenced lock, each with its token.
+    /// The fenced lock, with a token for each grant.
     Fenced,
-    /// Redisson's fair lock, done plainly.
+    /// A plain implementation of Redisson's fair lock.
     PlainFair,
     /// The fair lock.
     Fair,
-    /// Redisson's semaphore, done plainly.
+    /// A plain implementation of Redisson's semaphore.
     PlainSemaphore,
     /// The semaphore.
     Semaphore,
-    /// Redisson's permit-expirable semaphore, done plainly.
+    /// A plain implementation of Redisson's permit-expirable semaphore.
     PlainExpirable,
     /// The expirable semaphore.
     Expirable,
 }
 
-/// One thread's side: takes, calls the work to be done inside, gives back.
+/// The work of one thread: takes, calls the work that is done inside, and gives back.
 pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 
-/// One process's side: a thread's side for the name given.
+/// The connection of one process, which makes the work of a thread for a name.
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {
@@ -80,7 +80,7 @@ impl Peer {
         }
     }
 
-    /// How many may be inside at once.
+    /// Returns how many threads may be inside at once.
     pub(crate) fn places(self) -> usize {
         match self {
             Self::PlainSemaphore | Self::Semaphore | Self::PlainExpirable | Self::Expirable => 3,

@@ -19,9 +19,9 @@ type Role = fn(&Job);
 pub(crate) struct Program<'a> {
     pub(crate) name: &'a str,
     pub(crate) help: &'a str,
-    /// By name.
+    /// The sections by name.
     pub(crate) sections: &'a [(&'a str, Section)],
-    /// The work of other processes.
+    /// The roles of other processes.
     pub(crate) roles: &'a [(&'a str, Role)],
 }
 
@@ -74,7 +74,7 @@ impl Program<'_> {
     }
 }
 
-/// The conditions of the figures.
+/// Describes the conditions of the figures.
 fn surroundings(lab: &Lab) -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,9 +1,9 @@
-//! The least that a lock costs: its two scripts on a connection of one's own, encoded ahead.
+//! The least cost of a lock: its two scripts on a separate connection, encoded in advance.
 
 use redis::io::tcp::TcpSettings;
 use redis::{Cmd, Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
 
-/// In the shape of a client's, so that the commands are as long.
+/// An owner in the form of a client's, so that the commands have the usual length.
 const OWNER: &str = "0b5a9d2e-1111-8111-8111-111111111111:12345";
 
 /// A lock's acquire and release, and nothing around them.
@@ -63,7 +63,7 @@ impl RawPair {
     }
 }
 
-/// With TCP_NODELAY, as redlatch has it.
+/// Connects with TCP_NODELAY, as redlatch does.
 pub(crate) fn connect(url: &str) -> Connection {
     let info = url.into_connection_info().unwrap();
     let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));

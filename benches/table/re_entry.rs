@@ -1,4 +1,4 @@
-//! A lock that the thread holds already.
+//! The cost of a lock that the thread holds already.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::report::{Goals, Spread, Table, time};
 
 pub(crate) const ROLE: &str = "re-entry";
 
-/// An interrupted batch is not the median one.
+/// The number of batches. An interrupted batch is never the median.
 const BATCHES: usize = 200;
 const BATCH: u32 = 1_000;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-/// Rows in columns, as Markdown has them.
+/// A table with rows and columns, in Markdown.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -52,7 +52,7 @@ impl Display for Table {
     }
 }
 
-/// All goals in one table, for the end.
+/// All goals in one table, for the end of the report.
 #[derive(Debug)]
 pub(crate) struct Goals {
     table: Table,
@@ -74,7 +74,7 @@ impl Display for Goals {
     }
 }
 
-/// The middle one, with the lowest and the highest.
+/// The median, with the lowest and the highest value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -91,7 +91,7 @@ impl Spread {
     }
 }
 
-/// As a ratio.
+/// Writes a spread as a ratio.
 impl Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [low, median, high] = [self.low, self.median, self.high].map(digits);
@@ -99,7 +99,7 @@ impl Display for Spread {
     }
 }
 
-/// Three digits that say something.
+/// Writes a figure with three significant digits.
 pub(crate) fn digits(figure: f64) -> String {
     match figure {
         100.0.. => count(figure),
@@ -108,7 +108,7 @@ pub(crate) fn digits(figure: f64) -> String {
     }
 }
 
-/// With separators.
+/// Writes a number with separators.
 pub(crate) fn count(figure: f64) -> String {
     let digits = format!("{figure:.0}");
     let mut text = String::new();
@@ -121,7 +121,7 @@ pub(crate) fn count(figure: f64) -> String {
     text
 }
 
-/// Nanoseconds with their unit.
+/// Writes nanoseconds with a suitable unit.
 pub(crate) fn time(ns: f64) -> String {
     match ns {
         1e9.. => format!("{} s", digits(ns / 1e9)),
@@ -131,7 +131,7 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
-/// The least and the most.
+/// Writes the smallest and the largest value.
 pub(crate) fn range((low, high): (f64, f64)) -> String {
     format!("{low:.2} … {high:.2}")
 }

@@ -9,7 +9,7 @@ use crate::report::{Goals, Table, count, digits};
 const ALONE: Setting =
     Setting { cores: Cores::Any, delayed: false, processes: 1, threads: 1, contended: false };
 
-/// One thread.
+/// Measures one thread.
 pub(crate) fn single(lab: &Lab, goals: &mut Goals) {
     println!("One thread, lock and give back, against the two scripts on a raw connection:\n");
     let mut table = heads();
@@ -33,7 +33,7 @@ pub(crate) fn single(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// 32 threads, a name each.
+/// Measures 32 threads, each with its own name.
 pub(crate) fn own(lab: &Lab, goals: &mut Goals) {
     println!("32 threads of one process, a name each, against a raw connection a thread:\n");
     let mut table = heads();
@@ -57,7 +57,7 @@ pub(crate) fn own(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// With and without `busy_poll`.
+/// Measures with and without `busy_poll`.
 pub(crate) fn polled(lab: &Lab, goals: &mut Goals) {
     println!("The same with `busy_poll(50 us)`, against without:\n");
     let mut table = Table::new(&["where", "threads", "what", "locks/s", "x without", "x raw pair"]);

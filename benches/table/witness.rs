@@ -1,4 +1,5 @@
-//! The last holder, and whether too many are inside now: some bytes that all processes share.
+//! The witness: bytes that all processes share, with the last holder and the threads inside.
+//! processes share.
 
 use std::env;
 use std::fs::{self, File};
@@ -6,20 +7,21 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// One thread's view. If several may be inside, each takes one of so many places: a file that it
-/// locks. If only one may, a lock would hide the error to be seen.
+/// The view of one thread. If several threads may be inside, each of them takes one of the places:
+/// a file that it locks. If only one may be inside, no file is locked, since that lock would hide
+/// an error of the measured lock.
 pub(crate) struct Witness {
     places: Vec<File>,
-    /// This thread's place; none: the thread is outside, or one too many.
+    /// This thread's place. `None` if the thread is outside, or is one too many.
     at: Option<usize>,
 }
 
-/// Others may change places while one looks. More looks than this would wait until one that is too
-/// many has left.
+/// The number of passes over the places. Other threads may change places during a pass. With more
+/// passes, a thread that is one too many would find the place of a thread that has left.
 const LOOKS: usize = 3;
 
 impl Witness {
-    /// New files, in memory where there is such a folder.
+    /// Creates the files, in memory if there is a folder for this.
     pub(crate) fn create(number: usize, places: usize) -> PathBuf {
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { memory.to_owned() } else { env::temp_dir() };
@@ -30,7 +32,7 @@ impl Witness {
         path
     }
 
-    /// Processes that have them open keep them.
+    /// Removes the files. Processes that have them open keep them.
     pub(crate) fn remove(path: &Path, places: usize) {
         for place in 0..places {
             let _ = fs::remove_file(path.with_extension(place.to_string()));
@@ -45,7 +47,7 @@ impl Witness {
         Self { places: (0..places).map(open).collect(), at: None }
     }
 
-    /// This thread is inside. Was it so before it, too, in its place?
+    /// Called when this thread is inside. Returns whether it was also the last thread in its place.
     pub(crate) fn enter(&mut self, thread: u64) -> bool {
         self.at = match self.places.len() {
             1 => Some(0),
@@ -60,7 +62,7 @@ impl Witness {
         before == thread
     }
 
-    /// This thread leaves. Was it in a place of its own?
+    /// Called when this thread leaves. Returns whether it had a place for itself.
     pub(crate) fn leave(&mut self, thread: u64) -> bool {
         let Some(place) = self.at.take().map(|at| &self.places[at]) else { return false };
         let alone = last(place) == thread;
@@ -71,7 +73,7 @@ impl Witness {
     }
 }
 
-/// The last thread that entered it.
+/// Returns the last thread that entered this place.
 fn last(place: &File) -> u64 {
     let mut bytes = [0; 8];
     place.read_exact_at(&mut bytes, 0).unwrap();

@@ -1,8 +1,8 @@
-//! The metrics of some processes that contend for locks, while these are killed, stopped and cut
-//! off: a run of a minute and a half, and its picture.
+//! The metrics of some processes that contend for locks, while the processes are killed, stopped
+//! and cut off: a run of a minute and a half, and its picture.
 //!
-//! Each second every process is asked for what a Prometheus would get from it. The figures are
-//! those of Prometheus's functions `rate`, `sum` and `histogram_quantile`.
+//! Each second the program asks every process for the metrics that a Prometheus would get from it.
+//! The figures are those of Prometheus's functions `rate`, `sum` and `histogram_quantile`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,22 +17,23 @@ use redlatch_testkit::{Job, Proxy, Server, Worker};
 use crate::picture::{self, Axis, Picture, WIDTH};
 
 const SECONDS: usize = 90;
-/// What befalls a process, and from when on: it does once a process has just got the report.
+/// The faults, with the second from which each may come. It comes when a process has just got the
+/// lock `report`, and hits this process.
 const FAULTS: [(usize, &str); 3] = [(14, "kill -9"), (38, "SIGSTOP"), (62, "cut off")];
-/// So many seconds later the process goes on, or another one takes its place.
+/// After this number of seconds the process goes on, or another process takes its place.
 const MENDED_AFTER: usize = 7;
 
 const PROCESSES: usize = 4;
 const THREADS: u64 = 4;
-/// Of the locks.
+/// The lease of the locks.
 const LEASE: Duration = Duration::from_secs(3);
-/// Rates are of so many seconds.
+/// The number of seconds over which rates are computed.
 const WINDOW: usize = 5;
 
-/// One of the processes: its threads take a lock for some milliseconds, again and again; one more
-/// takes another lock for seconds, which have to be renewed.
+/// Runs one of the processes. Its threads take a lock for some milliseconds, again and again. One
+/// more thread takes another lock for seconds, whose lease must be renewed.
 pub(crate) fn work(job: &Job) -> ! {
-    // From 0.1 ms to 1 min, each larger by a half.
+    // The buckets go from 0.1 ms to 1 min, and each is one and a half times the last one.
     let buckets: Vec<f64> = (0..34).map(|at| 1e-4 * 1.5f64.powi(at)).collect();
     let recorder = PrometheusBuilder::new().set_buckets(&buckets).unwrap().build_recorder();
     let handle = recorder.handle();
@@ -49,7 +50,7 @@ pub(crate) fn work(job: &Job) -> ! {
             loop {
                 if let Ok(guard) = lock.lock() {
                     thread::sleep(Duration::from_millis(random.u64(inside.clone())));
-                    // Whether it was lost is the dashboard's to say.
+                    // The dashboard shows whether the lock was lost.
                     let _ = guard.unlock();
                 }
                 thread::sleep(Duration::from_millis(random.u64(rest.clone())));
@@ -66,21 +67,22 @@ pub(crate) fn work(job: &Job) -> ! {
     }
 }
 
-/// What a process said: each series by its name and labels.
+/// The metrics of a process: each series by its name and labels.
 type Scrape = BTreeMap<String, f64>;
 
 #[derive(Default)]
 struct Run {
-    /// By second, then by process. A process that replaced another one is another.
+    /// The metrics by second, then by process. A process that replaces another one is a new
+    /// process.
     scrapes: Vec<Vec<Option<Scrape>>>,
-    /// When each came, and its word in the picture.
+    /// The second in which each fault came, and its word in the picture.
     faults: Vec<(usize, &'static str)>,
 }
 
 struct Process {
     worker: Worker,
     network: Proxy,
-    /// It has not answered the last question yet.
+    /// Whether the process has not answered the last request yet.
     is_asked: bool,
 }
 
@@ -91,7 +93,7 @@ impl Process {
         Self { worker, network, is_asked: false }
     }
 
-    /// Nothing if it does not answer, as Prometheus has it after a timeout.
+    /// Returns `None` if the process does not answer, as a Prometheus has nothing after a timeout.
     fn scrape(&mut self) -> Option<Scrape> {
         if !std::mem::replace(&mut self.is_asked, true) {
             self.worker.send_line("");
@@ -119,7 +121,7 @@ pub(crate) fn draw() -> Result<String, String> {
             victim = next;
             run.faults.push((second, fault.1));
             match (&mut processes[victim], run.faults.len()) {
-                // Its drop kills it.
+                // The drop of the process kills it.
                 (process, 1) => *process = None,
                 (Some(process), 2) => process.worker.sigstop(),
                 (process, _) => process.iter().for_each(|it| it.network.freeze()),
@@ -139,7 +141,7 @@ pub(crate) fn draw() -> Result<String, String> {
 }
 
 impl Run {
-    /// The process that has the report now, and had it not at the scrape before.
+    /// Returns the process that has the lock `report` now and did not have it at the last scrape.
     fn new_holder(&self) -> Option<usize> {
         let [.., before, now] = &self.scrapes[..] else { return None };
         let holds = |scrape: &Option<Scrape>| {
@@ -150,14 +152,15 @@ impl Run {
             .find(|at| holds(&now[*at]) && before[*at].is_some() && !holds(&before[*at]))
     }
 
-    /// The sum of a gauge, over all processes. NaN: none has it.
+    /// Returns the sum of a gauge over all processes. NaN if no process has it.
     fn sum(&self, second: usize, metric: &str) -> f64 {
         let series = self.scrapes[second].iter().flatten().flatten();
         let values = series.filter(|(series, _)| is_of(series, metric, &[])).map(|it| *it.1);
         values.reduce(|sum, value| sum + value).unwrap_or(f64::NAN)
     }
 
-    /// By how much counters have grown in the last `window` seconds, by the value of a label.
+    /// Returns by how much counters have grown in the last `window` seconds, by the value of a
+    /// label.
     fn growth(&self, second: usize, window: usize, of: Counters<'_>) -> Scrape {
         let mut grown = Scrape::new();
         for process in 0..self.scrapes[second].len() {
@@ -173,7 +176,8 @@ impl Run {
         grown
     }
 
-    /// As `histogram_quantile` finds it: evenly inside a bucket.
+    /// Returns the quantile as `histogram_quantile` does, which assumes that values are spread
+    /// evenly inside a bucket.
     fn quantile(&self, second: usize, of: Counters<'_>, quantile: f64) -> f64 {
         let buckets = self.growth(second, WINDOW, of).into_iter();
         let mut buckets: Vec<(f64, f64)> =
@@ -204,7 +208,7 @@ impl Run {
             parts.map(|(label, part)| (label, self.line(|at| self.quantile(at, of, part)))).to_vec()
         };
         let gauge = |label, metric| (label, self.line(|at| self.sum(at, metric)));
-        // A rate, or the number so far.
+        // Returns a rate, or the number so far.
         let count = |label, of: Counters<'_>, window: Option<usize>, value| {
             let count = |at| {
                 let grown = self.growth(at, window.unwrap_or(at), of).get(value).copied();
@@ -277,7 +281,7 @@ impl Run {
 const ORDERS: &str = "name=\"orders\"";
 const REPORT: &str = "name=\"report\"";
 
-/// Those of a metric that have all of these labels, apart by another label.
+/// The series of a metric that have all of these labels, grouped by another label.
 #[derive(Clone, Copy)]
 struct Counters<'a> {
     metric: &'a str,
@@ -285,7 +289,7 @@ struct Counters<'a> {
     by: &'a str,
 }
 
-/// Of a panel.
+/// The height of a panel.
 const HEIGHT: f64 = 215.0;
 
 struct Panel {
@@ -311,7 +315,7 @@ impl Panel {
             return Axis { low: 1e-3, high: 100.0, log: true, title, ticks };
         }
         let values = self.lines.iter().flat_map(|line| &line.1).map(|point| point.1);
-        // With room above for the words.
+        // The scale leaves room above for the words.
         let most = values.filter(|value| !value.is_nan()).fold(0.0, f64::max) / 0.8;
         let steps = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 30.0, 40.0, 50.0, 80.0, 100.0];
         let step = steps.into_iter().find(|step| step * 4.0 >= most).unwrap_or(most / 4.0);
@@ -338,13 +342,13 @@ impl Panel {
     }
 }
 
-/// Whether a series is of this metric, and has all these labels.
+/// Returns whether a series is of this metric and has all these labels.
 fn is_of(series: &str, metric: &str, all: &[&str]) -> bool {
     let (name, labels) = series.split_once('{').unwrap_or((series, ""));
     name == metric && all.iter().all(|label| labels.contains(label))
 }
 
-/// The value of a label, or nothing.
+/// Returns the value of a label, or an empty text.
 fn labelled<'a>(series: &'a str, label: &str) -> &'a str {
     let after = series.split_once(&format!("{label}=\"")).map(|(_, after)| after);
     after.and_then(|after| after.split('"').next()).unwrap_or_default()

@@ -1,15 +1,15 @@
-//! PEERS.md.
+//! Writes PEERS.md.
 
 use crate::report::{count, digits, time};
 use crate::results::{Cell, Results, Round};
 use crate::works::{Figures, OURS, WORKS, Work, is_ours};
 
-/// How a figure is got, shown and compared.
+/// How a figure is computed, shown and compared.
 struct Figure {
     head: &'static str,
     of: fn(&Round) -> f64,
     shown: fn(f64) -> String,
-    /// More is better.
+    /// Whether a larger figure is better.
     more: bool,
 }
 
@@ -38,11 +38,11 @@ fn gap(round: &Round, kill: usize) -> f64 {
     round.kills.get(kill).map_or(f64::NAN, |(_, gap)| *gap)
 }
 
-/// The first figure is the one that the factor is about.
+/// Returns the figures of a work. The factor compares the first one.
 fn figures(work: &Work) -> &'static [Figure] {
     match (work.figures, work.places) {
         (Figures::Pairs, _) => &[GRANTS, COMMANDS, CPU],
-        // Several may be inside: there is no order to switch.
+        // Several threads may be inside, so a switch has no meaning.
         (Figures::Contended, places) if places != 1 => &[GRANTS, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Contended, _) => &[GRANTS, SWITCHES, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Events, _) => &[MEDIAN, LATE, NUMBER],
@@ -145,7 +145,7 @@ fn notes(work: &Work, cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// Where the best peer is better than redlatch.
+/// Returns the figures in which the best peer is ahead of redlatch.
 fn ahead(results: &Results) -> String {
     let mut rows = Vec::new();
     for work in WORKS {
@@ -194,7 +194,7 @@ fn ahead(results: &Results) -> String {
     )
 }
 
-/// The first column is text, and so is one of names or notes.
+/// Writes a table. The first column is text, and so is a column of names or notes.
 fn markdown(heads: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let texts = ["library", "work", "figure", "best peer", "notes"];
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));

@@ -1,4 +1,4 @@
-//! The grants that the drivers wrote, merged.
+//! The merged grants that the drivers wrote.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,20 +11,20 @@ pub(crate) struct Grant {
     pub(crate) thread: u64,
     pub(crate) writes: bool,
     pub(crate) asked: u64,
-    /// 0: never.
+    /// 0 if the lock was never granted.
     pub(crate) granted: u64,
     pub(crate) released: u64,
 }
 
 impl Grant {
-    /// From when it asked, or should have.
+    /// Returns the wait, from the time at which the thread asked or should have asked.
     pub(crate) fn wait(&self) -> u64 {
         let until = if self.granted > 0 { self.granted } else { self.released };
         until.saturating_sub(self.asked)
     }
 }
 
-/// In the order of the grants.
+/// Reads all grants, sorted by time.
 pub(crate) fn read(files: &[impl AsRef<Path>]) -> Vec<Grant> {
     let mut grants = Vec::new();
     for (process, file) in files.iter().enumerate() {
@@ -45,19 +45,19 @@ pub(crate) fn read(files: &[impl AsRef<Path>]) -> Vec<Grant> {
     grants
 }
 
-/// How often the lock went to another thread.
+/// Returns how often the lock went to another thread.
 pub(crate) fn switches(grants: &[Grant]) -> usize {
     let thread = |grant: &Grant| (grant.process, grant.thread);
     grants.windows(2).filter(|pair| thread(&pair[0]) != thread(&pair[1])).count()
 }
 
-/// How often there was one too many inside.
+/// Returns how often one thread too many was inside.
 pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
     let mut inside: Vec<Grant> = Vec::new();
     let mut doubles = 0;
     for grant in grants.iter().filter(|grant| grant.granted > 0) {
         inside.retain(|other| other.released > grant.granted);
-        // Readers may be together.
+        // Readers may be inside together.
         let together = inside.iter().filter(|other| grant.writes || other.writes || places > 0);
         doubles += usize::from(together.count() >= places.max(1));
         inside.push(*grant);
@@ -65,7 +65,7 @@ pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
     doubles
 }
 
-/// The part of an equal share that the least favoured got, and the number of each.
+/// Returns the number of grants of each process, or of each thread if there is only one process.
 pub(crate) fn shares(grants: &[Grant], processes: usize, threads: u64) -> Vec<u64> {
     let mut counts: HashMap<(usize, u64), u64> = HashMap::new();
     for grant in grants {
@@ -80,7 +80,8 @@ pub(crate) fn shares(grants: &[Grant], processes: usize, threads: u64) -> Vec<u6
     }
 }
 
-/// From the begin of a release to the grant in another process, which had waited by then.
+/// Returns the times from the beginning of a release to the grant in another process that was
+/// waiting by then.
 pub(crate) fn hand_overs(grants: &[Grant]) -> Vec<f64> {
     let pairs = grants.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500_000 < pair[0].released
@@ -88,13 +89,13 @@ pub(crate) fn hand_overs(grants: &[Grant]) -> Vec<f64> {
     pairs.map(|pair| pair[1].granted.saturating_sub(pair[0].released) as f64).collect()
 }
 
-/// From each count-down (of process 0) to the end of the wait (of process 1).
+/// Returns the times from each count-down (of process 0) to the end of the wait (of process 1).
 pub(crate) fn wake_ups(grants: &[Grant]) -> Vec<f64> {
     let of = |process| grants.iter().filter(move |grant| grant.process == process);
     of(0).zip(of(1)).map(|(down, up)| up.granted.saturating_sub(down.asked) as f64).collect()
 }
 
-/// The figure below which this part of them lies.
+/// Returns the figure below which this part of the figures lies.
 pub(crate) fn at(figures: &[f64], part: f64) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

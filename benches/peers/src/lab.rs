@@ -18,17 +18,17 @@ use crate::program::{Built, Driver, Program};
 use crate::results::{Cell, Round};
 use crate::works::{Figures, Peer, Work};
 
-/// One way.
+/// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
-/// Beyond the end of a measurement, and for a start.
+/// The longest time for a start, and for the end of a measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE: u64 = 30_000;
-/// Of the locks whose holder is killed, in ms.
+/// The lease of the locks whose holder is killed, in ms.
 const SHORT_LEASE: u64 = 5_000;
 const HOLDER_DIES: u64 = 3 * SECOND;
 const WAITER_DIES: u64 = 11 * SECOND;
 const KILLS_END: u64 = 14 * SECOND;
-/// The waiter is killed so long after it has asked.
+/// How long after its request the waiter is killed.
 const ASLEEP: u64 = 3 * MILLISECOND;
 
 pub(crate) struct Lab {
@@ -41,11 +41,11 @@ pub(crate) struct Lab {
     drivers: BTreeMap<Program, Vec<Driver>>,
     files: TempDir,
     cells: usize,
-    /// So many processes of Java's are warm.
+    /// How many Java processes are warm.
     warm: usize,
 }
 
-/// A measurement.
+/// The results of a measurement.
 struct Run {
     grants: Vec<Grant>,
     end: u64,
@@ -111,7 +111,7 @@ impl Lab {
                     Ok(round) => cells[at].rounds.push(round),
                     Err(error) => {
                         cells[at].failed = Some(error);
-                        // The others of this program have lost a process.
+                        // The other peers that use this program have lost a process, too.
                         let same = peers.iter().zip(&cells).filter(|(other, cell)| {
                             other.program == peer.program && cell.failed.is_none()
                         });
@@ -172,11 +172,11 @@ impl Lab {
         Ok(round)
     }
 
-    /// Lets a peer's processes go once.
+    /// Runs a peer's processes once.
     fn run(&mut self, work: &Work, peer: &Peer, length: u64) -> Result<Run, String> {
         let commands = Calls::of(&mut self.connection).commands;
         let cpu = calls::processor(&mut self.connection);
-        // By then the last one has heard of it.
+        // By this time the last process has received the start.
         let start = clock::now() + 50 * MILLISECOND;
         let end = start + length;
         let files = self.files(work.processes);
@@ -197,7 +197,7 @@ impl Lab {
         Ok(Run { grants, end, failures, commands: commands as f64, cpu: cpu as f64 })
     }
 
-    /// The number of failed calls, when all have ended.
+    /// Returns the number of failed calls, when all processes have ended.
     fn done(&mut self, peer: &Peer, processes: usize, length: Duration) -> Result<u64, String> {
         let mut failures = Ok(0);
         for driver in self.drivers.get_mut(&peer.program).unwrap().iter_mut().take(processes) {
@@ -207,7 +207,7 @@ impl Lab {
         failures
     }
 
-    /// A holder is killed, and later a waiter, among processes that take turns.
+    /// Kills a holder, and later a waiter, among processes that take turns.
     fn kills(&mut self, work: &Work, peer: &Peer) -> Result<Round, String> {
         let files = self.files(work.processes + 2);
         let start = clock::now() + 50 * MILLISECOND;
@@ -225,7 +225,7 @@ impl Lab {
             let kill = if victim == work.processes {
                 until(at + 3 * SECOND, || grants() > 0)
             } else {
-                // Between two of its grants, if it gets some.
+                // The waiter is killed between two of its grants, if it gets any.
                 let mut before = grants();
                 clock::sleep_until(at + ASLEEP);
                 until(at + 2 * SECOND, || {
@@ -248,7 +248,8 @@ impl Lab {
         let times: Vec<u64> = grants.iter().map(|it| it.granted).filter(|it| *it > 0).collect();
         let seconds = |at: u64| at.saturating_sub(start) as f64 / SECOND as f64;
         let kills = killed.iter().map(|at| {
-            // The holder's death ends all grants; after the waiter's the longest gap counts.
+            // No grant comes after the holder's death until the lock is free. After the waiter's
+            // death, the longest gap counts.
             let after: Vec<u64> =
                 [*at].into_iter().chain(times.iter().copied().filter(|it| it > at)).collect();
             let gaps = after.windows(2).map(|pair| pair[1] - pair[0]);
@@ -272,7 +273,7 @@ impl Lab {
         files
     }
 
-    /// Starts what is missing of the peer's processes, and connects them.
+    /// Starts the missing processes of a peer, and connects all of them.
     fn prepare(&mut self, work: &Work, peer: &Peer) -> Result<(), String> {
         let kills = work.figures == Figures::Kills;
         let count = work.processes + if kills { 2 } else { 0 };
@@ -286,7 +287,7 @@ impl Lab {
         drivers.resize_with(count.max(drivers.len()), || Driver::start(built));
         let url = if work.far { self.network.url() } else { self.server.url() };
         for (process, driver) in drivers.iter_mut().take(count).enumerate() {
-            // The holder that is killed holds for longer than it lives.
+            // The holder that is killed would hold the lock for longer than it lives.
             let inside = if process == work.processes { 60 * SECOND } else { work.inside };
             let lease = if kills { SHORT_LEASE } else { LEASE };
             driver.tell(&format!(
@@ -335,7 +336,7 @@ fn go(id: &str, out: &Path, start: u64, end: u64) -> String {
     format!("go id={id} out={} start={start} end={end}", out.display())
 }
 
-/// Whether it came true by then.
+/// Returns whether the condition became true before `end`.
 fn until(end: u64, mut condition: impl FnMut() -> bool) -> bool {
     loop {
         if condition() || clock::now() > end {
@@ -345,7 +346,7 @@ fn until(end: u64, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Intended starts at random, ten a second.
+/// Returns random starts, ten a second.
 fn schedule(random: &mut fastrand::Rng, start: u64, end: u64) -> String {
     let mut lines = String::new();
     let mut at = start as f64;

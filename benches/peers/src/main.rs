@@ -1,4 +1,4 @@
-//! redlatch beside other lock libraries, of several languages: see README.md.
+//! redlatch compared with other lock libraries, in several languages: see README.md.
 
 // An error in a bench ends it.
 #![allow(clippy::unwrap_used)]
@@ -120,7 +120,7 @@ fn keep(results: &Results, file: &Path) -> Result<(), String> {
     write(file, &text)
 }
 
-/// Measures, and keeps the results in the file.
+/// Measures, and stores the results in the file.
 fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, String> {
     let mut built = BTreeMap::new();
     let (mut versions, mut left_out) = (Vec::new(), Vec::new());
@@ -158,14 +158,14 @@ fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, Stri
     for work in WORKS {
         if options.works.is_empty() || options.works.iter().any(|it| it == work.key) {
             results.cells.extend(lab.measure(work));
-            // A run that is cut short has been of use.
+            // The results are stored now, so that a run that is cut short is still of use.
             keep(&results, file)?;
         }
     }
     Ok(results)
 }
 
-/// In general terms.
+/// Describes the machine in general terms.
 fn machine() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -1,13 +1,13 @@
-//! A small writer of SVG: axes, lines, dots, labels, in light and dark.
+//! A small writer of SVG: axes, lines, dots and labels, in light and dark.
 
 use std::fmt::Write as _;
 
 pub(crate) const WIDTH: f64 = 860.0;
-/// Around the plot.
+/// The room around the plot.
 const TOP: f64 = 52.0;
 const BOTTOM: f64 = 52.0;
 
-/// For redlatch, then for the others: each is readable on both grounds.
+/// The colours of redlatch and of the others. Each is readable on a light and on a dark ground.
 const COLOURS: [&str; 10] = [
     "#1f7ae0", "#d9480f", "#8250df", "#bf8700", "#1a9c86", "#c2529c", "#6e7781", "#5a9e2f",
     "#b35c1e", "#5566cc",
@@ -21,7 +21,7 @@ const STYLE: &str = "\
 @media(prefers-color-scheme:dark){.ground{fill:#0d1117}.text{fill:#e6edf3}.grid{stroke:#30363d}\
 .mark{stroke:#9198a1}}";
 
-/// A direction of the plot.
+/// An axis of the plot.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
     pub(crate) low: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Picture {
     width: f64,
     height: f64,
     body: String,
-    /// On the right of the plot: how high, what, whose.
+    /// The labels on the right of the plot: the height, the text, and the colour.
     labels: Vec<(f64, String, usize)>,
 }
 
@@ -77,14 +77,15 @@ impl Picture {
         it
     }
 
-    /// A place in the picture.
+    /// Returns a point of the picture.
     fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
         let bottom = self.height - BOTTOM;
         let x = self.left + self.x.part(x) * (self.right - self.left);
         (x, bottom - self.y.part(y) * (bottom - TOP))
     }
 
-    /// A line with a label at its end, and gaps where it is NaN. `whose`: 0 is redlatch.
+    /// Draws a line with a label at its end, and with gaps where it is NaN. `whose` is 0 for
+    /// redlatch.
     pub(crate) fn line(&mut self, points: &[(f64, f64)], label: &str, whose: usize) {
         let Some(end) = points.iter().rfind(|point| !point.1.is_nan()) else { return };
         self.labels.push((self.at(*end).1, label.to_owned(), whose));
@@ -110,7 +111,7 @@ impl Picture {
         );
     }
 
-    /// A dashed line from the bottom to the top, with a word.
+    /// Draws a dashed vertical line with a word.
     pub(crate) fn mark(&mut self, x: f64, word: &str) {
         let (x, _) = self.at((x, self.y.low));
         self.stroke("mark", &[(x, TOP), (x, self.height - BOTTOM)]);
@@ -122,9 +123,9 @@ impl Picture {
         document(size, &self.body())
     }
 
-    /// To be a part of a picture.
+    /// Returns the plot as a part of a picture.
     pub(crate) fn body(mut self) -> String {
-        // From the top to the bottom, none above another.
+        // The labels go from the top to the bottom, and do not overlap.
         self.labels.sort_by(|one, other| one.0.total_cmp(&other.0));
         let (step, bottom) = (16.0, self.height - BOTTOM);
         let count = self.labels.len() as f64;
@@ -160,7 +161,7 @@ impl Picture {
     }
 }
 
-/// A picture of this width and height.
+/// Returns a picture of this width and height.
 pub(crate) fn document((width, height): (f64, f64), body: &str) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \

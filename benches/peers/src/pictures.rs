@@ -10,12 +10,12 @@ const OF: [(&str, &str, &str); 3] = [
     ("16x1", "shares.svg", "The share of each of 16 processes, by library"),
 ];
 
-/// The picture of a work: its file and its contents.
+/// Returns the picture of a work: its file and its contents.
 pub(crate) fn of(work: &str) -> Option<(&'static str, &'static str)> {
     OF.iter().find(|it| it.0 == work).map(|it| (it.1, it.2))
 }
 
-/// Those that these results have, with their names.
+/// Returns the pictures that these results have, with their names.
 pub(crate) fn all(results: &Results) -> Vec<(&'static str, String)> {
     let draw = |(key, file, title): (&str, &'static str, &str)| {
         let work = WORKS.iter().find(|work| work.key == key)?;
@@ -44,9 +44,9 @@ fn ticks(ticks: &[(f64, &str)]) -> Vec<(f64, String)> {
     ticks.iter().map(|(at, label)| (*at, (*label).to_owned())).collect()
 }
 
-/// A colour that stands back.
+/// A colour for lines in the background.
 const GREY: usize = 6;
-/// How many points a line has at most.
+/// The most points of a line.
 const POINTS: usize = 80;
 
 fn waits(title: &str, cells: &Cells<'_>) -> Picture {
@@ -79,14 +79,14 @@ fn waits(title: &str, cells: &Cells<'_>) -> Picture {
         ]),
     };
     let mut picture = Picture::new(title, (WIDTH, 460.0), (70.0, 190.0), x, y);
-    // redlatch's above the others'.
+    // redlatch's line is drawn last, above the others.
     for (whose, (name, cell)) in cells.iter().enumerate().rev() {
         let mut waits = cell.rounds[0].points.clone();
         waits.sort_by(f64::total_cmp);
         let count = waits.len() as f64;
         let mut points: Vec<(f64, f64)> = (0..POINTS)
             .map(|at| {
-                // Evenly on a logarithmic axis.
+                // The points are spread evenly on a logarithmic axis.
                 let above = count.powf(at as f64 / (POINTS - 1) as f64);
                 let index = (count - count / above).round() as usize;
                 (above, waits[index.min(waits.len() - 1)])

@@ -1,4 +1,4 @@
-//! The drivers' programs: how each is built, and its running processes.
+//! The drivers' programs: how each is built, and their running processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -19,7 +19,7 @@ pub(crate) enum Program {
     Node,
 }
 
-/// As a process is started.
+/// How a process of the program is started.
 #[derive(Clone, Debug)]
 pub(crate) struct Built {
     command: Vec<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Built {
 impl Program {
     pub(crate) const ALL: [Self; 5] = [Self::Rust, Self::Java, Self::Go, Self::Python, Self::Node];
 
-    /// Builds it below `target`; or why it cannot be had.
+    /// Builds the program below `target`. Returns the reason if this is not possible.
     pub(crate) fn build(self, target: &Path) -> Result<Built, String> {
         let drivers = Path::new(env!("CARGO_MANIFEST_DIR")).join("drivers");
         let folder = target.join(format!("{self:?}").to_lowercase());
@@ -81,7 +81,7 @@ impl Program {
         Ok(Built { command })
     }
 
-    /// The versions that take part.
+    /// Returns the versions of the program and its libraries.
     pub(crate) fn versions(self) -> String {
         let version = |program: &str, argument: &str| {
             let output = Command::new(program).arg(argument).output();
@@ -129,7 +129,7 @@ impl Program {
     }
 }
 
-/// A crate's version in Cargo.lock.
+/// Returns a crate's version in Cargo.lock.
 fn locked(name: &str) -> String {
     let lock = include_str!("../../../Cargo.lock");
     let mut lines = lock.lines().skip_while(|line| *line != format!("name = \"{name}\""));
@@ -179,11 +179,11 @@ impl Driver {
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
-        // One that has ended answers nothing.
+        // A driver that has ended answers nothing.
         let _ = writeln!(self.stdin, "{line}");
     }
 
-    /// The rest of the next line, which has to begin with `word`.
+    /// Returns the rest of the next line, which must begin with `word`.
     pub(crate) fn answer(&mut self, word: &str, patience: Duration) -> Result<String, String> {
         match self.lines.recv_timeout(patience) {
             Ok(line) => match line.strip_prefix(word) {

@@ -1,4 +1,4 @@
-//! The results of a run, as they are kept for `--from`.
+//! The results of a run, which are stored for `--from`.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -16,13 +16,13 @@ pub(crate) struct Results {
     pub(crate) warm: f64,
     pub(crate) versions: Vec<String>,
     pub(crate) left_out: Vec<String>,
-    /// Which works were measured once more later, and how.
+    /// The works that were measured again later, and how.
     #[serde(default)]
     pub(crate) again: Vec<String>,
     pub(crate) cells: Vec<Cell>,
 }
 
-/// A peer at a work.
+/// The rounds of one peer at one work.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) work: String,
@@ -31,12 +31,12 @@ pub(crate) struct Cell {
     pub(crate) failed: Option<String>,
 }
 
-/// Figures that a work does not have are zero or empty. Times are in ns.
+/// The figures of a round. Figures that a work does not have are zero or empty. Times are in ns.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) rate: f64,
     pub(crate) switches: f64,
-    /// The least part of an equal share.
+    /// The smallest part of an equal share that a thread got.
     pub(crate) slowest: f64,
     pub(crate) longest: f64,
     pub(crate) commands: f64,
@@ -48,15 +48,16 @@ pub(crate) struct Round {
     #[serde(deserialize_with = "or_nan")]
     pub(crate) late: f64,
     pub(crate) number: usize,
-    /// The grants of each process.
+    /// The number of grants of each process.
     pub(crate) shares: Vec<u64>,
-    /// All waits, or the moments of all grants in s.
+    /// All waits, or the times of all grants in s.
     pub(crate) points: Vec<f64>,
-    /// When the holder and the waiter were killed, in s, and how long there was no grant after it.
+    /// For the kill of the holder and of the waiter: its time in s, and for how long no grant came
+    /// after it.
     pub(crate) kills: Vec<(f64, f64)>,
 }
 
-/// JSON has no NaN: of no events, a median is written as `null`.
+/// JSON has no NaN, so the median of no events is written as `null`.
 fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
@@ -96,7 +97,7 @@ impl Cell {
         self.rounds.iter().map(figure).sum()
     }
 
-    /// The median of each round's ratio to the same round of another.
+    /// Returns the median of the ratios between each round and the same round of another peer.
     pub(crate) fn ratio(&self, other: &Self, figure: impl Fn(&Round) -> f64) -> f64 {
         let pairs = self.rounds.iter().zip(&other.rounds);
         let ratios: Vec<f64> = pairs.map(|(ours, theirs)| figure(ours) / figure(theirs)).collect();

@@ -4,7 +4,7 @@ use crate::clock::{MICROSECOND, MILLISECOND};
 use crate::cores::Cores;
 use crate::program::Program;
 
-/// A library, with its defaults or tuned.
+/// A library, with its default settings or with tuned ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) key: &'static str,
@@ -16,7 +16,7 @@ const fn peer(key: &'static str, name: &'static str, program: Program) -> Peer {
     Peer { key, name, program }
 }
 
-/// All others are compared with it.
+/// The peer with which all others are compared.
 pub(crate) const OURS: Peer = peer("redlatch", "redlatch", Program::Rust);
 const DROP: Peer = peer("redlatch-drop", "redlatch, `drop`", Program::Rust);
 const BUSY: Peer = peer("redlatch-busy", "redlatch, `busy_poll`", Program::Rust);
@@ -35,7 +35,7 @@ const RSLOCK: Peer = peer("rslock", "rslock", Program::Rust);
 const RSLOCK_1: Peer = peer("rslock-1ms", "rslock, retry 1 ms", Program::Rust);
 
 const DEFAULTS: &[Peer] = &[OURS, DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
-/// On one core the server has to wait while a thread polls.
+/// A thread that polls keeps the server waiting if both share one core.
 const POLLED: &[Peer] =
     &[OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
 const ALL: &[Peer] = &[
@@ -54,7 +54,7 @@ const ALL: &[Peer] = &[
     RSLOCK,
     RSLOCK_1,
 ];
-/// 64 virtual machines of Java's do not fit.
+/// The machine has no room for 64 Java virtual machines.
 const MANY: &[Peer] =
     &[OURS, DROP, REDISLOCK_1, REDSYNC_1, PYTHON, NODE_1, RLOCK, RLOCK_1, RSLOCK_1];
 const WAITING: &[Peer] =
@@ -62,23 +62,23 @@ const WAITING: &[Peer] =
 const KILLED: &[Peer] = &[OURS, REDISSON, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK_1];
 const FAR: &[Peer] = &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC_1, PYTHON, RLOCK_1];
 
-/// Whether this peer is redlatch in any of its ways.
+/// Returns whether this peer is redlatch, with any settings.
 pub(crate) fn is_ours(peer: &str) -> bool {
     peer.starts_with(OURS.key)
 }
 
-/// Which figures a work has.
+/// The kinds of figures of a work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Figures {
-    /// Of locks that no other thread wants.
+    /// The figures of locks that no other thread wants.
     Pairs,
-    /// Of one name that all want.
+    /// The figures of one name that all threads want.
     Contended,
-    /// From a release to the next grant; from a count-down to the end of the wait.
+    /// The times from a release to the next grant, or from a count-down to the end of the wait.
     Events,
-    /// From the intended starts.
+    /// The waits from the intended starts.
     Waits,
-    /// The recovery from a kill.
+    /// The times of recovery from a kill.
     Kills,
 }
 
@@ -86,7 +86,7 @@ pub(crate) enum Figures {
 pub(crate) struct Work {
     pub(crate) key: &'static str,
     pub(crate) title: &'static str,
-    /// As the drivers know it.
+    /// The name of the work in the drivers.
     pub(crate) kind: &'static str,
     pub(crate) figures: Figures,
     pub(crate) peers: &'static [Peer],
@@ -94,15 +94,15 @@ pub(crate) struct Work {
     pub(crate) threads: u64,
     pub(crate) own: bool,
     pub(crate) cores: Cores,
-    /// 1 ms away.
+    /// Whether the server is 1 ms away.
     pub(crate) far: bool,
     pub(crate) inside: u64,
-    /// Some turns hold up to so much longer.
+    /// By how much some turns hold longer, at most.
     pub(crate) spread: u64,
     pub(crate) rest: u64,
-    /// How long a round is, as a multiple of the usual.
+    /// The length of a round, as a multiple of the usual length.
     pub(crate) length: f64,
-    /// How many may be inside at once; 0: readers, or a writer.
+    /// How many threads may be inside at once. Zero for readers, or a writer.
     pub(crate) places: usize,
 }
 
@@ -163,7 +163,8 @@ pub(crate) const WORKS: &[Work] = &[
         title: "Hand-over between two processes, each holds 1.5 to 2.5 ms",
         figures: Figures::Events,
         processes: 2,
-        // Holds of one length would end at one point of a polling peer's sleep.
+        // If all holds had the same length, they would always end at the same point of a polling
+        // peer's sleep.
         inside: 3 * MILLISECOND / 2,
         spread: MILLISECOND,
         rest: MILLISECOND,

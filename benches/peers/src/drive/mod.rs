@@ -1,21 +1,23 @@
-//! A driver: a process in which threads take and release. The programs in `drivers/` do the same in
+//! A driver: a process in which threads take and release. The programs in `drivers/` are drivers in
 //! other languages.
 //!
-//! It reads lines and answers each with one line.
+//! A driver reads lines and answers each line with one line.
 //!
 //! - `prepare id=… key=value…` connects: `ready`, or `error` with a text. The keys are `url`,
 //!   `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number), `threads`,
-//!   `inside` (how long a holder works, in ns; a latch's period), `spread` (some turns work up to so
-//!   much longer, in ns: turn `n` longer by `n * 5 % 16` sixteenths of it), `rest` (how long a thread
-//!   sleeps after a release, in ns) and `lease` (in ms).
-//! - `go id=… out=… start=… end=…` lets all threads go from `start` to `end`: `done` with the number
-//!   of failed calls. The file `schedule`, if there is one, has the intended starts, a line each.
+//!   `inside` (how long a holder works, in ns; for a latch, its period), `spread` (by how much some
+//!   turns work longer, in ns: turn `n` by `n * 5 % 16` sixteenths of it), `rest` (how long a
+//!   thread sleeps after a release, in ns) and `lease` (in ms).
+//! - `go id=… out=… start=… end=…` lets all threads run from `start` to `end`: `done` with the
+//!   number of failed calls. If there is a file `schedule`, each of its lines has an intended
+//!   start.
 //! - `close` closes all connections: `closed`.
 //!
-//! Times are of `CLOCK_MONOTONIC`, in ns. The file `out` gets four little-endian `u64` a grant: the
-//! thread (a writer has bit 32 set), when it asked or should have asked, when it had the lock (0:
-//! it gave up at the end), when it began to release. With `through=1` a grant is written at once.
-//! A call that fails is repeated, and its wait counts from the first call.
+//! Times are of `CLOCK_MONOTONIC`, in ns. For each grant the file `out` gets four little-endian
+//! `u64`: the thread (bit 32 is set for a writer), the time at which it asked or should have asked,
+//! the time at which it got the lock (0: it gave up at the end), and the time at which it began to
+//! release. With `through=1` a grant is written at once. A call that fails is repeated, and its
+//! wait counts from the first call.
 
 use std::collections::HashMap;
 use std::fs;
@@ -37,11 +39,11 @@ use records::Records;
 
 pub(crate) type Options = HashMap<String, String>;
 
-/// Takes, calls the work to be done inside, releases; `false`: a call failed. The number is the
-/// turn's.
+/// Takes the lock, calls the work that is done inside, and releases. Returns `false` if a call
+/// failed. The number is that of the turn.
 pub(crate) type Turn = Box<dyn FnMut(u64, &mut dyn FnMut()) -> bool + Send>;
 
-/// Every eighth turn at a read-write lock is a writer's.
+/// Every eighth turn at a read-write lock writes.
 pub(crate) fn is_writer(turn: u64) -> bool {
     turn % 8 == 7
 }
@@ -54,12 +56,12 @@ pub(crate) fn lease(options: &Options) -> Duration {
     Duration::from_millis(number(options, "lease"))
 }
 
-/// How long the holder works in this turn.
+/// Returns how long the holder works in this turn.
 pub(crate) fn inside(options: &Options, turn: u64) -> u64 {
     number(options, "inside") + number(options, "spread") / 16 * (turn * 5 % 16)
 }
 
-/// The name for a thread.
+/// Returns the name for a thread.
 pub(crate) fn name(options: &Options, thread: u64) -> String {
     match options["own"].as_str() {
         "1" => format!("{}-{}-{thread}", options["name"], options["process"]),
@@ -70,7 +72,7 @@ pub(crate) fn name(options: &Options, thread: u64) -> String {
 /// A connected client.
 pub(crate) trait Client {
     fn turn(&self, thread: u64) -> Turn;
-    /// One round of a latch; `waits`: this process is the one that waits.
+    /// Runs one round of a latch. `waits` is true in the process that waits.
     fn latch(&self, _name: &str, _at: u64, _period: u64, _waits: bool) -> (u64, u64) {
         unreachable!("only redlatch and Redisson have latches")
     }
@@ -129,7 +131,7 @@ fn prepare(given: &Options) -> Result<Session, String> {
     })
 }
 
-/// Lets all threads go, and returns how many calls failed.
+/// Lets all threads run, and returns how many calls failed.
 fn run(session: &Session, given: &Options) -> u64 {
     let records = Records::create(&given["out"]);
     let schedule = given.get("schedule").map(|path| {
@@ -206,7 +208,7 @@ fn take(thread: u64, mut turn: Turn, options: &Options, go: &Go, records: &Recor
     failures
 }
 
-/// Process 0 sets and counts down, process 1 waits.
+/// Process 0 sets the count and counts down, and process 1 waits.
 fn latches(options: &Options, client: &dyn Client, go: &Go, records: &Records) {
     let (period, process) = (number(options, "inside"), number(options, "process"));
     let mut mine = records.of_thread();

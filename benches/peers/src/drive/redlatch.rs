@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Client, Options, Turn, is_writer, lease, name};
 use crate::clock;
 
-/// For how long a thread polls for its reply where it does.
+/// For how long a thread polls for its reply, in the works that poll.
 const POLLED: Duration = Duration::from_micros(50);
 
 pub(crate) struct Redlatch {
@@ -28,7 +28,7 @@ impl Redlatch {
     }
 }
 
-/// A turn with a lock: `unlock`, or `drop`.
+/// A turn with a lock, which ends with `unlock` or with `drop`.
 macro_rules! turn {
     ($lock:expr, $drop:expr) => {{
         let (lock, drops) = ($lock, $drop);
