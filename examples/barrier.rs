@@ -12,12 +12,12 @@ use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
 
-/// Each has one cell of a ring.
+/// The number of processes, each of which has one cell of a ring.
 const PROCESSES: usize = 4;
 const STEPS: usize = 200;
 const KILLED_IN: usize = 80;
-/// A process that is killed while it waits is noticed after the lease, and one that is killed before
-/// that when the others have waited for it long enough.
+/// If a process is killed while it waits, the others notice this after the lease. If a process is
+/// killed before it waits, the others notice this when they have waited for it long enough.
 const LEASE: Duration = Duration::from_millis(500);
 const LONGEST_STEP: Duration = Duration::from_secs(2);
 
@@ -25,7 +25,8 @@ fn main() -> ExitCode {
     stage::play("barrier", show, process)
 }
 
-/// The value of a cell after a step: the sum of its own and its left neighbour's before it.
+/// Returns the value of a cell after a step: the sum of the cell's own value and its left
+/// neighbour's value before the step.
 fn sum(own: u64, left: u64) -> u64 {
     (own + left) % 1_000_000_007
 }
@@ -34,7 +35,8 @@ fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2).parse::<usize>()?);
     let mut redis = connect(url)?;
     let counted = (url.to_owned(), format!("{name}:step"));
-    // All have written their cells, and none has gone on: the step counts.
+    // When this runs, all processes have written their cells and none has gone on. So the step
+    // counts.
     let steps = barrier(&Client::connect(url)?, name).with_action(move || {
         let (url, step) = &counted;
         let counts = connect(url).and_then(|mut redis| Ok(redis.incr::<_, _, usize>(step, 1)?));
@@ -48,7 +50,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
         let _: usize = redis.hset(format!("{name}:ring:{}", step + 1), own, value)?;
         match steps.wait_for(LONGEST_STEP) {
             Ok(Waited::InTime(_)) => step += 1,
-            // Nobody has passed. The step before it stands.
+            // No process has passed the barrier. The result of the previous step is kept.
             Ok(Waited::TimedOut) => step = begin_anew(job, &mut redis)?,
             Err(error) if error.kind() == ErrorKind::Broken => step = begin_anew(job, &mut redis)?,
             Err(error) => return Err(error.into()),
@@ -58,7 +60,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Waits for the word of the coordinator.
+/// Waits until the coordinator says how to go on.
 fn begin_anew(job: &Job, redis: &mut Connection) -> Result<usize, Trouble> {
     job.say("broken");
     let _ = job.wait_line();
@@ -136,7 +138,7 @@ fn barrier(client: &Client, name: &str) -> CyclicBarrier {
     client.cyclic_barrier(name).with_watchdog(LEASE)
 }
 
-/// How many steps all processes have done.
+/// Returns how many steps all processes have done.
 fn present(redis: &mut Connection, name: &str) -> Result<usize, Trouble> {
     Ok(redis.get::<_, Option<usize>>(format!("{name}:step"))?.unwrap_or(0))
 }

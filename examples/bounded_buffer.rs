@@ -1,5 +1,6 @@
-//! Shows two conditions of one lock: bakers and guests in several processes share a counter with room
-//! for four cakes, and some are killed in the middle of it: `cargo run --example bounded_buffer`
+//! Shows two conditions of one lock. Bakers and guests in several processes share a counter with
+//! room for four cakes, and some processes are killed in the middle of it: `cargo run --example
+//! bounded_buffer`
 
 mod stage;
 
@@ -13,17 +14,17 @@ use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
 
-/// So many fit on the counter.
+/// The number of cakes that fit on the counter.
 const ROOM: u64 = 4;
-/// So many are to be eaten.
+/// The number of cakes to eat.
 const CAKES: u64 = 200;
 const BAKERS: usize = 3;
 const GUESTS: usize = 3;
-/// One is killed each time so many more have been eaten.
+/// Each time the guests have eaten this many cakes, one process is killed.
 const KILLED_EACH: u64 = 25;
-/// The lock of a dead one is free after this.
+/// The lock of a killed process is free after this time.
 const LEASE: Duration = Duration::from_millis(500);
-/// Longer, and a process sleeps that should not.
+/// If nothing changes for this time, a process sleeps that should not.
 const STILL: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -47,13 +48,13 @@ impl Counter {
         Ok(Self { lock, not_empty, not_full, redis, name: name.to_owned() })
     }
 
-    /// Waits for room.
+    /// Puts a cake on the counter. Waits for room.
     fn put(&mut self) -> Result<(), Trouble> {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
         not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
-        // Before the change: a process that dies in between has woken another in vain, and none
-        // sleeps beside a cake.
+        // This comes before the change. If a process dies in between, it has woken another process
+        // for nothing, but no process sleeps beside a cake.
         not_empty.notify_one()?;
         dawdle();
         let keys = [format!("{name}:cakes"), format!("{name}:baked")];
@@ -63,7 +64,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Waits for a cake.
+    /// Takes a cake. Waits until there is one.
     fn take(&mut self) -> Result<(), Trouble> {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
@@ -81,7 +82,7 @@ fn on_it(redis: &mut redis::Connection, name: &str) -> redis::RedisResult<u64> {
     redis.llen(format!("{name}:cakes"))
 }
 
-/// So that some are killed just here.
+/// Waits for a moment, so that some processes are killed just here.
 fn dawdle() {
     thread::sleep(Duration::from_micros(500));
 }

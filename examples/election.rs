@@ -1,5 +1,5 @@
-//! Shows an election whose leader is stopped past its lease: another process leads, and the late write
-//! of the first one is refused by its token: `cargo run --example election`
+//! Shows an election whose leader is stopped until its lease is over. Another process leads, and
+//! the first leader's token makes the store refuse its late write: `cargo run --example election`
 
 mod stage;
 
@@ -39,11 +39,12 @@ fn write(url: &str, name: &str, token: FencingToken, text: &str) -> Result<bool,
 fn candidate(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2));
     let leadership = election(&Client::connect(url)?, name).campaign()?;
-    // Certainly the leader, for long enough. Now the process may be stopped, as any may at any time.
+    // This process certainly leads, for long enough. Now it may be stopped, as any process may at
+    // any time.
     leadership.check(LEASE / 4)?;
     job.say(&format!("leads with token {}", leadership.token()));
     let _ = job.wait_line();
-    // It has looked before, so it writes. No lease can prevent that.
+    // The check has succeeded, so the process writes. A lease alone cannot prevent this write.
     let taken = write(url, name, leadership.token(), own)?;
     let leads = if leadership.is_leader() { "it leads" } else { "it was deposed" };
     job.say(&format!("{}, and {leads}", if taken { "written" } else { "refused" }));
@@ -59,7 +60,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     let mut first = start("the first leader");
     stage.say(&format!("The first candidate {}.", stage.hear(&mut first)?))?;
     let mut second = start("the second leader");
-    // It waits for the first one.
+    // The second process waits for the first one.
     stage.wait_until("the second one campaigns", || {
         thread::sleep(LEASE / 4);
         Ok(second.try_line(LEASE / 4).is_none())

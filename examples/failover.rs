@@ -1,7 +1,7 @@
-//! Shows the effect of a failover on locks, and each client's knowledge at each time: a master that
-//! Sentinels watch is killed while a lock is held, another is held that no replica has heard of,
-//! and a third one is contended. Then once more, with a lock that counts only when the replicas
-//! have it. `cargo run --release --example failover`
+//! Shows what a failover does to locks, and when each client learns of it. A master that Sentinels
+//! watch is killed. One lock is held, another lock is held that no replica knows, and a third one
+//! is contended. Then the example repeats this with a lock that counts only when the replicas have
+//! it. `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -17,8 +17,7 @@ type Trouble = Box<dyn Error + Send + Sync>;
 
 /// How many clients contend for a lock.
 const WORKERS: usize = 4;
-/// How much later than the Sentinels' decision the last client may go on. The story is untrue if it
-/// takes longer.
+/// The longest time after the Sentinels' decision in which all clients must go on.
 const GOES_ON: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -49,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A fact, with the process that knew it, and the time.
+/// A fact, with the process that learned it, and the time.
 struct Fact {
     who: &'static str,
     what: String,
@@ -62,14 +61,15 @@ impl Fact {
     }
 }
 
-/// Plays the story, without acknowledgement of replicas. Returns whether all was as the
+/// Plays the story without acknowledgements by replicas. Returns whether everything was as the
 /// documentation says.
 fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let connect = || Client::connect(&sentinels.url());
     let (anna, bert, carl) = (connect()?, connect()?, connect()?);
     let (tell, renewal_state) = mpsc::channel();
 
-    // Anna's lock is known to the replicas, Bert's is not: as if the master had died before it sent it.
+    // The replicas know Anna's lock, but not Bert's, as if the master had died before it sent
+    // Bert's lock to them.
     let known = anna.reentrant_lock("known").lock()?;
     let unknown = bert.reentrant_lock("unknown").lock()?;
     for (guard, who) in [(&known, "anna"), (&unknown, "bert")] {
@@ -78,7 +78,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
             let _ = tell.send(Fact::now(who, format!("is told that the lock is lost: {why}")));
         });
     }
-    // Carl waits for Bert's.
+    // Carl waits for Bert's lock.
     let carls = thread::spawn({
         let (lock, tell) = (carl.reentrant_lock("unknown"), tell.clone());
         move || -> Result<(), redlatch::Error> {
@@ -91,7 +91,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let over = CancelToken::new();
     let workers =
         (0..WORKERS).map(|_| work(connect()?, &over, &tell)).collect::<Result<Vec<_>, _>>()?;
-    // All are at it.
+    // Waits until every worker has reported.
     wait_for(&renewal_state, WORKERS, Instant::now())?;
 
     let killed = Instant::now();
@@ -101,7 +101,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let mut story =
         vec![Fact { who: "sentinels", what: "have chosen another master".into(), at: switched }];
     story.extend(wait_for(&renewal_state, WORKERS, killed)?);
-    // Adds the words of Bert and Carl, if they are not there yet.
+    // Waits for the reports of Bert and Carl, if they are missing.
     let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
     while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
         let fact = renewal_state.recv_timeout(PATIENCE)?;
@@ -146,7 +146,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
 
-/// The same with a lock that counts only when all replicas have it.
+/// Plays the story with a lock that counts only when all replicas have it.
 fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();
@@ -200,13 +200,13 @@ fn work(
             let _ = tell
                 .send(Fact::now("worker", format!("{:?} has the lock", thread::current().id())));
             thread::sleep(Duration::from_millis(5));
-            // A lost lock, or a lost reply: nothing was written that could be wrong.
+            // The lock or the reply may be lost. Nothing was written that could be wrong.
             let _ = guard.unlock();
         }
     }))
 }
 
-/// Waits until so many workers have said something since then. Returns each worker's first word.
+/// Waits until this number of workers have reported since then. Returns each worker's first report.
 fn wait_for(
     renewal_state: &Receiver<Fact>,
     workers: usize,
@@ -223,7 +223,7 @@ fn wait_for(
     Ok(story)
 }
 
-/// Waits until the replicas know both, and takes the second from them.
+/// Waits until the replicas know both locks, and deletes the second one from them.
 fn forget(sentinels: &Sentinels, known: &str, unknown: &str) -> Result<(), Trouble> {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();

@@ -1,4 +1,4 @@
-//! Shows that a fair lock serves processes in the order in which they came, and passes over one
+//! Shows that a fair lock serves processes in the order in which they came, and skips a process
 //! that is killed in the queue: `cargo run --example fair_queue`
 
 mod stage;
@@ -15,10 +15,10 @@ use stage::{Stage, Trouble};
 
 const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
-/// For how long a customer keeps the others waiting.
+/// How long the service of one customer takes.
 const SERVICE: Duration = Duration::from_millis(100);
-/// About the time that a dead customer costs the others when it is first in line. The default is 10
-/// s.
+/// About the time for which the others wait if the first customer in the queue is killed. The
+/// default is 10 s.
 const FAIR_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -31,7 +31,7 @@ fn connect(url: &str) -> Result<(Client, Connection), Trouble> {
     Ok((client, redis::Client::open(url)?.get_connection()?))
 }
 
-/// The work of each process: takes a number, waits, is served.
+/// The work of each process: takes a number, waits, and is served.
 fn customer(job: &Job) -> Result<(), Trouble> {
     let (client, mut redis) = connect(job.arg(0))?;
     let queue = client.fair_lock(job.arg(1));
@@ -41,7 +41,7 @@ fn customer(job: &Job) -> Result<(), Trouble> {
     let number: usize = redis.incr(numbers(queue.name()), 1)?;
     job.say(&number.to_string());
     let guard = queue.lock()?;
-    // No other customer is served meanwhile.
+    // No other customer is served at the same time.
     redis.rpush::<_, _, ()>(served(queue.name()), number)?;
     thread::sleep(SERVICE);
     guard.unlock()?;
@@ -51,7 +51,7 @@ fn customer(job: &Job) -> Result<(), Trouble> {
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let (client, mut redis) = connect(stage.url())?;
     let queue = client.fair_lock(&stage.name);
-    // No customer is served before all have come.
+    // The shop is closed until all customers have come.
     let closed = queue.lock()?;
 
     let arguments = [stage.url(), &stage.name];
@@ -61,8 +61,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         stage.hear(customer)?;
         customer.send_line("enter");
         let number = stage.hear(customer)?;
-        // The next one comes when this one stands in the queue. (This is where Redis keeps it; only
-        // an example needs to know.)
+        // The next customer comes when this one is in the queue. (This is the key of the queue in
+        // Redis, which only an example needs to know.)
         let queue = format!("redisson_lock_queue:{{{}}}", stage.name);
         stage.wait_until("the customer stands in the queue", || {
             Ok(redis.llen::<_, usize>(&queue)? > before)

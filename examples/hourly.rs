@@ -1,5 +1,5 @@
-//! Shows a job that runs once an hour on a fleet, though machines die in it (an hour is a second
-//! here): `cargo run --example hourly`
+//! Shows a job that runs once an hour on a fleet, although machines die during it (here an hour is
+//! a second): `cargo run --example hourly`
 
 mod stage;
 
@@ -15,7 +15,7 @@ use stage::{Stage, Trouble};
 
 const HOUR: Duration = Duration::from_secs(1);
 const MACHINES: usize = 4;
-/// In the third hour the machine that runs the job is killed in it.
+/// In the third hour, the machine that runs the job is killed during it.
 const HOURS: usize = 5;
 const KILLED: usize = 3;
 
@@ -58,7 +58,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
             Ok(so_far.len() >= hour)
         })?;
         let pause = last.replace(Instant::now()).map(|last| last.elapsed());
-        // It is looked at every few milliseconds.
+        // The coordinator checks only every few milliseconds.
         let is_early = pause.is_some_and(|pause| pause + HOUR / 10 < HOUR);
         if so_far.len() > hour || is_early {
             stage.say("IT RAN TWICE WITHIN AN HOUR.")?;

@@ -1,5 +1,5 @@
-//! Shows two latches: threads of several processes report ready, and are started all at once:
-//! `cargo run --example latch`
+//! Shows two latches: threads of several processes report that they are ready, and start all at
+//! once: `cargo run --example latch`
 
 mod stage;
 
@@ -13,16 +13,16 @@ use redlatch_testkit::{Job, Worker};
 use stage::{Stage, Trouble};
 
 const PROCESSES: u64 = 4;
-/// In each process.
+/// The number of runners in each process.
 const RUNNERS: u64 = 5;
 
 fn main() -> ExitCode {
     stage::play("latch", show, process)
 }
 
-/// The work of each thread. Returns when it started.
+/// The work of each thread. Returns the time at which the thread started.
 fn run(number: u64, ready: &CountDownLatch, go: &CountDownLatch) -> Result<Duration, Trouble> {
-    // Each ties its shoes for as long as that takes.
+    // Each runner needs a different time to tie its shoes.
     thread::sleep(Duration::from_millis(37 * (number * 7 % 20)));
     ready.count_down()?;
     go.wait()?;
@@ -51,7 +51,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let client = Client::connect(stage.url())?;
     let [ready, go] = latches(&client, &stage.name);
-    // Before any thread counts down or waits: a latch without a count is open.
+    // This comes before any thread counts down or waits, since a latch without a count is open.
     ready.try_set_count(PROCESSES * RUNNERS)?;
     go.try_set_count(1)?;
 
@@ -61,7 +61,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     };
     let mut processes: Vec<Worker> = (0..PROCESSES).map(start).collect();
     stage.say(&format!("{PROCESSES} processes of {RUNNERS} runners each come to the start."))?;
-    // `ready.wait()` would do, without a word about how far they are.
+    // `ready.wait()` would be enough, but this prints how many runners are ready.
     stage.wait_until("all are ready", || {
         let waited = ready.wait_for(Duration::from_millis(150))?;
         stage.say(&format!("{:>4} are not ready yet", ready.count()?))?;
@@ -92,14 +92,14 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-/// The runners count the first one down, and the coordinator the second one.
+/// Returns both latches. The runners count down the first one, and the coordinator the second one.
 fn latches(client: &Client, name: &str) -> [CountDownLatch; 2] {
     ["ready", "go"].map(|latch| client.count_down_latch(&format!("{name}:{latch}")))
 }
 
-/// All processes are on one machine, and have one clock.
+/// Returns the time. All processes are on one machine, so they share its clock.
 fn now() -> Result<Duration, Trouble> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    // As precise as it is told.
+    // The processes report their times in microseconds.
     Ok(Duration::from_micros(now.as_micros() as u64))
 }

@@ -1,5 +1,5 @@
-//! Shows that the permits of killed processes come back, when their leases end and not before, while
-//! those of the living are theirs for as long as they work: `cargo run --example pool`
+//! Shows that the permits of killed processes return when their leases end, and not before. Live
+//! processes keep their permits for as long as they work: `cargo run --example pool`
 
 mod stage;
 
@@ -16,17 +16,17 @@ use stage::{Stage, Trouble};
 const POOL: u32 = 4;
 const PROCESSES: usize = 4;
 const THREADS: usize = 2;
-/// How many of the processes are killed while they have something of the pool.
+/// How many processes are killed while they have a permit of the pool.
 const KILLED: usize = 2;
 /// How often each thread uses the pool. The first use is longer than a lease.
 const USES: usize = 5;
 const FIRST_USE: Duration = Duration::from_millis(1_800);
 const USE: Duration = Duration::from_millis(150);
-/// How long a permit stays out without a renewal.
+/// How long a permit stays taken without a renewal.
 const LEASE: Duration = Duration::from_millis(1_200);
-/// When the dead's permits may be seen to be back: a busy machine is slow to look.
+/// How late the program may notice that a permit has returned, on a busy machine.
 const LATE: Duration = Duration::from_millis(700);
-/// The time that the look at a lease takes.
+/// How long the check of a lease takes.
 const EARLY: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
@@ -38,12 +38,13 @@ fn connect(url: &str, name: &str) -> Result<ExpirableSemaphore, Trouble> {
     Ok(client.expirable_semaphore(name))
 }
 
-/// The key of the pool's users: a process id and a permit's, counted apart from the semaphore.
+/// Returns the key of the pool's users: process ids with permit ids, counted independently of the
+/// semaphore.
 fn users_key(name: &str) -> String {
     format!("{name}:users")
 }
 
-/// The work of each thread. Returns the most that it saw in use at once.
+/// The work of each thread. Returns the largest number of users that it saw at once.
 fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Trouble> {
     let users = users_key(pool.name());
     let mut most = 0;
@@ -54,7 +55,7 @@ fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Troubl
         most = most.max(redis.scard(&users)?);
         thread::sleep(if round == 0 { FIRST_USE } else { USE });
         redis.srem::<_, _, ()>(&users, &user)?;
-        // An error if the permit was lost meanwhile.
+        // This is an error if the permit was lost in the meantime.
         permit.release()?;
     }
     Ok(most)
@@ -106,7 +107,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         process.send_line("begin");
     }
 
-    // Beyond their leases: the living have been renewed.
+    // After this wait and sleep the first leases are over, so the watchdog has renewed the permits.
     stage.wait_until("the pool is in use", || Ok(redis.scard::<_, u32>(&users)? == POOL))?;
     thread::sleep(LEASE + Duration::from_millis(100));
     let out = pool.acquired_permits()?;
@@ -117,7 +118,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         if renewed { ", since they are renewed." } else { ": WRONG." },
     ))?;
 
-    // Some of those that have permits are killed, in the middle of their use.
+    // Some processes that have permits are killed while they use them.
     let mut dead: Vec<Dead> = Vec::new();
     let mut living = Vec::new();
     let mut killed = 0;
@@ -178,7 +179,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
 /// A permit whose process was killed.
 struct Dead {
     id: PermitId,
-    /// The rest of its lease then.
+    /// The remaining lease at the time of the kill.
     left: Duration,
     since: Instant,
 }

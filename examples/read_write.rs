@@ -1,5 +1,5 @@
-//! Shows that many read a price list at once, on 3 processes, and that none of them ever sees half of
-//! a change: `cargo run --example read_write`
+//! Shows that many threads in 3 processes read a price list at once, and that no thread ever sees
+//! half of a change: `cargo run --example read_write`
 
 mod stage;
 
@@ -17,14 +17,15 @@ use stage::{Stage, Trouble};
 const PROCESSES: usize = 3;
 const READERS: usize = 4;
 const CHANGES: i64 = 40;
-/// How long a change is half done, and how long a look at the list takes.
+/// How long a change takes from its first half to its second, and how long a read takes.
 const STEP: Duration = Duration::from_millis(3);
 
 fn main() -> ExitCode {
     stage::play("read_write", show, process)
 }
 
-/// The list is two prices, which are always equal when no change is half done.
+/// Returns whether the list is whole. It has two prices, which are equal except in the middle of a
+/// change.
 fn is_whole(redis: &mut Connection, name: &str) -> Result<bool, Trouble> {
     let first: i64 = redis.get(format!("{name}:first"))?;
     thread::sleep(STEP);
@@ -39,7 +40,7 @@ fn change(redis: &mut Connection, name: &str, price: i64) -> Result<(), Trouble>
     Ok(())
 }
 
-/// The observations of a list.
+/// What the readers of a list have seen.
 #[derive(Default)]
 struct Seen {
     reads: AtomicU64,
@@ -96,7 +97,8 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// One list. Returns how often half of a change was seen, and how many of a process read at once.
+/// Plays one list. Returns how often a reader saw half of a change, and how many readers of a
+/// process read at once.
 fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
     let how = if locked { "locked" } else { "unlocked" };
     let name = format!("{}:{how}", stage.name);
@@ -119,7 +121,8 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // Down to reading: others may read now, and none has written when it looks.
+        // This downgrades to reading: now other threads may read, and no thread has written before
+        // this read.
         let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

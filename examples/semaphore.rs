@@ -24,7 +24,8 @@ fn main() -> ExitCode {
     stage::play("semaphore", show, process)
 }
 
-/// The work of each thread. Returns the most that it saw in use at once, and its longest wait.
+/// The work of each thread. Returns the largest number of users that it saw at once, and its
+/// longest wait.
 fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Trouble> {
     let in_use = format!("{}:in_use", pool.name());
     let (mut most, mut longest) = (0, Duration::ZERO);
@@ -32,11 +33,11 @@ fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Tro
         let asked = Instant::now();
         let permit = pool.acquire()?;
         longest = longest.max(asked.elapsed());
-        // Counted apart from the semaphore.
+        // The users are counted independently of the semaphore.
         most = most.max(redis.incr(&in_use, 1)?);
         thread::sleep(USE);
         redis.decr::<_, _, ()>(&in_use, 1)?;
-        // A drop gives it back too, and does not wait for the server.
+        // A drop also gives the permit back, and does not wait for the server.
         permit.release()?;
     }
     Ok((most, longest))

@@ -1,6 +1,6 @@
-//! Shows locks in async code: a future that waits and is dropped waits no more, a guard is held
-//! across `.await`, and waiters leave tokio's blocking threads to others:
-//! `cargo run --example tokio`
+//! Shows locks in async code: when a waiting future is dropped, its wait ends; a guard is held
+//! across `.await`; and waiters leave some of tokio's blocking threads free: `cargo run --example
+//! tokio`
 
 #[expect(dead_code, reason = "this example is one process")]
 mod stage;
@@ -17,15 +17,15 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use stage::{Stage, Trouble};
 
-/// How many blocking threads the runtime has, how many of them may wait for locks, and how many
-/// tasks wait. (By itself tokio has 512 blocking threads.)
+/// The number of the runtime's blocking threads, the number of these that may wait for locks, and
+/// the number of waiting tasks. (By default tokio has 512 blocking threads.)
 const BLOCKING_THREADS: usize = 4;
 const WAITERS: usize = 2;
 const TASKS: usize = 50;
-/// Longer than any wait of this example.
+/// A time longer than any wait of this example.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Ends the blocking wait when the future that owns this is dropped.
+/// Ends the blocking wait when the future that owns this value is dropped.
 struct CancelOnDrop(CancelToken);
 
 impl Drop for CancelOnDrop {
@@ -35,9 +35,9 @@ impl Drop for CancelOnDrop {
 }
 
 /// Takes the lock on a blocking thread, and returns its guard to async code. Returns `NotTaken`
-/// after `limit`, which also limits the wait for a permit. `waiters` has the permits of this lock
-/// alone: with permits for all locks, a lock that hangs would take them all. The permit goes along:
-/// the thread gives it back when it waits no more.
+/// after `limit`, which also limits the wait for a permit. The permits of `waiters` are for this
+/// lock only: if all locks shared them, one lock that hangs would take them all. The blocking
+/// thread gets the permit, and gives it back when its wait ends.
 async fn lock_async(
     lock: &ReentrantLock,
     limit: Duration,
@@ -57,8 +57,8 @@ async fn lock_async(
     Ok(taken.await??)
 }
 
-/// Releases the lock and waits for the server's answer. A drop of the guard releases it too, and
-/// waits for no answer.
+/// Releases the lock and waits for the server's answer. A drop of the guard also releases the lock,
+/// and does not wait.
 async fn unlock_async(guard: OwnedLockGuard) -> Result<(), Trouble> {
     Ok(spawn_blocking(move || guard.unlock()).await??)
 }
@@ -84,7 +84,7 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     let guard = lock_async(lock, LONG, &waiters).await?.into_option().ok_or("the lock is free")?;
     let late = timeout(Duration::from_millis(200), lock_async(lock, LONG, &waiters)).await;
     assert!(late.is_err(), "two have the lock");
-    // The dropped future's thread gives its permit back long before its limit.
+    // The thread of the dropped future gives its permit back long before its limit.
     let all = waiters.acquire_many(WAITERS.try_into()?);
     drop(timeout(LONG / 2, all).await.map_err(|_| "the dropped future still waits")??);
     stage.say("A future that was dropped does not wait any more.")?;
@@ -109,7 +109,7 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     // A limit ends the wait for a permit, too.
     let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
     assert!(short.into_option().is_none(), "two have the lock");
-    // All wait now, two of them on blocking threads. The other blocking threads are free.
+    // All tasks wait now, two of them on blocking threads. The other blocking threads are free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;
     }

@@ -1,6 +1,6 @@
-//! Shows that money moved between accounts by many workers is neither made nor lost if each takes
-//! the locks of both accounts, in any order of their names, and is if they take none: `cargo run
-//! --example transfer`
+//! Shows money transfers between accounts by many workers. No money is made or lost if each worker
+//! takes the locks of both accounts, in any order of their names. Without the locks, money is made
+//! or lost: `cargo run --example transfer`
 
 mod stage;
 
@@ -19,13 +19,14 @@ const ACCOUNTS: usize = 6;
 /// The first balance of each account, in cents.
 const BALANCE: i64 = 100_000;
 const PROCESSES: usize = 4;
-/// In each process.
+/// The number of clerks in each process.
 const CLERKS: usize = 4;
-/// By each clerk.
+/// The number of transfers by each clerk.
 const TRANSFERS: usize = 40;
-/// The time of a clerk's work between the look at two balances and their change.
+/// How long a clerk works from the check of two balances to their change.
 const WORK: Duration = Duration::from_millis(1);
-/// Longer than the change takes: locks that may end sooner are not relied on.
+/// A time longer than the change takes. If the locks may end sooner, the clerk does not rely on
+/// them.
 const SLACK: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
@@ -36,7 +37,8 @@ fn main() -> ExitCode {
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,
-        // Another clerk may do the opposite at this moment, and name them the other way round.
+        // Another clerk may transfer the other way at this moment, and name the accounts in the
+        // other order.
         Some(client) => Some(client.multi_lock([from, to])?.lock()?),
     };
     let (from, to) = (format!("{from}:balance"), format!("{to}:balance"));
@@ -50,14 +52,14 @@ fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Tr
     }
     let balances = [(&from, has - amount), (&to, had + amount)];
     bank.redis.mset::<_, _, ()>(&balances)?;
-    // Here the guard is dropped, which releases both.
+    // The guard is dropped here, which releases both locks.
     Ok(())
 }
 
-/// A clerk's way to the accounts.
+/// A clerk's access to the accounts.
 struct Bank {
     redis: Connection,
-    /// None: no clerk locks anything.
+    /// `None` if no clerk locks anything.
     locks: Option<Client>,
 }
 
@@ -125,7 +127,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(lost != 0 && kept == 0)
 }
 
-/// All clerks work for a while. Returns the change of the sum.
+/// All clerks work for a while. Returns by how much the sum has changed.
 fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
     let mut redis = redis::Client::open(stage.url())?.get_connection()?;
     let balances = |it| format!("{}:balance", account(&stage.name, it));
@@ -155,7 +157,7 @@ fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
     Ok(sum - BALANCE * ACCOUNTS as i64)
 }
 
-/// Cents.
+/// Writes an amount in cents.
 fn money(cents: i64) -> String {
     let sign = if cents < 0 { "-" } else { "" };
     format!("{sign}{}.{:02}", cents.abs() / 100, cents.abs() % 100)

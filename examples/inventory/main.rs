@@ -1,15 +1,15 @@
-//! Prints the fate of a shop's stock when several processes sell it at once: without a lock, with
-//! one, with a fair one, and with one whose holders are killed in mid-sale.
+//! Shows what happens to a shop's stock when several processes sell it at once: without a lock,
+//! with a lock, with a fair lock, and with a lock whose holders are killed in the middle of a sale.
 //!
 //! ```sh
 //! cargo run --example inventory
 //! cargo run --example inventory -- --help
 //! ```
 //!
-//! How to use the library stands in this file: `sell_out` is the work of each thread, `keep_shop`
-//! that of each process. The rest is the show around them: `stock` is the shop's data in Redis,
-//! `run` starts and kills the processes, `screen` and `table` print, `options` reads the command
-//! line.
+//! This file shows how to use the library: `sell_out` is the work of each thread, `keep_shop` the
+//! work of each process. The other files are the show around them: `stock` is the shop's data in
+//! Redis, `run` starts and kills the processes, `screen` and `table` print, and `options` reads the
+//! command line.
 
 mod options;
 mod run;
@@ -36,9 +36,9 @@ use stock::{Keys, Stock};
 
 type Trouble = Box<dyn Error + Send + Sync>;
 
-/// How long a sale takes between its look at the stock and its change of it.
+/// How long a sale takes from the check of the stock to the change of the stock.
 const WORK: Duration = Duration::from_micros(500);
-/// Time enough for the change: the sale does not rely on a lock that may end sooner.
+/// Enough time for the change. If the lock may end sooner, the sale does not rely on it.
 const SLACK: Duration = Duration::from_millis(200);
 
 /// Sells until nothing is left: the work of each thread of each process.
@@ -53,43 +53,42 @@ fn sell_out(
         let guard = lock.map(|lock| lock.lock()).transpose()?;
         receipts.longest_wait = receipts.longest_wait.max(asked.elapsed());
 
-        // The check. Another thread may see the same number, unless the lock keeps it out.
+        // The check: without a lock, another thread may see the same number.
         let left = stock.left()?;
         if left <= 0 {
             return Ok(receipts);
         }
         work(stock, left)?;
-        // A lock with a lease can be lost, say while a laptop sleeps: the guard knows.
+        // A lock with a lease can be lost, for example while a laptop sleeps. The guard knows this.
         if guard.as_ref().is_some_and(|guard| guard.check(SLACK).is_err()) {
             continue;
         }
-        // The later write.
+        // The write, which relies on the check.
         stock.sell_one(left)?;
         receipts.sold += 1;
-        // Here the guard is dropped, which releases the lock.
+        // The guard is dropped here, which releases the lock.
     }
 }
 
-/// A thread's or process's report at its end.
+/// The report of a thread or a process at its end.
 #[derive(Clone, Copy, Default)]
 struct Receipts {
     sold: u64,
     longest_wait: Duration,
 }
 
-/// Opens the shop's door when told to, with a few threads behind the counter: the work of each
-/// process.
+/// The work of each process: waits for its start, and runs a few threads that sell.
 fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     let keys = Keys::new(&duty.prefix);
-    // One client a process. Its watchdog renews the threads' locks, for as long as they hold them
-    // and the process lives; then the lock is free at the end of this time.
+    // Each process has one client. The client's watchdog renews the locks while the threads hold
+    // them and the process lives. If the process dies, its locks are free after this time.
     let client = Client::builder(&duty.url).watchdog_timeout(duty.lease).connect()?;
     let lock = duty.guard.lock(&client, &keys.lock);
 
     let work = |stock: &mut Stock, left| {
         thread::sleep(WORK);
         if duty.deadly.contains(&left) && stock.dies_first(left)? {
-            // With the lock held, the stock looked at, and nothing sold yet.
+            // The lock is held, the stock was read, and nothing is sold yet.
             job.say("in mid-sale");
             loop {
                 thread::park();
@@ -119,7 +118,7 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     })
 }
 
-/// The lock that keeps the threads apart. One more lock is one more variant, and an entry in
+/// The lock that keeps the threads apart. To add a lock, add a variant here and an entry in
 /// `scenarios`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
@@ -148,14 +147,14 @@ impl Guard {
     }
 }
 
-/// One line of the table.
+/// One scenario, which is one line of the table.
 struct Scenario {
     guard: Guard,
     /// The client's `watchdog_timeout`: how long the lock of a killed process stays.
     lease: Duration,
     /// How many processes are killed while they hold the lock.
     kills: usize,
-    /// The point that the reader should look at.
+    /// What the reader should look at.
     story: String,
 }
 
@@ -238,7 +237,7 @@ fn main() -> ExitCode {
             eprintln!("inventory: {trouble}: the processes are ended and the keys deleted");
             ExitCode::from(130)
         }
-        // The reader has read enough, as with `| head`.
+        // The reader has closed the output, as `| head` does.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("inventory: {trouble}");
@@ -247,13 +246,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs every scenario and prints the table. `false`: a guarded run went wrong.
+/// Runs every scenario and prints the table. Returns `false` if a run with a lock went wrong.
 fn show(options: &Options) -> Result<bool, Trouble> {
     let server = Server::find_or_start(options.url.as_deref())?;
-    // Trouble with the server is told before the show begins.
+    // This reports a problem with the server before the show begins.
     drop(Client::connect(server.url())?);
     let stop = Arc::new(AtomicBool::new(false));
-    // From here on Ctrl-C is an error like others: each value's drop clears up after it.
+    // From here on Ctrl-C becomes an error, so that each value's drop cleans up.
     ctrlc::set_handler({
         let stop = Arc::clone(&stop);
         move || stop.store(true, Ordering::Relaxed)

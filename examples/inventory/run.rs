@@ -13,12 +13,12 @@ use crate::stock::{Keys, Stock};
 use crate::table::{duration, thousands};
 use crate::{Guard, Receipts, Scenario, Trouble};
 
-/// How often the processes and the stock are looked at.
+/// How often the program checks the processes and the stock.
 const TICK: Duration = Duration::from_millis(5);
-/// With no sale for so long beyond a lease, something is wrong without an error.
+/// If no sale happens for this time after the end of a lease, something is wrong.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The part that is the same in every scenario, but for the keys.
+/// The part that all scenarios share, except for the keys.
 pub(crate) struct Shop<'a> {
     pub(crate) url: &'a str,
     pub(crate) prefix: &'a str,
@@ -27,7 +27,7 @@ pub(crate) struct Shop<'a> {
     pub(crate) stock: u64,
 }
 
-/// The orders of one process at its start.
+/// The settings of one process, which it gets at its start.
 pub(crate) struct Duty {
     pub(crate) url: String,
     pub(crate) prefix: String,
@@ -35,7 +35,7 @@ pub(crate) struct Duty {
     pub(crate) threads: usize,
     pub(crate) guard: Guard,
     pub(crate) lease: Duration,
-    /// The first process that sees so many items left is killed.
+    /// For each of these numbers, the first process that sees this many items left is killed.
     pub(crate) deadly: Vec<i64>,
 }
 
@@ -54,7 +54,7 @@ impl Duty {
         Worker::spawn("shop", &args.each_ref().map(String::as_str))
     }
 
-    /// In the process that was started.
+    /// Reads the settings in the process that was started.
     pub(crate) fn of(job: &Job) -> Result<Self, Trouble> {
         let guard = Guard::ALL.into_iter().find(|guard| guard.name() == job.arg(4));
         Ok(Self {
@@ -69,14 +69,14 @@ impl Duty {
     }
 }
 
-/// The result.
+/// The result of a scenario.
 pub(crate) struct Outcome {
     pub(crate) sold: u64,
     pub(crate) oversold: u64,
     pub(crate) lost: u64,
     /// How many items are left, below zero if too many were sold.
     left: i64,
-    /// Sales whose look at the stock was no longer true when they changed it.
+    /// The number of sales for which the stock had changed between the check and the change.
     pub(crate) stale: u64,
     pub(crate) took: Duration,
     pub(crate) longest_wait: Duration,
@@ -86,7 +86,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The faults that a guarded run must not have.
+    /// Returns the faults that a run with a lock must not have.
     pub(crate) fn faults(&self) -> Vec<String> {
         let left_over = u64::try_from(self.left).unwrap_or(0);
         [
@@ -102,7 +102,7 @@ impl Outcome {
     }
 }
 
-/// Ctrl-C.
+/// The error after a Ctrl-C.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -114,14 +114,14 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Sells the stock out, and clears up on every way out.
+/// Sells the whole stock, and always cleans up at the end.
 pub(crate) fn run(
     shop: &Shop<'_>,
     scenario: &Scenario,
     screen: &mut Screen,
     stop: &AtomicBool,
 ) -> Result<Outcome, Trouble> {
-    // No sale is made by this process.
+    // This process does not sell.
     let mut stock = Stock::open(shop.url, Keys::new(shop.prefix), usize::MAX)?;
     stock.fill(shop.stock)?;
     let mut run = Run {
@@ -153,22 +153,23 @@ pub(crate) fn run(
 }
 
 struct Run<'a> {
-    // Before the stock: they must be gone when its keys are deleted.
+    // This field comes before the stock: the processes must be gone when the stock's keys are
+    // deleted.
     processes: Vec<Process>,
     stock: Deleted,
     shop: &'a Shop<'a>,
     scenario: &'a Scenario,
-    /// The receipts of the processes that came to their end alive, by number.
+    /// The receipts of the processes that ended without being killed, by number.
     receipts: HashMap<usize, Receipts>,
     killed: usize,
     left: i64,
-    /// When `left` last changed.
+    /// The time at which `left` last changed.
     since: Instant,
-    /// The holder was killed and no process has sold since.
+    /// Whether the holder was killed and no process has sold since.
     waits_for_lease: bool,
 }
 
-/// A place behind the counter: a replacement takes over the place of a killed process.
+/// A place in the shop, which a replacement takes over from a killed process.
 struct Process {
     number: usize,
     worker: Worker,
@@ -200,13 +201,14 @@ impl Run<'_> {
             threads: self.shop.threads,
             guard: self.scenario.guard,
             lease: self.scenario.lease,
-            // Spread over the sale: with three, the first is when a quarter is sold.
+            // The kills are spread over the sale: with three kills, the first comes when a quarter
+            // is sold.
             deadly: (1..=kills).map(|part| (stock * part / (kills + 1)).max(1) as i64).collect(),
         };
         Process { number, worker: duty.start(), state: State::Starting }
     }
 
-    /// Looks after the processes until all have come so far.
+    /// Watches the processes until all have reached this state.
     fn wait_for(
         &mut self,
         state: State,
@@ -224,7 +226,7 @@ impl Run<'_> {
                     self.hear(place, &line, screen)?;
                 }
                 let process = &mut self.processes[place];
-                // A replacement: the others sell already.
+                // If this is a replacement, the others sell already.
                 if state == State::Closed && process.state == State::Ready {
                     process.open();
                 }
@@ -249,15 +251,15 @@ impl Run<'_> {
                 self.receipts.insert(process.number, Receipts { sold, longest_wait });
                 process.state = State::Closed;
             }
-            // "in mid-sale", where it stands until this happens.
+            // "in mid-sale": the process waits here until it is killed.
             "in" => self.kill(place, screen)?,
-            // "failed", and why.
+            // "failed", and the reason.
             _ => return Err(format!("process {}: {rest}", process.number).into()),
         }
         Ok(())
     }
 
-    /// Kills a process that is in mid-sale, and starts another in its place.
+    /// Kills a process in the middle of a sale, and starts another process in its place.
     fn kill(&mut self, place: usize, screen: &mut Screen) -> Result<(), Trouble> {
         let process = &mut self.processes[place];
         process.worker.sigkill();
@@ -308,8 +310,8 @@ impl Run<'_> {
         )
     }
 
-    /// The ledger is the truth; the rest of the stock and the processes' reports are checked
-    /// against it.
+    /// Counts the sales in the ledger, and compares them with the stock and with the processes'
+    /// reports.
     fn count(&mut self, took: Duration) -> Result<Outcome, Trouble> {
         let stock = self.shop.stock;
         let left = self.stock.0.left()?;
@@ -348,7 +350,7 @@ impl Run<'_> {
     }
 }
 
-/// A stock whose keys go with it.
+/// A stock whose keys are deleted with this value.
 struct Deleted(Stock);
 
 impl Drop for Deleted {

@@ -1,15 +1,14 @@
-//! Lines, and one line of progress that is rewritten where that is possible.
+//! Prints lines, and one line of progress, which is rewritten if possible.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Standard output.
 pub(crate) struct Screen {
-    /// A person looks at it; otherwise it is a file or a pipe, which gets a plain line now and
-    /// then.
+    /// Whether the output is a terminal. A file or a pipe gets a plain line now and then.
     terminal: bool,
     progress_at: Instant,
-    /// The cursor stands behind an unfinished line of progress.
+    /// Whether the cursor stands behind an unfinished line of progress.
     unfinished: bool,
 }
 
@@ -33,7 +32,7 @@ impl Screen {
         out.flush()
     }
 
-    /// Prints how far it is, if it is time to do so again.
+    /// Prints the progress, if it is time to do so again.
     pub(crate) fn progress(&mut self, line: impl FnOnce() -> String) -> io::Result<()> {
         let pause = Duration::from_millis(if self.terminal { 80 } else { 1_000 });
         if self.progress_at.elapsed() < pause {
@@ -44,7 +43,8 @@ impl Screen {
             return self.say(&line());
         }
         let mut out = io::stdout().lock();
-        // Cut at the edge of a narrow terminal: a line that wraps cannot be rewritten.
+        // The line is cut at the edge of a narrow terminal, since a line that wraps cannot be
+        // rewritten.
         write!(out, "\r\x1b[?7l{}\x1b[K\x1b[?7h", line())?;
         self.unfinished = true;
         out.flush()

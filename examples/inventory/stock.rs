@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Commands, Connection, RedisResult};
 
-/// The names that one run uses, under a prefix of its own.
+/// The keys of one run, with a separate prefix.
 #[derive(Clone)]
 pub(crate) struct Keys {
     pub(crate) lock: String,
@@ -25,9 +25,10 @@ impl Keys {
     }
 }
 
-/// The server's patience with us, and ours with it.
+/// The time limit of each command, for the server and for this program.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The keys end after so many seconds if the demo is killed and no process is left to delete them.
+/// The keys end after this number of seconds if the demo is killed and no process is left to delete
+/// them.
 const KEPT: i64 = 60;
 
 /// The stock, seen over a plain connection.
@@ -49,15 +50,15 @@ impl Stock {
         self.connection.set_ex(&self.keys.items, items, KEPT.unsigned_abs())
     }
 
-    /// How many items are left; below zero if more were sold than there were.
+    /// Returns how many items are left, below zero if too many were sold.
     pub(crate) fn left(&mut self) -> RedisResult<i64> {
         let left: Option<i64> = self.connection.get(&self.keys.items)?;
         left.ok_or_else(|| (redis::ErrorKind::Client, "the stock was deleted meanwhile").into())
     }
 
-    /// Takes one item and writes the sale into the ledger, with the number that was `seen` before.
+    /// Takes one item and writes the sale into the ledger, with the number `seen` before the sale.
     ///
-    /// Both or neither, as one transaction: a process that is killed leaves no half of a sale.
+    /// Both happen in one transaction, so a process that is killed leaves no half of a sale.
     pub(crate) fn sell_one(&mut self, seen: i64) -> RedisResult<()> {
         redis::pipe()
             .atomic()
@@ -66,12 +67,13 @@ impl Stock {
             .exec(&mut self.connection)
     }
 
-    /// Whether no process has died yet with so many items left: the next one must live.
+    /// Returns `true` for the first process that dies at this number of items. The next process
+    /// must live.
     pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
         self.connection.sadd(&self.keys.deaths, left)
     }
 
-    /// As [`left`](Self::left), and the keys are kept for longer.
+    /// As [`left`](Self::left), and keeps the keys for longer.
     pub(crate) fn keep(&mut self) -> RedisResult<i64> {
         redis::pipe()
             .expire(&self.keys.items, KEPT)
@@ -84,7 +86,7 @@ impl Stock {
         self.left()
     }
 
-    /// Every sale in the order it was made.
+    /// Returns all sales in their order.
     pub(crate) fn ledger(&mut self) -> RedisResult<Vec<Sale>> {
         let lines: Vec<String> = self.connection.lrange(&self.keys.ledger, 0, -1)?;
         let sale = |line: &String| {
@@ -99,11 +101,11 @@ impl Stock {
     /// Deletes everything, once all processes are gone.
     pub(crate) fn delete(&mut self) {
         let Keys { lock, items, ledger, deaths } = &self.keys;
-        // Where a fair lock has its queue.
+        // The key of a fair lock's queue.
         let queue = format!("redisson_lock_queue:{{{lock}}}");
         let timeouts = format!("redisson_lock_timeout:{{{lock}}}");
         let all = [lock, items, ledger, deaths, &queue, &timeouts];
-        // A killed process's earlier commands may arrive after the first time.
+        // Earlier commands of a killed process may arrive after the first deletion.
         while self.connection.del::<_, u64>(&all).is_ok_and(|gone| gone > 0) {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -112,8 +114,8 @@ impl Stock {
 
 /// A line of the ledger.
 pub(crate) struct Sale {
-    /// The number of the process that made it.
+    /// The number of the process that made the sale.
     pub(crate) process: usize,
-    /// How many items it saw in stock before it took one.
+    /// How many items the process saw in stock before the sale.
     pub(crate) seen: i64,
 }

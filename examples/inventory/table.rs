@@ -1,4 +1,4 @@
-//! The table at the end.
+//! Prints the table at the end.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) fn draw(outcomes: &[(Scenario, Outcome)]) -> String {
             let whole = widths.iter().sum::<usize>() + 2 * (COLUMNS - 1);
             text.push_str(&format!("\n{}", "-".repeat(whole)));
         }
-        // Words stand left, numbers right.
+        // Words are aligned to the left, numbers to the right.
         let mut line = format!("{:<width$}", row[0], width = widths[0]);
         for (cell, width) in row.iter().zip(widths).skip(1).take(COLUMNS - 2) {
             line.push_str(&format!("  {cell:>width$}"));
@@ -84,7 +84,7 @@ fn spread(outcome: &Outcome) -> String {
     format!("{}-{}", thousands(outcome.fewest), thousands(outcome.most))
 }
 
-/// The cost and the gain of a fair lock.
+/// Describes the cost and the gain of a fair lock.
 fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     let undisturbed = |guard| {
         let mut found = outcomes.iter().filter(|(run, _)| run.guard == guard && run.kills == 0);
@@ -108,7 +108,7 @@ fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
-/// Only the last items are oversold, but the trouble is in every sale.
+/// Describes the stale sales: only the last items are oversold, but every sale may be stale.
 fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     let (mut stale, mut sold) = ([0; 2], [0; 2]);
     for (scenario, outcome) in outcomes {

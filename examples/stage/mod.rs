@@ -1,5 +1,5 @@
-//! The stage of the examples of one page: a server, a name of their own, Ctrl-C, and nothing left
-//! behind. None of it is needed to use the library.
+//! The common part of the examples: starts a server, chooses a name, handles Ctrl-C, and cleans up.
+//! A program that uses the library needs none of this.
 
 use std::env;
 use std::error::Error;
@@ -14,21 +14,21 @@ use redlatch_testkit::{Job, Provided, Server, Worker};
 
 pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
-/// How long anything may take.
+/// The longest time that anything may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(5);
 
-/// Where an example plays.
+/// The server and the name of an example.
 pub(crate) struct Stage {
     server: Provided,
-    /// All keys of the example contain it.
+    /// The name, which all keys of the example contain.
     pub(crate) name: String,
-    /// Cancelled by Ctrl-C.
+    /// A token that Ctrl-C cancels.
     pub(crate) token: CancelToken,
 }
 
-/// The `main` of an example: plays `show`, or in a process that this has started, `part`. The exit
-/// status is 1 if the show returns `false`.
+/// The `main` of an example. Runs `show`, or, in a process that the example has started, `part`.
+/// The exit status is 1 if `show` returns `false`.
 pub(crate) fn play(
     example: &str,
     show: fn(&Stage) -> Result<bool, Trouble>,
@@ -66,7 +66,7 @@ pub(crate) fn play(
             eprintln!("{example}: interrupted");
             ExitCode::from(130)
         }
-        // The reader has read enough, as with `| head`.
+        // The reader has closed the output, as `| head` does.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("{example}: {trouble}");
@@ -78,14 +78,14 @@ pub(crate) fn play(
 impl Stage {
     fn set(example: &str, url: Option<&str>) -> Result<Self, Trouble> {
         let server = Server::find_or_start(url)?;
-        // Trouble with the server is told before the show begins.
+        // This reports a problem with the server before the show begins.
         drop(redlatch::Client::connect(server.url())?);
         let token = CancelToken::new();
-        // Ctrl-C is an error of the show like others: each value's drop clears up after it.
+        // Ctrl-C becomes an error of the show, so that each value's drop cleans up.
         let cancelled = token.clone();
         ctrlc::set_handler(move || {
             cancelled.cancel();
-            // Unless the server does not answer.
+            // If the server does not answer, the process ends here.
             thread::sleep(Duration::from_secs(5));
             exit(130);
         })?;
@@ -104,7 +104,7 @@ impl Stage {
         out.flush()
     }
 
-    /// A process's next line.
+    /// Returns a process's next line.
     pub(crate) fn hear(&self, process: &mut Worker) -> Result<String, Trouble> {
         let mut said = None;
         self.wait_until("a process says something", || {
@@ -118,7 +118,7 @@ impl Stage {
         }
     }
 
-    /// Waits for a condition without an event.
+    /// Polls until a condition is true.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -146,7 +146,7 @@ impl Stage {
                 return Ok(());
             }
             redis.del::<_, ()>(keys)?;
-            // A killed process's earlier commands may arrive after this.
+            // Earlier commands of a killed process may arrive after this.
             thread::sleep(Duration::from_millis(20));
         }
     }
