@@ -768,8 +768,8 @@ impl BarrierSite {
     }
 
     /// Gives a new number to a leaving party whose request came too late, because the client did
-    /// not know the server's clock. The server neither has applied nor will apply a request with
-    /// the old number. Returns `false` if this party has no time left.
+    /// not know the server's clock. The server has not applied a request with the old number, and
+    /// will not apply one. Returns `false` if this party has no time left.
     fn is_renumbered(&self, id: RequestId) -> bool {
         let new = self.requests.open(|| self.core.id.next_number());
         let mut left = self.left.lock();

@@ -200,7 +200,6 @@ impl ClientBuilder {
     ///
     /// A call's own limit, deadline or cancel token ends a request sooner: on a server that does
     /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
-    /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
     /// call fails after
     /// - this time;
     /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
@@ -354,7 +353,7 @@ impl ClientBuilder {
     /// they are for all servers.
     ///
     /// `provider` may block: it runs on a thread of its own (`redlatch-creds`), one call at a time.
-    /// A thread that opens a connection waits for it within
+    /// A thread that opens a connection waits for the result within
     /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, that counts as an
     /// outage: waits go on, the client renews locks over its open connections, and it calls
     /// `provider` again for the next connection. If the server refuses the credentials, the client
@@ -400,8 +399,7 @@ impl ClientBuilder {
     /// address translation, such as Docker's, which name each other by addresses of their own
     /// network. It is like Redisson's `NatMapper`. The client maps each address in the answers of
     /// Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not those in the URL. If a server of a
-    /// cluster names only a port, the host is that of the server that the client has asked, as the
-    /// client reaches it.
+    /// cluster names only a port, the client uses the host by which it reaches that server.
     ///
     /// The client uses the mapped address everywhere: the server's TLS certificate must name its
     /// host, and errors, the log and [`snapshot`](crate::Client::snapshot) show it. A
@@ -520,7 +518,7 @@ impl ClientBuilder {
     /// since a server checks a certificate only when a connection begins.
     ///
     /// `provide` may block: it runs on a thread of its own (`redlatch-certs`), one call at a time.
-    /// A thread that opens a connection waits for it within
+    /// A thread that opens a connection waits for the result within
     /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, that
     /// counts as an outage. So do certificates that are invalid or do not match the key, for
     /// example because their files are just being replaced. The error says why, waits go on, the

@@ -453,7 +453,7 @@ impl Term {
     }
 }
 
-/// The alarm found that the lease ends soon, or that it was renewed in the meantime.
+/// The alarm is due: the lease ends soon, or it was renewed in the meantime.
 impl Task for Term {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let left = self.left();

@@ -62,7 +62,7 @@ pub struct InMemoryServer {
     clients: AgeTogether,
 }
 
-/// An address at which no real server is.
+/// An address that no real server has.
 const URL: &str = "redis+unix:///in-memory";
 
 impl InMemoryServer {
@@ -127,8 +127,8 @@ impl InMemoryServer {
 
     /// Loses the replies to the next `requests` requests, of any client, and breaks the connection
     /// of each reply. The server has executed the request, and the client does not know this. A
-    /// client sends such a request once more, so a test loses two replies if a call is to fail with
-    /// [`outcome_unknown`](Error::outcome_unknown). Requests that clients send by themselves
+    /// client sends such a request once more, so a test must lose two replies to make a call fail
+    /// with [`outcome_unknown`](Error::outcome_unknown). Requests that clients send by themselves
     /// (renewals, releases of dropped guards) count, too. A request that the server refuses does
     /// not count.
     pub fn lose_replies(&self, requests: usize) {

@@ -191,7 +191,7 @@ impl Kind {
         matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
     }
 
-    /// Whether a thread that waits for this kind waits until others leave.
+    /// Whether a wait for this kind lasts until others leave.
     pub(crate) fn has_holders(self) -> bool {
         !matches!(self, Self::CountDownLatch | Self::CyclicBarrier)
     }

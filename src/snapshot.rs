@@ -21,10 +21,10 @@ pub struct Snapshot {
     pub servers: Vec<ServerState>,
 }
 
-/// How often each event has happened; see [`Observer`](crate::observe::Observer) for the events. No
-/// number ever falls. Several permits count as several events when they are acquired, released or
-/// lost. So `acquired` is the sum of `released`, `lost` and what is held, if no latch or barrier
-/// was waited for. A loss is counted no later than its acquisition.
+/// How often each event has happened; see [`Observer`](crate::observe::Observer) for the events.
+/// These numbers never decrease. Several permits count as several events when they are acquired,
+/// released or lost. So `acquired` is the sum of `released`, `lost` and what is held, if no latch
+/// or barrier was waited for. A loss is counted no later than its acquisition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the observer's methods")]

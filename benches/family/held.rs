@@ -19,7 +19,7 @@ const THREADS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The time after which the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// The warm-up, which is not counted. After it the queues are as they will stay.
+/// The warm-up, in which the queues still change. It is not counted.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
 /// The number of processes and of permits, and for how many milliseconds each permit is held.

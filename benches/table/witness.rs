@@ -1,5 +1,4 @@
 //! The witness: bytes that all processes share, with the last holder and the threads inside.
-//! processes share.
 
 use std::env;
 use std::fs::{self, File};

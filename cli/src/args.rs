@@ -1,4 +1,4 @@
-//! The words of the command line.
+//! The arguments of the command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, env = "REDLATCH_URL_FILE", global = true)]
     url_file: Option<PathBuf>,
     /// The prefix of each name on the server, as the programs that share the locks set it. Names on
-    /// the command line and in the output do not have it.
+    /// the command line and in the output do not have the prefix.
     #[arg(
         long,
         env = "REDLATCH_PREFIX",

@@ -306,7 +306,7 @@ impl Guardian {
     fn obey(&mut self, line: &str) {
         let (order, number) = line.split_once(' ').unwrap_or((line, ""));
         match order {
-            // If the lock is kept after all, the command was still told to end.
+            // Once the command was told to end, a later deadline changes nothing.
             "until" if !self.lost => {
                 let until = number.parse().unwrap_or(self.until);
                 // On a busy machine the first deadline may have passed before the command begins.
@@ -326,7 +326,7 @@ impl Guardian {
             "stop" => {
                 self.stops = number.parse().unwrap_or(u64::MAX).saturating_add(self.grace);
             }
-            // A `kill` counts whatever line comes after it.
+            // After a `kill`, a later line does not undo it.
             "kill" => (self.until, self.lost) = (0, true),
             // `redlatch run` is gone. If the command has not begun, it never begins.
             "" if self.stdin.is_some() => self.until = 0,

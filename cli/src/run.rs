@@ -84,8 +84,8 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // This comes after `raise`: a signal before it ends the command before it begins, and releases
-    // the lock.
+    // This comes as late as possible. If a signal has come before, the command never begins, and
+    // the lock does not stay taken for the least time.
     if !signals.go_to(&events) {
         return Ok(signals.status());
     }

@@ -311,8 +311,8 @@ impl Core {
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if self.closed.load(Ordering::SeqCst) {
-            // No thread sends the command again after this, so the caller's limit does not apply:
-            // it must not leave a hold behind.
+            // No thread sends the command again after this, so the caller's limit does not apply: a
+            // call that was cut off could leave a hold behind.
             let _unlimited = Limit::set(None);
             let mut outcome = lane.call_unless_out(&command);
             if let Some(cluster) = self.servers.cluster() {

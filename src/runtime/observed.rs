@@ -59,8 +59,8 @@ const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// The times, by [`clock`], from which the log may have another line about a slow wait. So many
-/// waiters neither fill the log nor send one query after another.
+/// The times, by [`clock`], from which the log may have another line about a slow wait. This keeps
+/// a crowd of waiters from filling the log, and from sending one query after another.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
     /// Whether a query runs on the callbacks' thread. Only one runs at a time, since that thread
@@ -249,9 +249,9 @@ impl Core {
     }
 
     /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. Returns the
-    /// time after which to call this again if the log does not have the reason by then: lines must
-    /// keep their distance, and only one query runs at a time. Returns `None` if the caller must
-    /// not call this again.
+    /// time after which to call this again if the log does not have the reason by then: a certain
+    /// time must pass between two lines, and only one query runs at a time. Returns `None` if the
+    /// caller must not call this again.
     pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;

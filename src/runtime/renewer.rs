@@ -43,8 +43,8 @@ pub(crate) struct Renewer {
     /// The most names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster two names
     /// are usually in two slots, or at two servers while their slot moves.
     names_a_call: usize,
-    /// The renewer's own connection, so that renewals neither wait for the callers' commands nor
-    /// delay them.
+    /// The renewer's own connection, so that renewals and the callers' commands do not delay each
+    /// other.
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,

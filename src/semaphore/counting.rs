@@ -69,7 +69,7 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// A request that is sent again is applied once. If the outcome of an acquire stays unknown, the
 /// caller gets an error, and the client gives back in the background any permits that the server
-/// may have given. The client repeats this, or a release whose outcome is unknown, for four
+/// may have given. The client repeats this release, or a release whose outcome is unknown, for four
 /// minutes. Then it logs that the outcome is not known. If the client cannot send a release, it
 /// keeps trying for as long as it lives.
 ///
@@ -126,12 +126,12 @@ impl Semaphore {
     /// one, and then more permits are in use than `permits`. To prevent this, call
     /// `try_set_permits` yourself in place of `with_permits`.
     ///
-    /// An existing semaphore is not changed. If it has more than `permits` free permits, the client
-    /// logs this once, at level `WARN`. (The server does not know how many permits are taken, so
-    /// the client cannot see that a semaphore is too small.) If two clients start at the same time
-    /// with different numbers, one of them makes the semaphore. If two handles of one client have
-    /// different numbers, the client uses the number of the first handle that takes permits, and a
-    /// `WARN` names the other number.
+    /// An existing semaphore is not changed. If more than `permits` of its permits are free, the
+    /// client logs this once, at level `WARN`. (The server does not know how many permits are
+    /// taken, so the client cannot see that a semaphore is too small.) If two clients start at the
+    /// same time with different numbers, one of them makes the semaphore. If two handles of one
+    /// client have different numbers, the client uses the number of the first handle that takes
+    /// permits, and a `WARN` names the other number.
     ///
     /// # Errors
     ///
@@ -142,8 +142,8 @@ impl Semaphore {
     /// # Blocking
     ///
     /// None here. The first verb that takes permits needs one more round trip, and two more if it
-    /// makes the semaphore. They count towards the limit of its wait. Later verbs need no more
-    /// round trips.
+    /// makes the semaphore. These round trips count towards the limit of its wait. Later verbs need
+    /// no more round trips.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -214,9 +214,9 @@ impl Semaphore {
 
     /// Sets the number of free permits, and makes the semaphore if there is none.
     ///
-    /// The server does not know which permits are taken. When these return, they are added to this
-    /// number. So call this only while no live process has a permit, for example to replace those
-    /// of a dead process. To change the size of a semaphore in use, call
+    /// The server does not know which permits are taken. When these permits return, they are added
+    /// to `permits`. So call this only while no live process has a permit, for example to replace
+    /// those of a dead process. To change the size of a semaphore in use, call
     /// [`add_permits`](Self::add_permits) once, from one process.
     ///
     /// # Blocking
@@ -226,8 +226,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.set_permits(request_id, permits)).map(drop)
     }
 
-    /// Adds `permits`, which may be negative. After a negative change, the number of free permits
-    /// may be negative until enough permits are given back.
+    /// Adds `permits` to the number of free permits. `permits` may be negative. After a negative
+    /// change, the number of free permits may be negative until enough permits are given back.
     ///
     /// # Blocking
     ///

@@ -70,7 +70,7 @@ pub(crate) use self::site::ExpirableSite;
 /// prolong it.
 ///
 /// Permits that are taken together have an id and a lease each, and can be given back one by one.
-/// One call takes at most 1,024 permits. For more it returns an error of kind
+/// One call takes at most 1,024 permits. For a larger number it returns an error of kind
 /// [`Config`](ErrorKind::Config).
 ///
 /// # Fairness

@@ -65,8 +65,8 @@ macro_rules! permit_verbs {
                 /// # Blocking
                 ///
                 /// One round trip; none if a thread of this process waits. If a process keeps
-                /// taking permits that other processes want, the call sometimes lets these go
-                /// first. Then it blocks for a millisecond and two round trips more.
+                /// taking permits that other processes want, the call sometimes lets those
+                /// processes go first. Then it blocks for a millisecond and two round trips more.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }

@@ -56,7 +56,7 @@ impl Renewer {
         }
     }
 
-    /// Of some semaphores, repeats the changes that this server lacks.
+    /// For some semaphores, repeats the changes that this server lacks.
     pub(super) fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
         let names = self.core.changes.next(&mut mending.cursor, NAMES_A_CALL);

@@ -61,8 +61,8 @@ impl Permit {
     /// # Blocking
     ///
     /// One round trip, and the wait for replicas
-    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). None if waiting threads of this
-    /// process get the permits.
+    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). No round trip if waiting threads of
+    /// this process get the permits.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
         self.give_back(permits, Giving::AwaitedForGood)

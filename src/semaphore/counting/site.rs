@@ -162,7 +162,7 @@ impl SemaphoreSite {
         if in_doubt || self.route.incarnation() != asked {
             // A first copy of this release may have given the permits back. Or this server is a new
             // one, which never had the request that took them. In both cases a second release would
-            // make too many permits.
+            // free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // This server granted the permits, but has forgotten the request by now. So a new request

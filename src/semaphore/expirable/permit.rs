@@ -188,8 +188,8 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked), as for [`release`](Self::release). After an error the permit
-    /// is not left taken.
+    /// [`Forked`](ErrorKind::Forked), as for [`release`](Self::release). After an error this guard
+    /// has no permit.
     ///
     /// # Blocking
     ///

@@ -150,8 +150,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Makes a thread that the server has refused the leader. If there is a leader, queues the
-    /// thread.
+    /// Takes in a thread that the server has refused. The thread becomes the leader, or queues if
+    /// there is a leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
@@ -184,8 +184,8 @@ impl<L> PermitGate<L> {
     }
 
     /// Returns `Some` if the server would refuse the leader: it has just refused as many permits or
-    /// fewer to an earlier leader, and no message has come since. (Without a version, no message
-    /// counts as come.) The value is the time for which it would refuse, if that is known.
+    /// fewer to an earlier leader, and no message has come since. (Without a version, the channel
+    /// counts as silent.) The value is the time for which it would refuse, if that is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,

@@ -47,9 +47,9 @@ pub(crate) trait PermitSource: Sized {
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
     /// Sends one request for these needs. The server meets them in order, each one wholly or not at
-    /// all. All together get at most one process's share, where `clients` processes share the
-    /// permits. Without this limit the other processes would starve, since the process that has
-    /// just released is the first to ask.
+    /// all. Together they get at most the share of one process, if `clients` processes share the
+    /// free permits. Without this limit the other processes would starve, since the process that
+    /// has just released is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -92,7 +92,8 @@ pub(crate) struct RequestFailed {
 }
 
 impl RequestFailed {
-    /// A request to set the semaphore's size failed before the request for permits.
+    /// Returns the failure of a request that looks for the semaphore or makes it. Such a request
+    /// comes before the request for permits.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");

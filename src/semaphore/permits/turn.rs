@@ -122,9 +122,9 @@ impl PermitTurn {
 
     /// Ends the turn. Returns the number of other processes that should have their turns: all
     /// listeners except the process's `own`. The reply to the last release may not have been read
-    /// yet, since a drop does not wait for it. Then the listeners of an earlier release count, and
-    /// at least one, which may have come since. If only one counted, this process would be back
-    /// before the slowest had its turn.
+    /// yet, since a drop does not wait for it. In that case this returns the number at an earlier
+    /// release, but at least one, since a process may have come. If it always returned one, this
+    /// process would be back before the slowest process had its turn.
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -169,7 +169,8 @@ impl PermitTurn {
         self.heard = Some((heard, now));
     }
 
-    /// Notes a pause. If no other process used the pause (`used`), the next turn is longer.
+    /// Notes that the process pauses. If no other process used the pause (`used`), the next turn is
+    /// longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }

@@ -31,7 +31,7 @@ func (o options) number(key string) int64 {
 	return number
 }
 
-// acquire returns what releases the lock.
+// acquire returns a function that releases the lock.
 type acquire func() (func() error, error)
 
 type session struct {

@@ -25,7 +25,7 @@ import org.redisson.config.Config;
 /** A driver of Redisson. src/drive/mod.rs describes what it reads and writes. */
 public final class Driver {
     private interface Turns {
-        /** Returns what releases. */
+        /** Returns a function that releases the lock. */
         Runnable acquire(int turn) throws Exception;
     }
 
