@@ -39,8 +39,7 @@ fn write(url: &str, name: &str, token: FencingToken, text: &str) -> Result<bool,
 fn candidate(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2));
     let leadership = election(&Client::connect(url)?, name).campaign()?;
-    // This process certainly leads, for long enough. Now it may be stopped, as any process may at
-    // any time.
+    // This process certainly leads, for long enough. Now it may be stopped, as at any time.
     leadership.check(LEASE / 4)?;
     job.say(&format!("leads with token {}", leadership.token()));
     let _ = job.wait_line();

@@ -61,15 +61,13 @@ impl Fact {
     }
 }
 
-/// Plays the story without acknowledgements by replicas. Returns whether everything was as the
-/// documentation says.
+/// Plays the story without acknowledgements by replicas. Returns whether the documentation is true.
 fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let connect = || Client::connect(&sentinels.url());
     let (anna, bert, carl) = (connect()?, connect()?, connect()?);
     let (tell, renewal_state) = mpsc::channel();
 
-    // The replicas know Anna's lock, but not Bert's, as if the master had died before it sent
-    // Bert's lock to them.
+    // The replicas know Anna's lock, but not Bert's, as if the master had died too early.
     let known = anna.reentrant_lock("known").lock()?;
     let unknown = bert.reentrant_lock("unknown").lock()?;
     for (guard, who) in [(&known, "anna"), (&unknown, "bert")] {

@@ -17,8 +17,7 @@ const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
 /// How long the service of one customer takes.
 const SERVICE: Duration = Duration::from_millis(100);
-/// About the time for which the others wait if the first customer in the queue is killed. The
-/// default is 10 s.
+/// About how long the others wait if the first in the queue is killed. The default is 10 s.
 const FAIR_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {

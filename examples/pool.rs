@@ -38,8 +38,7 @@ fn connect(url: &str, name: &str) -> Result<ExpirableSemaphore, Trouble> {
     Ok(client.expirable_semaphore(name))
 }
 
-/// Returns the key of the pool's users: process ids with permit ids, counted independently of the
-/// semaphore.
+/// Returns the key of the pool's users (process and permit ids), which the example counts itself.
 fn users_key(name: &str) -> String {
     format!("{name}:users")
 }

@@ -24,8 +24,7 @@ fn main() -> ExitCode {
     stage::play("read_write", show, process)
 }
 
-/// Returns whether the list is whole. It has two prices, which are equal except in the middle of a
-/// change.
+/// Returns whether the list's two prices are equal: in the middle of a change they are not.
 fn is_whole(redis: &mut Connection, name: &str) -> Result<bool, Trouble> {
     let first: i64 = redis.get(format!("{name}:first"))?;
     thread::sleep(STEP);
@@ -97,8 +96,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Plays one list. Returns how often a reader saw half of a change, and how many readers of a
-/// process read at once.
+/// Returns how often a reader saw half of a change, and how many of a process read at once.
 fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
     let how = if locked { "locked" } else { "unlocked" };
     let name = format!("{}:{how}", stage.name);
@@ -121,8 +119,7 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // This downgrades to reading: now other threads may read, and no thread has written before
-        // this read.
+        // This downgrades to reading: others may read now, and none has written in between.
         let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

@@ -24,8 +24,7 @@ fn main() -> ExitCode {
     stage::play("semaphore", show, process)
 }
 
-/// The work of each thread. Returns the largest number of users that it saw at once, and its
-/// longest wait.
+/// The work of each thread. Returns the most users that it saw, and its longest wait.
 fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Trouble> {
     let in_use = format!("{}:in_use", pool.name());
     let (mut most, mut longest) = (0, Duration::ZERO);

@@ -57,8 +57,7 @@ async fn lock_async(
     Ok(taken.await??)
 }
 
-/// Releases the lock and waits for the server's answer. A drop of the guard also releases the lock,
-/// and does not wait.
+/// Releases the lock and waits for the reply. (A drop also releases it, and does not wait.)
 async fn unlock_async(guard: OwnedLockGuard) -> Result<(), Trouble> {
     Ok(spawn_blocking(move || guard.unlock()).await??)
 }

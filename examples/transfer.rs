@@ -25,8 +25,7 @@ const CLERKS: usize = 4;
 const TRANSFERS: usize = 40;
 /// How long a clerk works from the check of two balances to their change.
 const WORK: Duration = Duration::from_millis(1);
-/// A time longer than the change takes. If the locks may end sooner, the clerk does not rely on
-/// them.
+/// Longer than the change takes. The clerk does not rely on locks that may end sooner.
 const SLACK: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
@@ -37,8 +36,7 @@ fn main() -> ExitCode {
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,
-        // Another clerk may transfer the other way at this moment, and name the accounts in the
-        // other order.
+        // Another clerk may transfer the other way now, with the accounts in the other order.
         Some(client) => Some(client.multi_lock([from, to])?.lock()?),
     };
     let (from, to) = (format!("{from}:balance"), format!("{to}:balance"));

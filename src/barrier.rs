@@ -1,12 +1,11 @@
 //! The cyclic barrier.
 //!
 //! ```text
-//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips it
-//! others: listen, ask, sleep; a message says how the generation ended. Without a message, a party
-//!         asks again and again, which renews its lease, and when the first lease of another party
-//!         ends
-//! leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in the
-//!         background; if the barrier has tripped before, the party has passed
+//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips
+//! it others: listen, ask, sleep; a message says how the generation ended. Without a message, a
+//! party asks again and again, which renews its lease, and when the first lease of another party
+//! ends leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in
+//! the background; if the barrier has tripped before, the party has passed
 //! ```
 //!
 //! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),

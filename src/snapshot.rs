@@ -53,8 +53,7 @@ pub struct Held {
     pub held: Duration,
     /// For how long the client certainly has the lock or permit. A renewal makes this longer.
     pub left: Duration,
-    /// The name of the thread that has the lock or permit, if the thread has a name. Also `None` if
-    /// an owned guard has it.
+    /// The name of the thread, if it has a name. Also `None` if an owned guard has the lock.
     pub thread: Option<String>,
     /// How many levels of the lock the thread has.
     pub levels: usize,

@@ -96,8 +96,8 @@ pub struct Holder {
     pub owner: String,
     /// Whether the owner reads, so that others may read, too.
     pub shared: bool,
-    /// How many levels of the lock the owner has. Always 1 for redlatch, which counts re-entries in
-    /// the process.
+    /// The owner's levels of the lock. Always 1 for redlatch, which counts re-entries in the
+    /// process.
     pub levels: u64,
     /// The owner's remaining lease. `None` if it has no end.
     pub left: Option<Duration>,
@@ -288,8 +288,7 @@ impl Status {
             StatusKind::FairLock => (fair, None),
             // If the first waiter of a fair lock has come just before the release, the release of a
             // plain lock does not serve the fair queue. The second command serves it, although it
-            // finds nothing to release. (If the user lacks the right to this command, there is no
-            // fair lock.)
+            // finds nothing to release. (Without the right to it, there is no fair lock.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };

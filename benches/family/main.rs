@@ -12,8 +12,7 @@
 //! - **Order**: if waiters come one by one, each when the server has the previous one in its queue,
 //!   the first grants of all waiters must come in the same order.
 //! - **Round trips**: compare a latch with the round trips of `two cores`. Unpinned, the system
-//!   often puts the two ends of a PING on one core, which it cannot do with the three ends of a
-//!   latch.
+//!   often puts the two ends of a PING on one core. A latch has three ends.
 
 // An error in a bench ends it.
 #![allow(clippy::unwrap_used)]

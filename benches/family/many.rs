@@ -174,8 +174,7 @@ fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     bytes
 }
 
-/// Half of the threads were notified, one by one, and wait for the lock. The other half waits for a
-/// notification.
+/// Half of the threads were notified, one by one, and wait for the lock. The others wait for one.
 fn condition(lab: &Lab, threads: usize) -> Seen {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let clients: [_; 4] = std::array::from_fn(|_| connect(&url));
@@ -202,8 +201,7 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     let guard = lock.lock().unwrap();
     let condition = lock.new_condition("bench");
     for _ in 0..threads {
-        // (On a slow machine, waiters of the first half may be notified twice and others not at
-        // all.)
+        // (On a slow machine, some of these waiters may not have been notified.)
         let _ = condition.notify_one().unwrap();
     }
     thread::sleep(LONG_ENOUGH);

@@ -1,10 +1,9 @@
 //! The time from `notify_one` in one process until the waiter of another process is back from its
 //! wait, with the lock.
 //!
-//! In this time come the notification with its reply, the release, and the message that grants the
-//! waiter the lock; the waiter's request for the lock runs at the same time. As for other
-//! hand-overs, the goal compares this time with PINGs that follow an equally long silence on the
-//! same network.
+//! This time covers the notification with its reply, the release, and the message that grants the
+//! waiter the lock. The waiter's request for the lock runs at the same time. As for other
+//! hand-overs, the goal compares this time with PINGs that follow an equally long silence.
 
 use std::time::Duration;
 

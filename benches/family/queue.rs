@@ -1,5 +1,4 @@
-//! The time from the release of a fair lock to the next grant, with a queue that stays equally
-//! long.
+//! The time from the release of a fair lock to the next grant. The queue stays equally long.
 //!
 //! The waiters come one by one, each when the queue has the previous one. Neighbours in the queue
 //! belong to different processes. Each waiter takes the lock, holds it until the previous holder

@@ -65,8 +65,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     );
 }
 
-/// Measures the read-write lock at each of these servers: reads in a second, and the writer's
-/// longest wait.
+/// Measures at each of these servers: reads in a second, and the writer's longest wait.
 pub(crate) fn compare_at(lab: &Lab, urls: [&String; 2]) -> [Vec<(f64, f64)>; 2] {
     let seen = compare(lab, urls.map(|url| (OURS, url)), (4, 4, true));
     seen.map(|it| it.rounds.iter().map(|round| (round.reads, round.longest)).collect())

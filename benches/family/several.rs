@@ -45,8 +45,7 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
                 client.reentrant_lock(&format!("bench several {number} {at}"))
             });
             let together = MultiLock::new(&[&locks[0], &locks[1], &locks[2]]).unwrap();
-            // One lock and three locks alternate, so that both meet the same moments of the
-            // machine.
+            // One lock and three alternate, so that both meet the same moments of the machine.
             let end = clock::now() + lab.options.length.as_nanos() as u64;
             let mut times: [Vec<f64>; 4] = Default::default();
             for turn in 0.. {

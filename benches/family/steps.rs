@@ -1,8 +1,7 @@
 //! The time from the last arrival at a barrier until the last party of all processes is awake.
 //!
-//! In this time come the arrival, and the message that says how the generation ended. As for other
-//! hand-overs, the goal compares this time with PINGs that follow an equally long silence on the
-//! same network.
+//! This time covers the arrival, and the message that ends the generation. As for other hand-overs,
+//! the goal compares this time with PINGs that follow an equally long silence.
 
 use std::time::Duration;
 
@@ -18,8 +17,7 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const ROLE: &str = "party";
 
 const PROCESSES: usize = 8;
-/// The time from one step to the next, with a PING in the middle. The other parties are asleep by
-/// then.
+/// The time from one step to the next. A PING comes in the middle, when the others sleep.
 const PACE: u64 = 8 * MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -84,8 +84,7 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
         worker
     };
     let [mut counter, mut crowd] = [COUNTER_ROLE, ROLE].map(&mut process);
-    // The first count-down loads the scripts. The second one shows the cost of a count-down without
-    // waiters.
+    // The first count-down loads the scripts. The second one has no waiters.
     let mut without = 0;
     for _ in 0..2 {
         let name = format!("bench {}", lab.next());

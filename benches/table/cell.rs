@@ -38,8 +38,7 @@ pub(crate) struct Cell {
     pub(crate) place: Place,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
-    /// Whether all threads want one name, and each holder works for a moment. Otherwise each thread
-    /// has its own name.
+    /// Whether all threads want one name, and work inside for a moment, or each has its own name.
     pub(crate) contended: bool,
     pub(crate) length: Duration,
 }
@@ -58,8 +57,7 @@ pub(crate) struct Round {
 }
 
 impl Cell {
-    /// Starts the processes, lets them run together, and adds up their results. `calls` returns the
-    /// server's work so far.
+    /// Runs the processes, and adds up their results. `calls` returns the server's work so far.
     pub(crate) fn run(&self, mut calls: impl FnMut() -> Calls) -> Round {
         let witness = Witness::create(self.number, self.peer.places());
         let mut workers: Vec<Worker> = (0..self.processes)
@@ -228,8 +226,7 @@ struct Thread {
 #[derive(Default)]
 struct Tally {
     grants: u64,
-    /// The number of grants after the end. Threads that wait at the end still get the lock, and
-    /// their wait counts.
+    /// The number of grants after the end. The waits for these grants count.
     late: u64,
     switches: u64,
     longest_wait: u64,

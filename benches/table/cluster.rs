@@ -9,8 +9,7 @@ use crate::lab::{Lab, Outcome, Setting};
 use crate::peers::Peer;
 use crate::report::{Goals, Table, count, time};
 
-/// The cluster has three masters, over which the slots of the names are spread; one name is in one
-/// slot.
+/// The cluster has three masters, over which the names are spread; one name is in one slot.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let cluster = match Cluster::without_replicas() {
         Ok(cluster) => cluster,

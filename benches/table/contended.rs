@@ -42,8 +42,7 @@ pub(crate) fn processes(lab: &Lab, goals: &mut Goals) {
     report.print();
 }
 
-/// Processes of one thread each: no thread can pass the lock on inside its process, so each grant
-/// is a hand-off.
+/// Processes of one thread each: no pass inside a process, so each grant is a hand-off.
 pub(crate) fn many(lab: &Lab, goals: &mut Goals) {
     let mut report = Report::new("processes of one thread");
     for (processes, delayed) in [(2, false), (4, false), (16, false), (64, false), (16, true)] {

@@ -1,8 +1,7 @@
 //! The cores on which clients and server run.
 //!
 //! A round trip between two sleeping cores costs several times as much as one on a single core. The
-//! system moves an unpinned pair between these two cases. So figures are compared only on the same
-//! cores.
+//! system switches between both for an unpinned pair. So compare figures only on the same cores.
 
 use std::fmt;
 use std::num::ParseIntError;

@@ -17,11 +17,11 @@
 //! - **A contended figure has three parts**: locks in a second, switches of the lock to another
 //!   thread in a second, and the longest wait of any thread. (A lock that one thread keeps taking
 //!   is fast and useless.) So each holder reads the last holder from a file that all processes
-//!   share, works for 3 us, and checks whether it is still alone. A wait that lasts beyond the end
-//!   counts in full.
+//!   share, works for 3 us, and checks whether it is still alone. Waits beyond the end count in
+//!   full.
 //! - **threads**, **processes**: the parts of an equal share that the least and the most favoured
-//!   one got. The table has the extremes of all rounds. The goals have the median round, with the
-//!   worst in brackets.
+//!   one got. The table has the extremes of all rounds. The goals have the median round (and the
+//!   worst).
 //! - **scripts**, **commands**: EVALSHA and EVAL for each lock taken, and all commands, including
 //!   those inside scripts, as the server counts them.
 //! - A missed goal at the end is no failure: tests judge, and benches only report.

@@ -1,5 +1,4 @@
-//! A command's own cgroup (version 2). A process that leaves the command's group stays in the
-//! cgroup.
+//! A command's own cgroup (version 2), which keeps even processes that leave the command's group.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -13,8 +12,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Names the cgroup for the command of this client, whose id no other client has. Creates
-    /// nothing yet.
+    /// Names the cgroup for the command of this client, whose id is unique. Creates nothing.
     pub(crate) fn of(client: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = own(&mounts, &fs::read_to_string("/proc/self/cgroup")?);
@@ -22,14 +20,12 @@ impl Cgroup {
         Ok(Self { folder: own.join(format!("redlatch-{client}")) })
     }
 
-    /// Creates the cgroup and moves a process into it. Processes that this process starts later are
-    /// in the cgroup, too.
+    /// Creates the cgroup, and puts a process and its later children into it.
     pub(crate) fn take(&self, process: u32) -> Result<()> {
         fs::create_dir(&self.folder)?;
         let taken = match fs::exists(self.folder.join("cgroup.kill")) {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
-            // The processes of such a cgroup could not be killed, and the lock would be kept for
-            // ever.
+            // Its processes could not be killed, and the lock would be kept for ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
         taken.inspect_err(|_| self.remove())
@@ -57,8 +53,7 @@ impl Cgroup {
         // This opens only some at a time, since a process may have few open files.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
-            // If the number was used for another process before it was opened, the list no longer
-            // has it.
+            // If the number was reused before it was opened, the list no longer has it.
             let still = list();
             for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
                 let _gone = pidfd_send_signal(process, Signal::KILL);

@@ -76,8 +76,7 @@ pub(crate) fn signals() -> impl Iterator<Item = i32> {
     all.into_iter().filter(move |signal| mask & (1 << (signal - 1)) == 0)
 }
 
-/// Waits for a child's end, and returns its status as a shell shows it. Returns `None` if there is
-/// no such child.
+/// Waits for a child's end, and returns its status as a shell shows it, if there is such a child.
 pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     let ended = loop {
         match waitid(child.clone(), options | WaitIdOptions::EXITED) {
@@ -89,8 +88,8 @@ pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE))
 }
 
-/// Reaps the command and its group, which are killed. Returns the command's status, if the command
-/// was not reaped before.
+/// Reaps the killed command and its group. Returns the command's status, if it was not reaped
+/// before.
 pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
     let status = wait(WaitId::Pid(command), WaitIdOptions::empty());
     // In a terminal, nobody has killed the other processes of a group that the command has made.
@@ -110,8 +109,7 @@ struct Guardian {
     lines: Option<BufReader<UnixStream>>,
     /// The part of a line that has arrived.
     line: String,
-    /// The socket through which the command gets its stdin. A byte comes back if the command cannot
-    /// begin.
+    /// The socket for the command's stdin. A byte comes back if the command cannot begin.
     start: UnixStream,
     /// The command's stdin, until the command begins.
     stdin: Option<OwnedFd>,
@@ -120,8 +118,7 @@ struct Guardian {
     margin: u64,
     /// The deadline: the time from which another process may have the lock.
     until: u64,
-    /// The deadline after a `stop`: a grace time after the command is told to end, the group is
-    /// killed.
+    /// The time of the kill after a `stop`, which is a grace time after the TERM.
     stops: u64,
     asked_to_end: bool,
     /// Whether the command was told to end, or killed, because the lock ends.
@@ -160,8 +157,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);
-    // This comes before the command begins: otherwise the command might have started processes
-    // outside of the cgroup.
+    // This comes before the command begins and could start processes outside of the cgroup.
     let cgroup = client.to_str().filter(|client| !client.is_empty()).map(|client| {
         let cgroup = Cgroup::of(client)?;
         cgroup.take(child.id()).map(|()| cgroup)
@@ -216,8 +212,7 @@ fn hurry(command: Pid) {
     let _refused = setpriority_process(None, URGENT);
 }
 
-/// Sends a line in one piece, since each piece wakes `redlatch run`. If `redlatch run` is gone,
-/// nobody reads the line.
+/// Sends a line in one piece, since each piece wakes `redlatch run`, if that still runs.
 fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
@@ -267,8 +262,7 @@ impl Guardian {
     /// Kills the rest of the group. Returns the status of the command, whether the command was
     /// stopped because the lock ends, and whether it could not begin.
     fn ended(&mut self) -> (u8, bool, bool) {
-        // The lock will be free soon. The group still has its number, since the command is not
-        // reaped.
+        // The lock will be free soon. The unreaped command keeps the group's number.
         if !self.in_terminal {
             self.kill_group();
         }
@@ -278,8 +272,7 @@ impl Guardian {
         (status, self.lost, failed)
     }
 
-    /// Reaps orphans of the command. They are children of this process, so no other process reaps
-    /// them.
+    /// Reaps orphans of the command, which are children of this process.
     fn reap_orphans(&self) {
         let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         for thread in threads {

@@ -108,8 +108,7 @@ impl Held {
         Ok(())
     }
 
-    /// Ends without a release: the server keeps a lock that was [raised](Self::raise) for this
-    /// time, and no longer.
+    /// Ends without a release: the server keeps a [raised](Self::raise) lock for exactly this time.
     pub(crate) fn leave(self, least: Duration) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         match self {

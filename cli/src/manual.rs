@@ -49,8 +49,7 @@ pub(crate) fn manual() -> Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Returns the options of a command and the end of its help. Leaves out the options that all
-/// commands share.
+/// Returns the options of a command, without the common ones, and the end of its help.
 fn body(command: &Command) -> Result<String> {
     let mut command = command.clone();
     if command.get_name() != "redlatch" {

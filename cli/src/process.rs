@@ -35,8 +35,7 @@ impl Process {
         false
     }
 
-    /// If the file cannot be read, the process counts as running: `/proc` may hide the processes of
-    /// other users.
+    /// An unreadable file counts as "no": `/proc` may hide the processes of other users.
     #[cfg(target_os = "linux")]
     fn is_zombie(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));

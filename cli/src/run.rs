@@ -93,8 +93,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let ended = work.see_through(run, &held, &told);
     if work.lost {
         say(format_args!("{} was lost, and the command stopped", job.name));
-        // There is nothing to release, and the drop of the client may wait for a server that is
-        // away.
+        // There is nothing to release. The client's drop could wait for a server that is away.
         std::process::exit(LOST.into());
     }
     signals.ends();
@@ -324,8 +323,7 @@ impl Work {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| no_guardian(error.into()))?;
         let guardian = command.spawn().map_err(no_guardian)?;
-        // Only the guardian has its end of the socket now, so the socket closes when the guardian
-        // ends.
+        // Now only the guardian has its end of the socket, which closes when it ends.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         listen(&socket, events).map_err(no_guardian)?;
@@ -369,8 +367,7 @@ impl Work {
         let now = clock();
         let left = nanos(held.remaining());
         let until = now.saturating_add(left);
-        // The same deadline, computed again, differs by the time between the two reads of the
-        // clocks.
+        // The same deadline, computed again, differs by the time between two reads of a clock.
         if left > 0 && until.abs_diff(self.until) > 1_000_000 {
             self.until = until;
             self.tell(&format!("until {until}\n"));
@@ -388,8 +385,7 @@ impl Work {
         // This process kills later than the guardian does.
         let margin = margin(run) / 2;
         let (mut stops, mut is_stopped) = (self.stops, false);
-        // The time by which the guardian must end, and whether this process kills it because it has
-        // not ended.
+        // The time by which the guardian must end, and whether this process gives it up.
         let (mut late, mut given_up) = (u64::MAX, false);
         loop {
             let wait = Duration::from_nanos(stops.unwrap_or(u64::MAX).saturating_sub(clock()));
@@ -413,11 +409,9 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
             let now = clock();
-            // This comes before the check for the command's end, since the guardian may have ended
-            // the command.
+            // This comes before `has_ended`, since the guardian may have ended the command.
             if stops.is_some_and(|at| now >= at) {
-                // The guardian ends the command within the grace time, unless the guardian is
-                // stopped.
+                // A guardian that is not stopped ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
                 stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
             }
@@ -427,8 +421,7 @@ impl Work {
                 given_up |= now >= late;
             }
             if held.remaining() <= margin {
-                // The guardian has killed the group, unless the guardian is stopped or the command
-                // has not begun.
+                // The guardian has done this, unless it is stopped or the command has not begun.
                 given_up |= std::mem::replace(&mut self.lost, true);
                 self.tell("kill\n");
                 self.kill();
@@ -447,8 +440,7 @@ impl Work {
         self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
     }
 
-    /// Whether the command has begun. If the guardian was unable to say so, the command may have
-    /// begun.
+    /// Whether the command has begun, or may have begun if the guardian could not say so.
     fn has_begun(&self) -> bool {
         self.command.is_some() && !self.failed
     }
@@ -467,8 +459,7 @@ impl Work {
         }
         match (self.said.take(), status) {
             (Some(said), _) => said,
-            // The command ended by itself, or by the kill here. (The death of the guardian also
-            // kills the command.)
+            // By its own end, or by the kill here: the guardian's death also kills the command.
             (None, Some(status)) if given_up => Ok(status),
             (None, _) => Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command")),
         }

@@ -66,8 +66,7 @@ struct Scan {
     took: Duration,
 }
 
-/// Scans in a separate thread, since a scan of many keys takes long, and the screen must react to
-/// keys.
+/// Scans in a separate thread, since a scan may take long, and the screen must react to keys.
 fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Scan>, Trouble> {
     let (scans, seen) = channel();
     let scan = move || {

@@ -8,8 +8,8 @@
 //!
 //! This file shows how to use the library: `sell_out` is the work of each thread, `keep_shop` the
 //! work of each process. The other files are the show around them: `stock` is the shop's data in
-//! Redis, `run` starts and kills the processes, `screen` and `table` print, and `options` reads the
-//! command line.
+//! Redis, `run` starts and kills the processes, `screen` and `table` print, `options` reads the
+//! arguments.
 
 mod options;
 mod run;
@@ -118,8 +118,7 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     })
 }
 
-/// The lock that keeps the threads apart. To add a lock, add a variant here and an entry in
-/// `scenarios`.
+/// The lock that keeps the threads apart. A new one needs a variant and an entry in `scenarios`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
     Nothing,

@@ -153,8 +153,7 @@ pub(crate) fn run(
 }
 
 struct Run<'a> {
-    // This field comes before the stock: the processes must be gone when the stock's keys are
-    // deleted.
+    // Dropped before the stock: the processes must be gone when its keys are deleted.
     processes: Vec<Process>,
     stock: Deleted,
     shop: &'a Shop<'a>,
@@ -201,8 +200,7 @@ impl Run<'_> {
             threads: self.shop.threads,
             guard: self.scenario.guard,
             lease: self.scenario.lease,
-            // The kills are spread over the sale: with three kills, the first comes when a quarter
-            // is sold.
+            // Spread over the sale: of three kills, the first comes when a quarter is sold.
             deadly: (1..=kills).map(|part| (stock * part / (kills + 1)).max(1) as i64).collect(),
         };
         Process { number, worker: duty.start(), state: State::Starting }
@@ -310,8 +308,7 @@ impl Run<'_> {
         )
     }
 
-    /// Counts the sales in the ledger, and compares them with the stock and with the processes'
-    /// reports.
+    /// Counts the sales in the ledger, and compares the stock and the processes' reports.
     fn count(&mut self, took: Duration) -> Result<Outcome, Trouble> {
         let stock = self.shop.stock;
         let left = self.stock.0.left()?;

@@ -43,8 +43,7 @@ impl Screen {
             return self.say(&line());
         }
         let mut out = io::stdout().lock();
-        // The line is cut at the edge of a narrow terminal, since a line that wraps cannot be
-        // rewritten.
+        // A narrow terminal cuts the line: a line that wraps cannot be rewritten.
         write!(out, "\r\x1b[?7l{}\x1b[K\x1b[?7h", line())?;
         self.unfinished = true;
         out.flush()

@@ -27,8 +27,7 @@ impl Keys {
 
 /// The time limit of each command, for the server and for this program.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The keys end after this number of seconds if the demo is killed and no process is left to delete
-/// them.
+/// After this number of seconds the keys end, if a killed demo does not delete them.
 const KEPT: i64 = 60;
 
 /// The stock, seen over a plain connection.
@@ -67,8 +66,7 @@ impl Stock {
             .exec(&mut self.connection)
     }
 
-    /// Returns `true` for the first process that dies at this number of items. The next process
-    /// must live.
+    /// Returns `true` to the first process only: at this number of items, one process dies.
     pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
         self.connection.sadd(&self.keys.deaths, left)
     }

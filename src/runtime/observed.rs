@@ -63,8 +63,7 @@ const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 /// a crowd of waiters from filling the log, and from sending one query after another.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
-    /// Whether a query runs on the callbacks' thread. Only one runs at a time, since that thread
-    /// may hang.
+    /// Whether a query runs on the callbacks' thread, which may hang. Only one runs at a time.
     is_asking: bool,
     next: u64,
     /// The names and deadlocks that had a line within the last minute, each with the time from
@@ -85,8 +84,7 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock was not logged within the last minute. If so, notes it as
-    /// logged.
+    /// Whether a line about a deadlock is new within the last minute. If so, notes it as logged.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
@@ -124,8 +122,7 @@ const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by their beginnings and threads. Each has a name, its
-/// kind, a thread, and the thread's arrival number in the process's queue. A leader's arrival
-/// number is zero.
+/// kind, a thread, and the thread's arrival number in the process's queue. A leader has zero.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 
@@ -135,8 +132,7 @@ impl Core {
         !self.config.observers.is_empty()
     }
 
-    /// Calls each observer on this thread, which holds no mutex. If one observer panics, the others
-    /// are still called.
+    /// Calls each observer on this thread, which holds no mutex. A panic does not stop the others.
     #[inline]
     pub(crate) fn tell_observers(&self, tell: impl Fn(&dyn Observer)) {
         for observer in &self.config.observers {
@@ -299,8 +295,7 @@ impl Core {
         }
     }
 
-    /// Logs that nobody has set the permits for which threads with these needs ask, unless the name
-    /// has just had a line.
+    /// Logs that nobody has set the permits that threads need, unless the name just had a line.
     pub(crate) fn tells_no_permits(&self, name: &Name, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
         if lines.begins(now, name).is_some() {

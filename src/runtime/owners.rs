@@ -19,8 +19,7 @@ pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live: from before the owner's first request until the hold is released or no
-/// thread uses the owner.
+/// Keeps an owner live, from before its first request until its hold ends or no thread needs it.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,

@@ -43,8 +43,7 @@ pub(crate) struct Renewer {
     /// The most names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster two names
     /// are usually in two slots, or at two servers while their slot moves.
     names_a_call: usize,
-    /// The renewer's own connection, so that renewals and the callers' commands do not delay each
-    /// other.
+    /// Its own connection, so that renewals and the callers' commands do not delay each other.
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
@@ -87,8 +86,7 @@ impl Renewer {
     /// Opens the connection now. Later, at the first renewal, the server may be full or have
     /// another password, and refuse a new connection.
     pub(crate) fn connect(mut self) -> Self {
-        // If this fails, the server's health logs it, and the lanes are used until there is a
-        // connection.
+        // A failure is logged. Until there is a connection, the lanes are used.
         let _none_now = self.own.opens();
         self
     }

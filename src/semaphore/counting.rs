@@ -341,8 +341,7 @@ impl Semaphore {
         self.site.give_back_as(permits, Giving::Awaited)
     }
 
-    /// Gives `permits` back to the semaphore if it exists. Otherwise changes nothing and returns
-    /// `false`.
+    /// Gives `permits` back if the semaphore exists. Otherwise changes nothing and returns `false`.
     ///
     /// # Errors
     ///

@@ -109,8 +109,8 @@ pub(crate) use self::site::ExpirableSite;
 /// `{name}:timeout` has the id of each taken permit with the end of its lease (ms since 1970).
 /// Neither key has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
 /// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
-/// changed.
-/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
+/// changed. [Operations](crate::guide::operations#access-rights) lists the rights that a user
+/// needs.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,
@@ -270,8 +270,7 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// Returns how many permits are taken on all machines. A permit whose lease has ended is not
-    /// taken.
+    /// Returns how many permits are taken, on all machines, with leases that have not ended.
     ///
     /// # Blocking
     ///
@@ -490,8 +489,7 @@ impl ExpirableSemaphore {
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
             }
-            // Some permits were lost before they got a guard. The drop of `guards` gives the others
-            // back.
+            // Some permits were lost before they got a guard. The drop gives the others back.
             if wait.is_over() {
                 return Ok(None);
             }

@@ -38,8 +38,7 @@ macro_rules! permit_verbs {
                 ///   answer, if the key holds other data, or if a permit's lease was over before
                 ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's answer
                 ///   makes no sense.
-                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease is out of
-                ///   range.
+                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease out of range.
                 /// - [`ShutDown`](ErrorKind::ShutDown) after
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.
@@ -75,8 +74,8 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// Blocks for at most `wait`, as [`Lock::try_lock_for`](crate::Lock::try_lock_for)
-                /// does.
+                /// Blocks for at most `wait`: see
+                /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
                 pub fn try_acquire_for(&self, wait: Duration) -> Result<Attempt<$one>, Error> {
                     self.take_one(wait.into()).map(Attempt::of)
                 }
@@ -182,8 +181,7 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// Returns the permits of a wait without a time limit. `None` means that the client
-                /// has ended.
+                /// The result of an unlimited wait, in which `None` means the client's end.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

@@ -72,8 +72,7 @@ type Scrape = BTreeMap<String, f64>;
 
 #[derive(Default)]
 struct Run {
-    /// The metrics by second, then by process. A process that replaces another one is a new
-    /// process.
+    /// The metrics by second, then by process. A replacement is another process.
     scrapes: Vec<Vec<Option<Scrape>>>,
     /// The second in which each fault came, and its word in the picture.
     faults: Vec<(usize, &'static str)>,
@@ -159,8 +158,7 @@ impl Run {
         values.reduce(|sum, value| sum + value).unwrap_or(f64::NAN)
     }
 
-    /// Returns by how much counters have grown in the last `window` seconds, by the value of a
-    /// label.
+    /// Returns the growth of counters in the last `window` seconds, by the value of a label.
     fn growth(&self, second: usize, window: usize, of: Counters<'_>) -> Scrape {
         let mut grown = Scrape::new();
         for process in 0..self.scrapes[second].len() {

@@ -80,8 +80,7 @@ pub(crate) fn shares(grants: &[Grant], processes: usize, threads: u64) -> Vec<u6
     }
 }
 
-/// Returns the times from the beginning of a release to the grant in another process that was
-/// waiting by then.
+/// Returns the times from a release's beginning to the grant in another, waiting process.
 pub(crate) fn hand_overs(grants: &[Grant]) -> Vec<f64> {
     let pairs = grants.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500_000 < pair[0].released

@@ -84,8 +84,7 @@ impl Picture {
         (x, bottom - self.y.part(y) * (bottom - TOP))
     }
 
-    /// Draws a line with a label at its end, and with gaps where it is NaN. `whose` is 0 for
-    /// redlatch.
+    /// Draws a line with a label at its end, and with gaps for NaN. `whose` is 0 for redlatch.
     pub(crate) fn line(&mut self, points: &[(f64, f64)], label: &str, whose: usize) {
         let Some(end) = points.iter().rfind(|point| !point.1.is_nan()) else { return };
         self.labels.push((self.at(*end).1, label.to_owned(), whose));

@@ -52,8 +52,7 @@ pub(crate) struct Round {
     pub(crate) shares: Vec<u64>,
     /// All waits, or the times of all grants in s.
     pub(crate) points: Vec<f64>,
-    /// For the kill of the holder and of the waiter: its time in s, and for how long no grant came
-    /// after it.
+    /// The times of the two kills in s, and for how long no grant came after each.
     pub(crate) kills: Vec<(f64, f64)>,
 }
 

@@ -163,8 +163,7 @@ pub(crate) const WORKS: &[Work] = &[
         title: "Hand-over between two processes, each holds 1.5 to 2.5 ms",
         figures: Figures::Events,
         processes: 2,
-        // If all holds had the same length, they would always end at the same point of a polling
-        // peer's sleep.
+        // If all holds lasted equally long, they would end at one point of a polling peer's sleep.
         inside: 3 * MILLISECOND / 2,
         spread: MILLISECOND,
         rest: MILLISECOND,

@@ -14,8 +14,7 @@ use crate::scripts;
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 impl Renewer {
-    /// Repeats the latest releases of permits of expirable semaphores, which a new run of the
-    /// server may lack.
+    /// Repeats the latest releases of permits with leases, which a new run of the server may lack.
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
         for (key, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             let name = self.core.name(key.clone());
@@ -50,8 +49,7 @@ impl Renewer {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
                 let cleanup = due.pop_front();
-                // After the client's end nothing delays a cleanup, so this one would be sent again
-                // and again.
+                // After the client's end, this one would be sent again and again without a pause.
                 let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
                 let regular = cleanup.filter(goes_on);
                 self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));

@@ -22,8 +22,7 @@ pub(super) struct Mending {
     cursor: Cursor,
     /// The run of the server at which the changes are repeated.
     run: u64,
-    /// The slots of a cluster whose names are mended. `None` for all names, after a new run of the
-    /// server.
+    /// The slots whose names are mended. `None` for all names, after a new run of the server.
     slots: Option<Vec<u16>>,
     mended: Mended,
 }

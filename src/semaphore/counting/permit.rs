@@ -84,8 +84,7 @@ impl Permit {
         Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
     }
 
-    /// Gives permits back. Returns an error in a forked child, since the permits belong to the
-    /// parent.
+    /// Gives permits back. Fails in a forked child, since the permits belong to the parent.
     fn give_back(&self, permits: u32, giving: Giving) -> Result<(), Error> {
         let site = &self.semaphore.site;
         Error::if_forked(&site.name)?;

@@ -47,8 +47,7 @@ struct Debt {
 /// How the caller gives permits back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Giving {
-    /// The client sends the release and does not wait for the reply. If it fails, the client sends
-    /// it again.
+    /// The caller does not wait for the reply. If the release fails, the client sends it again.
     Posted,
     /// The caller waits for the reply. If the release fails, the client sends it again only if the
     /// server may have applied it.
@@ -165,8 +164,7 @@ impl SemaphoreSite {
             // free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server granted the permits, but has forgotten the request by now. So a new request
-        // gives them back.
+        // This server has forgotten the request that took the permits. A new one gives them back.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)
@@ -180,8 +178,7 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
-            // Some permits were passed to other threads, so the caller must not repeat the whole
-            // release.
+            // Other threads have got some permits, so the caller must not repeat the release.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedForGood)
             }
@@ -273,8 +270,7 @@ impl PermitSource for SemaphoreSite {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         let outcome = self.scripts().try_acquire(request_id, clients, needs);
         if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
-            // The reply to a second copy is the same for a missing semaphore as for one without
-            // free permits.
+            // A second copy gets the same reply from a missing semaphore as from an empty one.
             && (*taken > 0 || !in_doubt)
         {
             self.size.met();
@@ -345,8 +341,7 @@ impl Debtor for SemaphoreSite {
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
-                // The server may have applied the release, so the client repeats it under the same
-                // request id.
+                // The server may have applied the release, so it is repeated as the same request.
                 self.run(
                     self.scripts().release_command(request_id, permits, true),
                     request_id,
@@ -450,8 +445,7 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// The text for a [numbered request](Cleanup::numbered), which the client repeats as long as the
-/// request is valid.
+/// The text for a [numbered request](Cleanup::numbered), which is repeated while it is valid.
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";
 const NO_BACKGROUND: &str =
@@ -523,8 +517,7 @@ mod tests {
         }
     }
 
-    /// Takes three of five permits. Returns the request's id, and the server's incarnation before
-    /// the request.
+    /// Takes three of five permits. Returns the request, and the server's incarnation before it.
     fn take(site: &SemaphoreSite) -> (RequestId, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
         let (request_id, asked) = (site.open(), site.route.incarnation());
@@ -550,8 +543,7 @@ mod tests {
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // The second call of `command` comes after the replies to the requests sent with the first
-        // one.
+        // The second call of `command` follows the replies to what went out with the first.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }
@@ -570,8 +562,7 @@ mod tests {
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
 
-    /// The new server never received the request that took the permits, and does not report the
-    /// request as forgotten.
+    /// The new server never had the request that took the permits, so it cannot have forgotten it.
     #[test]
     fn permits_of_another_server_are_not_given_back_to_this_one() {
         let (old, new) = (Server::start().unwrap(), Server::start().unwrap());

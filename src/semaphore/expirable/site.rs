@@ -453,8 +453,7 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
                                  ends: do not release it again";
 
 impl PermitRelease {
-    /// Ends these permit leases: from now on no guard has them, and the watchdog does not renew
-    /// them.
+    /// Ends these permit leases: from now on no guard has them, and nothing renews them.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
@@ -490,8 +489,8 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // The reply does not say which permits are gone. Most likely these are the ones
-                    // whose leases ran out.
+                    // The reply does not say which permits are gone. Most likely their leases ran
+                    // out.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
                         reasons.reduce(

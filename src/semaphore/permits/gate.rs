@@ -24,8 +24,7 @@ use crate::waiting::{Enter, Queue, Wake};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitNeed {
     pub(crate) permits: u32,
-    /// The terms of each permit's lease, if permits have leases. All permits of one request have
-    /// the same terms.
+    /// The terms of each permit's lease, if permits have leases. One request has one kind of terms.
     pub(crate) terms: Option<Terms>,
 }
 
@@ -39,8 +38,7 @@ pub(crate) struct Permits<L> {
 }
 
 impl<L> Permits<L> {
-    /// Splits off the permits that cover a need. Returns `None` if they are too few, or on other
-    /// terms.
+    /// Splits off the permits that cover a need, if there are enough on its terms.
     pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
         self.number = rest;
@@ -74,8 +72,7 @@ struct PermitGateState<L> {
 struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
-    /// Permits that a thread passed to the leader. The leader collects them before its next
-    /// request.
+    /// Permits that a thread passed to the leader, which collects them before its next request.
     passed: Option<Permits<L>>,
 }
 
@@ -134,8 +131,7 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Queues an arriving thread. Returns `None` if no thread waits: then the thread may ask for
-    /// itself.
+    /// Queues an arriving thread. `None` if no thread waits: the thread may ask for itself.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -150,8 +146,7 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Takes in a thread that the server has refused. The thread becomes the leader, or queues if
-    /// there is a leader.
+    /// Takes in a thread that the server has refused. It becomes the leader, or queues behind one.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
@@ -293,8 +288,7 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the leader, or else to the first thread in the queue, if they cover its
-    /// need.
+    /// Passes permits to the leader, or else to the first in the queue, if they cover its need.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);

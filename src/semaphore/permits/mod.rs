@@ -78,8 +78,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 pub(crate) enum PermitReply<L> {
     /// The permits that cover the first need, and perhaps further needs.
     Given(Permits<L>),
-    /// There are too few permits for the first need. After this time more may be free without a
-    /// message.
+    /// Too few permits for the first need. After this time more may be free without a message.
     Refused(Option<Duration>),
 }
 
@@ -123,8 +122,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// While permits are free, asks for this thread alone. After a refusal the thread becomes the
-    /// leader or queues.
+    /// While permits are free, asks for this thread alone. After a refusal it leads or queues.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
@@ -326,8 +324,7 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
     })
 }
 
-/// Returns for how much longer this process must stay away after its turn. Zero if no other process
-/// listens.
+/// Returns the remaining pause after this process's turn. Zero if no other process listens.
 fn rest_of_yield<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);

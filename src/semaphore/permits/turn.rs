@@ -65,8 +65,7 @@ pub(crate) struct TurnEnd {
 pub(crate) enum NextStep {
     /// The thread may ask at once.
     Ask,
-    /// The turn is over. If other processes got the message of this release, the thread must stay
-    /// away.
+    /// The turn is over. If others got the message of this release, the thread must pause.
     Yield(TurnEnd),
 }
 
@@ -169,8 +168,7 @@ impl PermitTurn {
         self.heard = Some((heard, now));
     }
 
-    /// Notes that the process pauses. If no other process used the pause (`used`), the next turn is
-    /// longer.
+    /// Notes a pause after a turn. If no process used it (`used`), the next turn is longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
@@ -261,8 +259,7 @@ mod tests {
     #[test]
     fn a_process_that_is_alone_does_not_yield() {
         let mut turn = PermitTurn::new(Duration::ZERO);
-        // The permits are held for 150 ms. Only this process's own subscriber gets the message of
-        // the release.
+        // The permits are held for 150 ms. Only this process's subscriber gets the message.
         let released = 150_000_000;
         turn.granted(0);
         turn.released(released);
