@@ -1,11 +1,11 @@
 //! The cyclic barrier.
 //!
 //! ```text
-//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips
-//! it others: listen, ask, sleep; a message says how the generation ended. Without a message, a
-//! party asks again and again, which renews its lease, and when the first lease of another party
-//! ends leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in
-//! the background; if the barrier has tripped before, the party has passed
+//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips it
+//! others: listen, ask, sleep; a message says how the generation ended. Without one, a party asks
+//!         often, which renews its lease, and when the first lease of another party ends
+//! leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in the
+//!         background; if the barrier has tripped before, the party has passed
 //! ```
 //!
 //! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),
@@ -155,8 +155,7 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
-    /// round trip, and another one after an action. The other parties wake when its message
-    /// arrives.
+    /// round trip, and another one after an action. Its message wakes the other parties.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -169,14 +168,12 @@ impl CyclicBarrier {
     ///
     /// The errors of [`wait`](Self::wait). [Server trouble](ErrorKind#server-trouble) if `wait` is
     /// over and the server does not confirm that the barrier is broken. If the party may have
-    /// arrived, this error has an [unknown outcome](Error::outcome_unknown): the other parties may
-    /// pass.
+    /// arrived, the error has an [unknown outcome](Error::outcome_unknown): others may pass.
     ///
     /// # Blocking
     ///
     /// Blocks for at most `wait`, and for up to 50 ms more (or three round trips to a distant
-    /// server) to break the barrier. The first request also has those 50 ms, even if `wait` is
-    /// shorter.
+    /// server) to break the barrier. The first request has those 50 ms, too.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }
@@ -188,9 +185,8 @@ impl CyclicBarrier {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after [server
     /// trouble](ErrorKind#server-trouble). If the party may have arrived and the server does not
-    /// confirm that the barrier is broken, the error has an [unknown
-    /// outcome](Error::outcome_unknown): the other parties may pass. The other errors are those of
-    /// [`wait`](Self::wait).
+    /// confirm the break, the error has an [unknown outcome](Error::outcome_unknown): the others
+    /// may pass. The other errors are those of [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -353,8 +349,7 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The wait ended during the request for the arrival, so the server is not asked
-                // again.
+                // The wait has ended the request of the arrival, so the server is not asked again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error));
                 }
@@ -439,8 +434,7 @@ impl Party<'_> {
             self.break_later(place.generation);
         }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        // The last error may be a cancel, which does not say that an earlier request may have
-        // tripped the barrier.
+        // An earlier request may have tripped the barrier, even if the last error is a cancel.
         match finished.map_err(|error| error.unknown(may_have_tripped.get()))? {
             Generation::Tripped => Ok(()),
             _ => Err(site.broken()),
@@ -484,8 +478,7 @@ impl Party<'_> {
             }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
-            // The outcome is unknown even if this request was not sent: the party has arrived, so
-            // the others may pass.
+            // The outcome is unknown even if the request was not sent: the party has arrived.
             error.now(state).unknown(true)
         })?;
         Ok((went == Generation::Tripped).then_some(place))
@@ -605,8 +598,7 @@ impl Synchronizer for Party<'_> {
         None
     }
 
-    /// Reads the last message. If the message is about another generation, asks the server for the
-    /// outcome.
+    /// Reads the last message. If it is about another generation, asks the server.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
         let place = self.place.get().ok_or_else(|| site.broken())?;
@@ -815,8 +807,7 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.parties.front().copied();
-        // `has_cleanup` changes under the mutex of `parties`: a party that leaves later queues a
-        // new cleanup.
+        // One mutex guards both fields, so a party that leaves later queues a new cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);

@@ -266,13 +266,11 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status). The message says whether the lock may have been
-    /// released.
+    /// The errors of [`status`](Self::status). The message says if the lock may have been released.
     ///
     /// # Blocking
     ///
-    /// The round trips of [`status`](Self::status), and one more, or two if the lock may be a fair
-    /// lock.
+    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock.
     #[must_use = "`false`: the owner does not have the lock"]
     pub fn release_for(&self, name: &str, owner: &str) -> Result<bool, Error> {
         Status::end(self.0.core(), name, owner)
@@ -341,8 +339,7 @@ impl ClientBuilder {
     ///   or certificate is wrong or missing, they are in protected mode, they have no connection
     ///   left, or the user may not run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process was forked from a process that had called
-    ///   this.
+    /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
     ///
     /// After an error nothing stays behind: no thread, no connection, and nothing on the server.
     ///

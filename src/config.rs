@@ -16,8 +16,7 @@ use crate::error::{Error, ErrorKind};
 use crate::observe::Observer;
 
 /// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
-/// not usable, [`connect`](Self::connect) returns an error. The settings of a connected client do
-/// not change.
+/// not usable, [`connect`](Self::connect) returns an error. Settings do not change later.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -184,9 +183,8 @@ impl ClientBuilder {
     /// identification of the server.
     ///
     /// The client cannot interrupt the system's look-up of a host's name. (With glibc it takes 5 s
-    /// for each try of each name server, unless `resolv.conf` says otherwise.) So while no name
-    /// server answers, a call may take that much longer. With an address in place of a name there
-    /// is no look-up.
+    /// for each try of each name server, unless `resolv.conf` says otherwise.) While no name server
+    /// answers, a call takes that much longer. An address needs no look-up.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {

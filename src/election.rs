@@ -1,7 +1,6 @@
 //! Leader election over a fenced lock: the leader is the process that has the lock. Besides the
-//! lock there are a record of the leader, and messages about changes. A leader whose lease is not
-//! renewed is deposed a grace before the lease ends, so that it can stop before another process
-//! leads.
+//! lock there are a record of the leader, and messages about changes. Without a renewal, the leader
+//! is deposed a grace before its lease ends, and can stop before another process leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
@@ -74,8 +73,7 @@ pub struct LeaderElection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The name of the leader's connections: by default the program, its host and its process, and
-    /// always the client's id.
+    /// The name of the leader's connections: the program, host and process, and the client's id.
     pub who: String,
     /// The name of the leader's host.
     pub host: String,
@@ -244,8 +242,7 @@ impl LeaderElection {
     ) -> Result<Option<Leadership>, Error> {
         let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
         let _limited = wait.limits(&site.core);
-        // If another process handed the lock on, the lease is only 2 s at first, which may be less
-        // than the grace.
+        // A lock that another process handed on has a lease of only 2 s at first.
         let checked = guard.check(least);
         wait.check_cancelled(&site.name)?;
         checked?;
@@ -253,8 +250,7 @@ impl LeaderElection {
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
         let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
         let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
-        // If this process fails to become the leader, the drop of `resigns` removes a record that
-        // the server may have made.
+        // If this process does not come to lead, the drop of `resigns` removes the record.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
             return Ok(None);
@@ -415,8 +411,7 @@ struct Term {
 }
 
 impl Term {
-    /// Returns how long the term lasts if no renewal succeeds. Zero means that the term is over,
-    /// for good.
+    /// Returns how long the term lasts if no renewal succeeds. Zero means that the term is over.
     fn left(&self) -> Duration {
         // A forked child does not lead. It must not lock a mutex or call a callback.
         if is_forked() {

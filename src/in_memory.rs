@@ -135,8 +135,7 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }
 
-    /// Sets whether the messages that wake waiting clients get lost. The clients then ask again
-    /// after a while.
+    /// Sets whether the messages that wake waiters get lost. Waiters then ask again after a while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);
     }

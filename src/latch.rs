@@ -277,8 +277,7 @@ impl CountDownLatch {
         self.await_open(wait.into())
     }
 
-    /// Removes the latch, which opens it and wakes the waiters. Returns `false` if there was no
-    /// latch.
+    /// Removes the latch, which opens it and wakes the waiters. Returns `false` if there was none.
     ///
     /// # Errors
     ///
@@ -378,8 +377,7 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A thread that comes after this may wait for another count, since a program may set a new
-        // one.
+        // A later thread may wait for another count, since a program may set a new one.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();

@@ -81,17 +81,14 @@ pub trait Observer: Send + Sync + 'static {
     /// A wait begins. `time` is zero, or the length of a first request.
     fn wait_started(&self, _event: &Event<'_>) {}
 
-    /// The wait has succeeded. `time` is the length of the wait. `how` says where the lock came
-    /// from.
+    /// The wait has succeeded. `time` is its length. `how` says where the lock came from.
     fn acquired(&self, _event: &Event<'_, Way>) {}
 
-    /// The wait has failed. `time` is the length of the wait. `how` is `None` if the time limit has
-    /// passed or the call does not wait. Otherwise it is the kind of the error that the caller
-    /// gets.
+    /// The wait has failed. `time` is the length of the wait. `how` is the kind of the caller's
+    /// error, or `None` if the time limit has passed or the call does not wait.
     fn gave_up(&self, _event: &Event<'_, Option<ErrorKind>>) {}
 
-    /// The thread has ended its hold, by a release or to wait on a condition. `time` is the length
-    /// of the hold.
+    /// The thread has released the lock, or waits on a condition. `time` is the length of the hold.
     fn released(&self, _event: &Event<'_>) {}
 
     /// The hold was lost. `time` is the length of the hold. `how` says why it was lost.
@@ -100,8 +97,7 @@ pub trait Observer: Send + Sync + 'static {
     /// The server has renewed the lease. `time` is the remaining lease when the answer came.
     fn renewed(&self, _event: &Event<'_>) {}
 
-    /// A renewal failed, and is tried again. `time` is the remaining lease. `how` is the cause, for
-    /// people.
+    /// A renewal failed, and is tried again. `time` is the remaining lease. `how` is the cause.
     fn renewal_failed(&self, _event: &Event<'_, &str>) {}
 
     /// An outage of a server is over. `name` is the server's address. `time` is the length of the
@@ -143,8 +139,7 @@ pub struct Event<'a, T = ()> {
     pub name: &'a str,
     /// The kind of synchronizer.
     pub kind: Kind,
-    /// How many permits begin or end with this event. It is 1 for other kinds, except in
-    /// [`Observer::forgot`].
+    /// How many permits begin or end here; 1 for other kinds, except in [`Observer::forgot`].
     pub permits: u32,
     /// A length of time: see the methods of [`Observer`].
     pub time: Duration,

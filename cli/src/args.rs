@@ -75,8 +75,7 @@ pub(crate) enum Task {
     Unlock {
         /// The lock's name.
         name: String,
-        /// Frees the lock only if this owner has it, as `who` prints the owner. Status 75: the
-        /// owner does not have it.
+        /// Frees the lock only if this owner (as printed by `who`) has it. Status 75: it does not.
         #[arg(long, required_unless_present = "force")]
         owner: Option<String>,
         /// Frees the lock, whoever has it.
@@ -123,8 +122,7 @@ pub(crate) struct Run {
     /// Fails at once if the lock is taken.
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Fails if the lock is not taken within this time. If the server does not answer at all,
-    /// status 69 may take 5 s.
+    /// Fails if the lock is not taken within this time. At a silent server, status 69 may take 5 s.
     #[arg(short, long, visible_alias = "timeout", value_parser = duration, value_name = "TIME")]
     pub(crate) wait: Option<Duration>,
     /// Takes a read-write lock to read, beside others with -s.
@@ -139,15 +137,13 @@ pub(crate) struct Run {
     /// Gives the command a token that grows from holder to holder, in REDLATCH_TOKEN.
     #[arg(long)]
     pub(crate) fenced: bool,
-    /// Runs at most N such commands at a time. N applies when the name is new: see `redlatch
-    /// permits`.
+    /// Runs at most N commands at a time. N applies when the name is new: see `redlatch permits`.
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
     /// The status if the lock is not taken.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
     pub(crate) conflict_exit_code: u8,
-    /// How long others wait for the lock if this machine dies. The lease is renewed while the
-    /// command runs.
+    /// How long others wait if this machine dies. The lease is renewed while the command runs.
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = "30")]
     pub(crate) lease: Duration,
     /// Keeps the lock taken for at least this time, if the command can be run at all: with -n,
@@ -159,8 +155,8 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) max_hold: Option<Duration>,
     /// The time between TERM and KILL, when the lock is about to be lost or after --max-hold. KILL
-    /// comes before the end of the lease, by 2 s or a tenth of the lease. [default: 5, or a quarter
-    /// of the lease]
+    /// comes 2 s before the end of the lease, or a tenth of it. [default: 5, or a quarter of the
+    /// lease]
     #[arg(short, long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_grace: Option<Duration>,
     /// Also ends processes that leave the group, as by setsid: the command runs in a cgroup
@@ -174,8 +170,7 @@ pub(crate) struct Run {
     /// Runs this by the shell.
     #[arg(short, long = "command", value_name = "SHELL-COMMAND")]
     pub(crate) command: Option<OsString>,
-    /// The lock's name, and the command with its own options. Put redlatch's options before the
-    /// name.
+    /// The lock's name, and the command with its own options. Options of redlatch come first.
     #[arg(required = true, trailing_var_arg = true, value_name = "NAME COMMAND")]
     pub(crate) words: Vec<OsString>,
 }

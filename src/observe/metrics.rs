@@ -36,8 +36,7 @@ pub struct MetricsObserver {
     counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
 
-// As in the settings of a client, only the user's callback keeps the compiler from deriving these
-// traits.
+// As in a client's settings, only the user's callback keeps the compiler from deriving this.
 impl UnwindSafe for MetricsObserver {}
 impl RefUnwindSafe for MetricsObserver {}
 
@@ -69,8 +68,7 @@ impl MetricsObserver {
     }
 
     /// Adds the attribute `name`, which `label` makes from a lock's name. There should be few
-    /// different labels, since each label is a separate series. Without this setting no metric has
-    /// a name.
+    /// different labels, since each label is a separate series. Without this, no metric has a name.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }
@@ -204,9 +202,8 @@ mod tests {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Prometheus's own tool checks the page's rules. Its input is the output of the page's
-    /// exporter after a first, quiet lock, and after one loss, one failed renewal and one long
-    /// wait.
+    /// Prometheus's own tool checks the page's rules on the exporter's output after a first, quiet
+    /// lock, and after one loss, one failed renewal and one long wait.
     #[test]
     fn the_alerts_of_the_page_fire_at_a_first_event_and_not_before() {
         let buckets = on_page("&[", "]").split(", ").map(|bound| bound.parse().unwrap());

@@ -8,8 +8,7 @@ use redlatch_client::sync::clock;
 use super::Core;
 
 impl Core {
-    /// Makes the client's leases age together with those of the other clients of its server in
-    /// memory, if it uses one.
+    /// Makes the client's leases age with those of the other clients of its server in memory.
     pub(super) fn age_with_others(&self) {
         let Some(others) = &self.config.ages_with else { return };
         let core = Weak::clone(&self.itself);

@@ -1,5 +1,4 @@
-//! The first exchange with a server: can this library work with the server, and how long does a
-//! round trip take?
+//! The first exchange with a server: can this library use it, and how long is a round trip?
 
 use std::time::{Duration, Instant};
 
@@ -127,8 +126,7 @@ impl Info {
     }
 }
 
-/// Checks that the server lets the client wait for replicas. Does not check their number, since
-/// replicas come and go.
+/// Checks that the client may wait for replicas. Does not count them, since they come and go.
 fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
     match ask(&Command::wait(none)) {

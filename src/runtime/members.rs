@@ -18,8 +18,7 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Called at the end of the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// Returns for each hold a renewal that is not due yet, or a query whether the server still has
-    /// the hold.
+    /// Returns for each hold a renewal before it is due, or a query whether the hold exists.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }

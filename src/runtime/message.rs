@@ -1,8 +1,7 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! Each client has one channel, so a message names its owner. With a channel for each owner, the
-//! client would subscribe to a pattern, and the server would match the pattern with every message
-//! of any sender.
+//! Each client has one channel, so a message names its owner. With a channel for each owner and a
+//! pattern for all, the server would have to match every message of any sender.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -121,8 +120,8 @@ impl fmt::Debug for Recipients {
 
 /// The registration of an owner, with the recipient of the messages that name the owner. An owner
 /// that [may have stood](crate::ask) in a queue stays registered while it holds the lock. If a
-/// request found its grant, the message of the grant comes later, and the client must not give the
-/// grant back then.
+/// request found the grant, the grant's message comes later, and the client must not give the grant
+/// back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

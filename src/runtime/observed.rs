@@ -53,8 +53,7 @@ impl Counted {
     }
 }
 
-/// The least time between two queries that a client sends for log lines about slow waits, whatever
-/// the names.
+/// The least time between two of a client's queries for log lines about slow waits.
 const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
@@ -72,8 +71,7 @@ pub(super) struct SlowLines {
 }
 
 impl SlowLines {
-    /// Begins a query about a name. Returns `Some` if the query must not begin now, with the time
-    /// after which to try again.
+    /// Begins a query about a name. If it must not begin now, returns when to try again.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {
             return Some(SLOW_LINES_SPACED);

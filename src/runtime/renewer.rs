@@ -91,8 +91,7 @@ impl Renewer {
         self
     }
 
-    /// Runs the thread until the client has ended and the last job is done, or until the channel is
-    /// disconnected.
+    /// Runs the thread until the client has ended and all jobs are done, or the channel is closed.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
@@ -125,8 +124,7 @@ impl Renewer {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
             self.try_to(Self::mend_some);
-            // This sends one packet. It comes after the urgent jobs, since a packet takes long
-            // while the server is away.
+            // This packet comes after urgent jobs, since it takes long while the server is away.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
             }
@@ -156,8 +154,7 @@ impl Renewer {
         done
     }
 
-    /// Returns the outcome for the receivers of a job that panicked, as if the connection had
-    /// broken.
+    /// The outcome for receivers of a job that panicked, as if the connection had broken.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
@@ -246,8 +243,8 @@ impl Renewer {
     /// knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, the last one is used: a fair lock's queue knows more than its
-        // site, and is made later.
+        // If a name has two members, this keeps the last one: a fair lock's queue is made after its
+        // site, and knows more.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();

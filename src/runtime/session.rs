@@ -293,8 +293,7 @@ fn lanes_for(round_trip: Duration) -> usize {
     }
 }
 
-/// The state that handles and guards share. The background threads have only the [`Core`], so none
-/// of them drops this state.
+/// The state that handles and guards share. The background threads have only the [`Core`].
 pub(super) struct Threads {
     pub(super) core: Arc<Core>,
     /// A channel that is disconnected once the last background thread has ended.

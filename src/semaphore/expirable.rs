@@ -66,8 +66,7 @@ pub(crate) use self::site::ExpirableSite;
 /// never renewed. No message announces the end of a lease. A waiter knows when the next lease ends,
 /// and asks the server then, or after about 5 s.
 ///
-/// Only the server's clock measures the leases. A client's clock cannot end a lease early or
-/// prolong it.
+/// Only the server's clock measures the leases, so a client's clock does not change their ends.
 ///
 /// Permits that are taken together have an id and a lease each, and can be given back one by one.
 /// One call takes at most 1,024 permits. For a larger number it returns an error of kind

@@ -116,8 +116,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
 
-/// The server refuses the PING behind an unsubscription, and this refusal belongs to no other
-/// request.
+/// The server refuses the PING behind an unsubscription. No other request gets this refusal.
 #[test]
 fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();

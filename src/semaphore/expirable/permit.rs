@@ -153,9 +153,9 @@ impl ExpirablePermit {
     /// - [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
-    ///   release in the background, and the permit is free when its lease ends or sooner. Server
-    ///   trouble is also returned if the connection broke and the server, asked once more, no
-    ///   longer knows the permit.
+    ///   release in the background, and the permit is free when its lease ends or sooner. The same
+    ///   error is returned if the connection broke and the server, asked once more, no longer knows
+    ///   the permit.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking

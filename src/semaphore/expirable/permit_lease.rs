@@ -115,8 +115,7 @@ impl PermitLease {
         has_it
     }
 
-    /// Ends the permit lease when no guard has the permit any longer: the permit was given back by
-    /// its id, or is left taken.
+    /// Ends the permit lease, which no guard has now: it was given back by its id, or left taken.
     pub(super) fn end(&self) {
         // The tenancy steps down under the mutex. So a guard that finds the permit gone also finds
         // it released, and does not report a loss.
@@ -147,8 +146,7 @@ impl PermitLease {
         if let Some(tenancy) = tenancy {
             tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
-        // At the server, a renewal may have extended the lease, or a late copy of the request may
-        // take the permit again.
+        // A renewal may have extended the lease, or a late copy of the request may take the permit.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {

@@ -215,8 +215,7 @@ impl ExpirableSite {
         Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
-    /// Stores permit leases that the server has granted. From here on the watchdog renews them or
-    /// notices their end.
+    /// Stores granted permit leases. From here on the watchdog renews them or notices their end.
     fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
         let mut held = self.held.lock();
         held.extend(
@@ -300,8 +299,8 @@ impl PermitSource for ExpirableSite {
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
         self.settle_size()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
-        // The client and not the server makes the ids, so that a second copy of the request finds
-        // the permits of the first.
+        // The client makes the ids, so that a second copy of the request finds the permits of the
+        // first copy.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, unacknowledged } =
@@ -489,7 +488,7 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // The reply does not say which permits are gone. Most likely their leases ran
+                    // The reply does not name the missing permits. Most likely their leases ran
                     // out.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
