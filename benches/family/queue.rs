@@ -89,7 +89,6 @@ impl Seen {
     }
 }
 
-/// One hold.
 #[derive(Clone, Copy)]
 struct Held {
     asked: u64,

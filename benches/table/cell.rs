@@ -43,7 +43,6 @@ pub(crate) struct Cell {
     pub(crate) length: Duration,
 }
 
-/// The result.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     length: Duration,

@@ -21,8 +21,7 @@ pub(crate) const ROLE: &str = "hand-over";
 
 /// How long a hold lasts: long enough that the waiter sleeps.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
-/// How long a thread rests after a release: long enough that the other thread has the lock when
-/// this one asks again.
+/// How long a thread rests after a release: the other thread has the lock by then.
 const REST: u64 = MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -86,7 +85,6 @@ fn compare(lab: &Lab, cores: Cores, hold: u64, table: &mut Table, goals: &mut Go
     }
 }
 
-/// One hold.
 #[derive(Clone, Copy)]
 struct Held {
     asked: u64,

@@ -27,15 +27,12 @@ pub(crate) enum Peer {
     Fenced,
     /// A plain implementation of Redisson's fair lock.
     PlainFair,
-    /// The fair lock.
     Fair,
     /// A plain implementation of Redisson's semaphore.
     PlainSemaphore,
-    /// The semaphore.
     Semaphore,
     /// A plain implementation of Redisson's permit-expirable semaphore.
     PlainExpirable,
-    /// The expirable semaphore.
     Expirable,
 }
 

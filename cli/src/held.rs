@@ -6,7 +6,6 @@ use redlatch::{Attempt, Client, Error, ExpirablePermit, Lock, LockGuard, LostRea
 
 use crate::args::Run;
 
-/// A lock or a permit that `redlatch run` has taken for its command.
 pub(crate) enum Held {
     Lock(Box<Levels>),
     Permit(ExpirablePermit),

@@ -2,7 +2,6 @@
 
 use rustix::process::Pid;
 
-/// A process that its parent has started and not reaped.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,

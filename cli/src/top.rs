@@ -84,7 +84,6 @@ fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Sca
     Ok(seen)
 }
 
-/// The contents of the screen.
 #[derive(Default)]
 struct Screen {
     statuses: Vec<Status>,

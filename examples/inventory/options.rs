@@ -23,7 +23,6 @@ Exit status: 0 if all is well, 1 if a guarded run sold more or less than the sto
 or the server failed, 2 if the command line is wrong, 130 after Ctrl-C.
 ";
 
-/// The options of a run.
 pub(crate) struct Options {
     pub(crate) url: Option<String>,
     pub(crate) processes: usize,

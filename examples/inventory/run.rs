@@ -69,7 +69,6 @@ impl Duty {
     }
 }
 
-/// The result of a scenario.
 pub(crate) struct Outcome {
     pub(crate) sold: u64,
     pub(crate) oversold: u64,

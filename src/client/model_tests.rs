@@ -49,7 +49,6 @@ impl Process {
         Arc::new(self.client.fair_lock(NAME))
     }
 
-    /// Drops the client.
     fn end(self) {
         drop(self.client);
         self.subscriber.join().unwrap();

@@ -3,8 +3,8 @@
 //! never delays the jobs of other servers.
 //!
 //! A server that has lost all its slots may be gone for good. Its renewer ends and hands its jobs
-//! back to the dispatcher. Its subscriber's thread ends, too. Its lanes are closed once they have
-//! no unanswered commands.
+//! back to the dispatcher. Its subscriber's thread ends, too. Its lanes are closed when no command
+//! is unanswered.
 
 use std::collections::HashMap;
 use std::io;

@@ -243,8 +243,8 @@ impl Renewer {
     /// knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, this keeps the last one: a fair lock's queue is made after its
-        // site, and knows more.
+        // If a name has two members, this keeps the later one: a fair lock's queue, which knows
+        // more.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();

@@ -9,8 +9,7 @@ use crate::lease::Job;
 
 /// A renewer's jobs. Renewals come first. After each packet of renewals, one other job comes, since
 /// a packet may take as long as replicas need. Lanes come last, and one at a time: a lane that does
-/// not answer takes long, and a renewal that falls due in the meantime then waits for no other
-/// lane.
+/// not answer takes long, and a renewal that falls due then waits for one lane only.
 #[derive(Default)]
 pub(super) struct Todo {
     renewals: VecDeque<Job>,

@@ -143,7 +143,7 @@ impl Semaphore {
     ///
     /// None here. The first verb that takes permits needs one more round trip, and two more if it
     /// makes the semaphore. These round trips count towards the limit of its wait. Later verbs need
-    /// no more round trips.
+    /// none.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }

@@ -20,7 +20,6 @@ use crate::runtime::{Core, RESENT_WITHIN};
 /// shortest lease to that of any other.
 const MOST_DOUBLED: u32 = 20;
 
-/// The renewer's connection to its server.
 pub(super) struct OwnLink {
     core: Arc<Core>,
     pub(super) endpoint: Endpoint,

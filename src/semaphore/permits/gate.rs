@@ -157,8 +157,8 @@ impl<L> PermitGate<L> {
     }
 
     /// Returns the needs for the leader's request, in order: its own, and those of the first
-    /// threads in the queue, with at most `most` permits. These threads wait, so they use their
-    /// permits at once.
+    /// threads in the queue, with at most `most` permits. Waiting threads use their permits at
+    /// once.
     pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own.permits;

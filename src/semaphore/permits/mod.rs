@@ -240,8 +240,7 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     }
 
     fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        // A thread may have passed permits to the leader just when the leader got permits from the
-        // server or gave up.
+        // A thread may have passed permits to the leader just when it got others or gave up.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
         }
