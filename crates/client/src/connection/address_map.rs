@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use super::host_port::HostPort;
 
-/// An address that a server names. The client may reach that server elsewhere: only an
-/// [`AddressMap`] makes a [`HostPort`] of it.
+/// An address that a server names. Only an [`AddressMap`] turns it into the [`HostPort`] at which
+/// the client reaches that server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedAddress(HostPort);
 
 impl NamedAddress {
-    /// `None`: it is no address. A server says so if it does not know another one's.
+    /// Returns `None` if this is no address: a server that does not know another server's address
+    /// names an empty host or `?`.
     pub(super) fn new(host: String, port: u16) -> Option<Self> {
         let is_known = !host.is_empty() && host != "?" && port > 0;
         is_known.then_some(Self(HostPort { host, port }))
@@ -22,19 +23,19 @@ impl NamedAddress {
 
 type Map = dyn Fn(&str, u16) -> Option<(String, u16)> + Send + Sync;
 
-/// The user's code that maps addresses. By default it changes none.
+/// The user's code that maps addresses. The default changes no address.
 #[derive(Clone, Default)]
 pub struct AddressMap(Option<Arc<Map>>);
 
 impl AddressMap {
-    /// `map` is called on any thread of the client, or of its caller, with no mutex held. `None`:
-    /// the address stays as it is.
+    /// Makes a map that calls `map` for each address. `map` is called on any thread of the client
+    /// or of its caller, with no mutex held. If it returns `None`, the address stays as it is.
     pub fn new(map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(map)))
     }
 
-    /// Where the client reaches the server. `None`: the user's code panicked. Then the named
-    /// address does not count either, since another server may be there.
+    /// Returns the address at which the client reaches the server, or `None` if the user's code
+    /// panicked. (The named address is not used then, since another server may be there.)
     pub(super) fn reach(&self, NamedAddress(named): &NamedAddress) -> Option<HostPort> {
         let Some(map) = &self.0 else { return Some(named.clone()) };
         let mapped = catch_unwind(AssertUnwindSafe(|| map(&named.host, named.port))).ok()?;

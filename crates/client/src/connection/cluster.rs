@@ -1,12 +1,14 @@
 //! Which server of a cluster has which slot.
 //!
-//! No thread looks at the slots while all is well. A thread looks if a server sends it elsewhere,
-//! or if it reaches none. One thread looks for all.
+//! A thread asks the servers for the slots only if a server redirects its command, or if it reaches
+//! no server. One thread asks for all threads that need the slots then.
 //!
-//! A server that is cut off from the others goes on naming the old owners of slots. But it knows
-//! that it sees no majority of the masters (`cluster_state`). And when the others choose a new
-//! master, their epoch is later than its own. So its answer, its *view*, counts only if no server
-//! has a better one, or as one of a majority: a majority cannot be cut off.
+//! A server that is cut off from the others still names the old owners of slots. But such a server
+//! knows that it sees no majority of the masters (`cluster_state`), and its epoch is older than
+//! that of a master chosen in the meantime. A server's answer is its *view*. The client accepts a
+//! view at once only if its server sees a majority and its epoch is not older than the last view's.
+//! Otherwise the client takes the best view of a majority of the masters: a majority cannot be cut
+//! off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,23 +33,23 @@ pub(super) use slot::Slot;
 pub use slot::unfollowed;
 use view::{NO_CLUSTER_INFO, Range, View, ask, ranges};
 
-/// The time for a server's answer on its slots.
+/// The longest that a server may take to answer what slots it knows.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
-/// The shortest time between two questions to the servers.
+/// The shortest time between two rounds of questions to the servers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The age of the last look after which a redirect makes a thread look at all slots. The server
-/// that the redirect names may have taken the place of a dead one.
+/// A redirect makes a thread ask for all slots if the last round is older than this: the server
+/// that the redirect names may have replaced a dead one.
 const SEEN: Duration = Duration::from_secs(1);
 const NOBODY: u16 = u16::MAX;
 
-/// The servers of a cluster that were met, and the slots.
+/// The servers of a cluster that the client has met, and the owner of each slot.
 pub struct Cluster {
-    /// The model for the servers' endpoints.
+    /// The template for the servers' endpoints.
     manner: Endpoint,
     map: AddressMap,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
-    /// A thread has looked at the slots.
+    /// Signals that the thread in [`Looking`] is done.
     looked: Condvar,
     on_node: OnceLock<OnNode>,
     on_moved: OnceLock<OnMoved>,
@@ -63,13 +65,14 @@ struct ClusterState {
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
-    /// The servers to ask: the last one that was believed comes first, silent ones come last.
+    /// The servers to ask, in this order: first the one whose view was last accepted, last the
+    /// silent ones.
     known: Vec<HostPort>,
     /// The servers of the URL.
     seeds: Vec<HostPort>,
-    /// The servers that have not answered the last question.
+    /// The servers that did not answer the last question.
     silent: Vec<HostPort>,
-    /// The epoch of the last believed view.
+    /// The epoch of the last accepted view.
     epoch: u64,
     looking: bool,
     looked_at: Option<Instant>,
@@ -82,7 +85,7 @@ impl Cluster {
         Ok(matches!(url.kind, Topology::Cluster))
     }
 
-    /// Finds the servers. `None`: the URL is of another kind.
+    /// Finds the servers. Returns `None` if the URL is not that of a cluster.
     pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
         if !matches!(url.kind, Topology::Cluster) {
@@ -112,7 +115,7 @@ impl Cluster {
                 }
             };
             if ranges.is_empty() {
-                // A server that was removed from its cluster says the same.
+                // A server that was removed from its cluster gives the same answer.
                 let message = format!(
                     "no server of the cluster at {} has a slot yet: create the cluster first",
                     manner.address()
@@ -155,29 +158,29 @@ impl Cluster {
         }
     }
 
-    /// Calls `tell` for each server that is known now, or met from now on.
+    /// Calls `tell` for each server that the client knows now or meets later.
     pub fn on_node(&self, tell: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
         self.nodes().iter().for_each(&tell);
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// Makes `tell` be called when slots, which it gets in their order, have another server. It
+    /// Sets the callback for slots whose owner changes. It gets the slots in ascending order, and
     /// must not block.
     pub fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
 
-    /// Notes that the client ends: no thread may wait for a server.
+    /// Notes that the client ends. From then on no thread waits for a server.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// All servers that were met.
+    /// All servers that the client has met.
     pub fn nodes(&self) -> Vec<Arc<Node>> {
         self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// The server of this [number](Node::number).
+    /// The server with this [number](Node::number).
     pub fn numbered(&self, number: usize) -> Arc<Node> {
         Arc::clone(&self.state.lock().nodes[number].1)
     }
@@ -193,8 +196,8 @@ impl Cluster {
         self.state.lock().has_slots(node)
     }
 
-    /// The server of a slot, as far as this client knows; otherwise any server, which names the
-    /// right one.
+    /// The server of a slot, as far as this client knows. If it knows none, this is any server:
+    /// that server's redirect names the right one.
     pub fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
@@ -202,7 +205,8 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Whether a server refuses a command because another server must be asked, now or soon.
+    /// Whether a server refused a command because another server has the slot, or soon will have
+    /// it.
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
@@ -228,8 +232,8 @@ impl Cluster {
         }
     }
 
-    /// Finds out which server has which slot. If another thread does so just now, or did a moment
-    /// ago, that counts for this thread, too.
+    /// Asks which server has which slot. If another thread is asking, this waits for that thread.
+    /// If a thread asked a moment ago, this does nothing.
     pub fn look(&self) {
         self.look_at(None);
     }
@@ -237,7 +241,8 @@ impl Cluster {
     fn look_at(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
         if state.looking {
-            // A look takes as long as it needs, but no longer than a call may.
+            // The wait ends with the other thread's round, but a call must not wait longer than
+            // this.
             let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
             while state.looking && Instant::now() < until {
                 self.looked.wait_for(&mut state, SAYS_WITHIN);
@@ -260,9 +265,9 @@ impl Cluster {
         }
     }
 
-    /// Asks one server after the other. Returns the first view that sees a majority of the masters
-    /// and is not behind the last view; otherwise the best view of a majority of the masters, or of
-    /// all that answer.
+    /// Asks one server after the other. Returns the first view whose server sees a majority of the
+    /// masters and whose epoch is not older than the last view's. If there is none, returns the
+    /// best view of a majority of the masters, or of all servers that answer.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -277,7 +282,7 @@ impl Cluster {
             self.state.lock().answered(host_port, asked.is_ok());
             let Ok(asked) = asked else { continue };
             let Ok(ranges) = ranges(&asked.slots, host_port, &self.map) else { continue };
-            // A server that knows no slots was removed from the cluster.
+            // A server that knows no slots has been removed from the cluster.
             if ranges.is_empty() {
                 continue;
             }
@@ -293,7 +298,7 @@ impl Cluster {
         best
     }
 
-    /// Learns a server's view. Returns the slots that have another server now.
+    /// Stores a server's view. Returns the slots whose owner changed.
     fn learn(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
         let mut owners = vec![NOBODY; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
@@ -303,7 +308,8 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Servers that vanished must not be asked for ever, since addresses may change for months.
+        // Forget the servers that vanished: in months of changing addresses the list would only
+        // grow.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {
@@ -311,14 +317,14 @@ impl Cluster {
             }
         }
         state.silent.retain(|host_port| known.contains(host_port));
-        // Silent servers come last, since each of them keeps the look waiting.
+        // Ask silent servers last, since each of them makes the other threads wait.
         known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
         let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
-            // If no server has the slot now, its old one may have it again.
+            // A slot without an owner keeps its old one, which may get the slot back.
             owners[slot] != NOBODY && owners[slot] != state.owners[slot]
         });
         let changed: Vec<_> = changed.collect();
@@ -326,20 +332,20 @@ impl Cluster {
             state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
         }
         drop(state);
-        // Not under the mutex: this may call foreign code.
+        // This may call foreign code, so the mutex must be free.
         if let Some(node) = unsaid {
             node.endpoint.health().does_without(NO_CLUSTER_INFO);
         }
         changed
     }
 
-    /// The server that another one names, which may be a new one.
+    /// The server at an address that another server named. Adds it if it is new.
     fn named(&self, named: &NamedAddress) -> Option<Arc<Node>> {
         let host_port = self.map.reach(named)?;
         Some(self.numbered(self.number(&host_port).into()))
     }
 
-    /// The number of the server at this address, which may be a new one.
+    /// The number of the server at this address. Adds the server if it is new.
     fn number(&self, host_port: &HostPort) -> u16 {
         let mut state = self.state.lock();
         if let Some(at) = state.nodes.iter().position(|(known, _)| known == host_port) {
@@ -386,7 +392,7 @@ impl ClusterState {
     }
 }
 
-/// The thread that looks for all. When its look ends in any way, the next thread may look.
+/// The role of the thread that asks for all. Its drop lets the next thread ask, even after a panic.
 struct Looking<'a>(&'a Cluster);
 
 impl Drop for Looking<'_> {

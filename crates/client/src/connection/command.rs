@@ -1,4 +1,4 @@
-//! Commands as bytes.
+//! Commands, encoded as bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,23 +10,23 @@ use redis::Value;
 use super::{Credentials, ReplicaAcks};
 use super::{decimal, write_decimal};
 
-/// The way in which clients publish on channels.
+/// The command with which clients publish on channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channels {
-    /// `PUBLISH`; a client has one channel of its own.
+    /// `PUBLISH`. A client has one channel of its own.
     Server,
-    /// In a cluster `PUBLISH`, which reaches all servers. A client has a channel of its own for
-    /// each name, so that it is clear at which server it listens.
+    /// `PUBLISH` in a cluster, where it reaches all servers. A client has a channel of its own for
+    /// each name, so that it listens at the server of that name's slot.
     Cluster,
-    /// In a cluster `SPUBLISH`, which reaches only the server of the slot.
+    /// `SPUBLISH` in a cluster, which reaches only the server of the slot.
     Sharded,
 }
 
-/// A Lua script. Calls name it by its hash once the server knows it.
+/// A Lua script. A call names it by its hash once the server knows the script.
 #[derive(Debug)]
 pub struct Script {
     server: Text,
-    /// The texts for clusters, each made when it is first needed.
+    /// The texts for clusters. Each is made when it is first needed.
     cluster: OnceLock<Text>,
     sharded: OnceLock<Text>,
     replies: Replies,
@@ -34,9 +34,9 @@ pub struct Script {
     takes: bool,
 }
 
-/// The kinds of reply that a script can give, besides an error. They say nothing about the values:
-/// a user's data under a key may put a strange number into a reply, but never turns the reply into
-/// a list.
+/// The kinds of reply that a script can give, besides an error. The kind says nothing about the
+/// value: a user's data under a key may put a strange number into a reply, but never turns a number
+/// into a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies(u8);
 
@@ -46,20 +46,20 @@ impl Replies {
     const A_TEXT: u8 = 4;
     const A_LIST: u8 = 8;
 
-    /// A number, or nothing.
+    /// An integer, or nil.
     pub const NUMBER: Self = Self(Self::A_NUMBER | Self::NOTHING);
-    /// A list.
+    /// An array.
     pub const LIST: Self = Self(Self::A_LIST);
-    /// A number, nothing, or a list.
+    /// An integer, nil or an array.
     pub const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
-    /// The reply to a plain command, which may be of any kind.
+    /// Any kind of reply, as to a plain command.
     const ALL: Self = Self(u8::MAX);
-    /// All kinds of replies that a script can have in RESP2.
+    /// All kinds of reply that a script can give in RESP2.
     pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
 
     fn include(self, reply: &Value) -> bool {
         let kind = match reply {
-            // An error may answer any command.
+            // Any command may fail with an error.
             Value::ServerError(_) => return true,
             Value::Int(_) => Self::A_NUMBER,
             Value::Nil => Self::NOTHING,
@@ -71,20 +71,20 @@ impl Replies {
     }
 }
 
-/// A check of the rights that a user must have before a request acts. A connection makes the check
-/// inside the script of its first such request. The script's reply is then `{all, reply}`, and
-/// `all` says whether the user may use all names. For a user that may not, the check is made once
-/// for each name.
+/// A check that the user has the rights that a request needs, made before the request acts. A
+/// connection makes the check inside the script of its first such request. The script's reply is
+/// then `{all, reply}`, and `all` says whether the user may use all names. If the user may not, the
+/// check is repeated once for each name.
 #[derive(Debug)]
 pub struct RightsQuestion {
-    /// The number of the question, below 64. No other question has it.
+    /// The number of the question, below 64. Each question has a different number.
     number: u8,
     code: String,
 }
 
 impl RightsQuestion {
-    /// `code` is Lua code that can use `random`, a random name, and `script`, the script as a
-    /// function. It returns a refusal, the script's error, or `{all, reply}`.
+    /// Makes a question from `code`, Lua code that can use `random`, a random name, and `script`,
+    /// the script as a function. The code returns a refusal, the script's error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
         Self { number, code }
     }
@@ -103,9 +103,9 @@ struct Text {
 }
 
 /// A text in the scripts of `lua/` for one server, and its replacement in a cluster. In a cluster
-/// the first key stands for the name, so that all the script's channels are in the key's slot. An
-/// argument could tell the script where it runs, but each call to a single server would have to
-/// carry it.
+/// the first key stands for the name, so that all channels of the script are in the key's slot. (An
+/// argument could say whether the server is one of a cluster, but then each call to a single server
+/// would have to carry it.)
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -115,7 +115,7 @@ const PUBLISH: [&str; 2] = ["'publish'", "'spublish'"];
 const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
 
 impl Script {
-    /// The script with this text, whose replies may be of any kind.
+    /// Makes a script with this text, whose replies may be of any kind.
     pub fn new(code: &'static str) -> Self {
         let (cluster, sharded) = (OnceLock::new(), OnceLock::new());
         Self {
@@ -127,13 +127,13 @@ impl Script {
         }
     }
 
-    /// The same script, for which a reply of another kind is an error.
+    /// Restricts the script's replies to these kinds. A reply of another kind is an error.
     pub fn answers(self, replies: Replies) -> Self {
         Self { replies, ..self }
     }
 
-    /// The same script, marked as one that takes something for its caller: nobody needs it to run
-    /// once the caller has left.
+    /// Marks the script as one that takes something for its caller: once the caller has left, the
+    /// script need not run.
     pub fn takes(self) -> Self {
         Self { takes: true, ..self }
     }
@@ -181,12 +181,12 @@ pub struct Command {
     script: Option<ScriptCall>,
     acks: Option<ReplicaAcks>,
     replies: Replies,
-    /// Whether ASKING goes before the command.
+    /// Whether ASKING is sent before the command.
     asks: bool,
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
     question: Option<&'static RightsQuestion>,
-    /// See [`of_names`](Self::of_names). Zero: it is of one name.
+    /// See [`of_names`](Self::of_names). Zero if the command is of one name.
     keys_of_name: usize,
     logs_in: bool,
 }
@@ -196,7 +196,7 @@ struct ScriptCall {
     script: &'static Script,
     /// The number of the command's parts.
     parts: usize,
-    /// The index at which the part behind the script's hash begins.
+    /// The index of the first byte after the script's hash.
     rest: usize,
 }
 
@@ -215,7 +215,7 @@ impl Command {
         }
     }
 
-    /// A command that is no script call.
+    /// A command that is not a script call.
     pub fn plain(parts: &[&[u8]]) -> Self {
         let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
         push_header(&mut bytes, b'*', parts.len());
@@ -225,7 +225,7 @@ impl Command {
         Self::new(bytes, None, Replies::ALL)
     }
 
-    /// A command that logs the connection in with these credentials.
+    /// An AUTH command that logs the connection in with these credentials.
     pub fn auth(credentials: &Credentials) -> Self {
         let (user, password) = credentials.parts();
         let mut parts: Vec<&[u8]> = vec![b"AUTH"];
@@ -234,14 +234,14 @@ impl Command {
         Self { logs_in: true, ..Self::plain(&parts) }
     }
 
-    /// Whether the command logs in, so that the connection may have another user after it.
+    /// Whether the command logs in. After it the connection may have another user.
     pub(crate) fn logs_in(&self) -> bool {
         self.logs_in
     }
 
-    /// A WAIT. The server answers it when `acks.count` replicas have all earlier writes of the
-    /// connection, or when `acks.within` is over. The reply is the number of replicas that have
-    /// them.
+    /// A WAIT command. The server answers it when `acks.count` replicas have all earlier writes of
+    /// the connection, or when `acks.within` is over. The reply is the number of replicas that have
+    /// these writes.
     pub fn wait(acks: ReplicaAcks) -> Self {
         let mut digits = [[0; 20]; 2];
         let [count, millis] = &mut digits;
@@ -250,8 +250,8 @@ impl Command {
         Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
-    /// A script call: `EVALSHA`, which [`to_eval`](Self::to_eval) turns into `EVAL` for a server
-    /// that does not know the script yet.
+    /// A script call as `EVALSHA`. If the server does not know the script yet,
+    /// [`to_eval`](Self::to_eval) turns the call into `EVAL`.
     pub fn script<'a, P: Copy + Into<Pieces<'a>>>(
         script: &'static Script,
         keys: &[P],
@@ -271,8 +271,8 @@ impl Command {
         Self::new(bytes, Some(call), script.replies)
     }
 
-    /// Makes the command succeed only if enough replicas have its writes: a [`wait`](Self::wait)
-    /// follows it.
+    /// Makes the command succeed only if enough replicas have its writes: a [`wait`](Self::wait) is
+    /// sent after the command.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
@@ -286,13 +286,14 @@ impl Command {
         self.question
     }
 
-    /// A script call whose keys are those of several names, one behind the other, so many of each.
+    /// Says that the call has the keys of several names, name by name, with `keys_of_name` keys
+    /// each.
     #[must_use]
     pub fn of_names(self, keys_of_name: usize) -> Self {
         Self { keys_of_name, ..self }
     }
 
-    /// The first key of each of its names.
+    /// The first key of each name.
     pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
         let keys = self.script.filter(|_| self.keys_of_name > 0).and_then(|call| {
             let (count, keys) = next_part(&self.bytes[call.rest..])?;
@@ -309,11 +310,11 @@ impl Command {
     }
 
     /// If `is_first`, a call that finds the connection free reads the reply to this posted command
-    /// before it writes its own.
+    /// before it writes its own command.
     ///
     /// The server runs all commands that it has read before it writes any reply or message. So the
-    /// message of a release reaches the next process sooner if the server has not read the thread's
-    /// next request by then. This changes neither the order nor the effect of commands.
+    /// message of a release reaches the next process sooner if the server has not yet read the next
+    /// request of the thread that released. The order and the effect of the commands stay the same.
     #[must_use]
     pub fn answered_first(self, is_first: bool) -> Self {
         Self { is_answered_first: is_first, ..self }
@@ -345,14 +346,14 @@ impl Command {
         }
     }
 
-    /// The command's name. For a script, that is `EVALSHA`.
+    /// The command's name, which for a script call is `EVALSHA`.
     pub fn name(&self) -> Option<&str> {
         let parts = self.bytes.iter().position(|byte| *byte == b'\n')? + 1;
         next_part(&self.bytes[parts..]).and_then(|(name, _)| str::from_utf8(name).ok())
     }
 
-    /// The command's first key. That is the part behind a script's hash and number of keys, or
-    /// behind a plain command's name. `None`: there is no such part.
+    /// The command's first key: the part after a script's number of keys, or after a plain
+    /// command's name. Returns `None` if there is no such part.
     pub fn key(&self) -> Option<&[u8]> {
         let rest = self.script.map_or(0, |call| call.rest);
         let mut bytes = &self.bytes[rest..];
@@ -363,43 +364,44 @@ impl Command {
         next_part(rest).map(|(key, _)| key)
     }
 
-    /// Whether the command [takes](Script::takes) something for its caller.
+    /// Whether the command calls a script that [takes](Script::takes) something for its caller.
     pub(crate) fn is_take(&self) -> bool {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// A number for the script that the command calls, if it calls one. No two scripts have the
-    /// same number.
+    /// A number that identifies the script that the command calls. Returns `None` for a plain
+    /// command.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether this can be the reply to this command. If not, it is the reply to another command,
-    /// as are all later ones, and must not be read as a grant or a release.
+    /// Whether `reply` can be the reply to this command. If not, it and all later replies belong to
+    /// other commands, and must not be read as a grant or a release.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
-    /// The same command for a server to which its slot is moving. ASKING goes before it, and the
-    /// call has the script's text. (ASKING counts for one command. If the server did not know the
-    /// script's hash, a second command would be needed.)
+    /// The same command for a server to which its slot is moving. ASKING is sent before it, and the
+    /// call has the script's text, not the hash. (ASKING holds for one command. If the server did
+    /// not know the hash, a second command would be needed.)
     pub(crate) fn asking(&self) -> Self {
         Self { asks: true, ..self.clone() }
     }
 
-    /// Whether ASKING goes before the command, in the same packet.
+    /// Whether ASKING is sent before the command, in the same packet.
     pub(crate) fn asks(&self) -> bool {
         self.asks
     }
 
-    /// The same call with the script's text. `None`: this is no script call.
+    /// The same call with the script's text. Returns `None` for a plain command.
     pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
         let ScriptCall { script, .. } = self.script?;
         self.eval(&script.text(channels).code, None)
     }
 
-    /// The same call with a text that asks the question before it runs the script. `None`: this is
-    /// no script call, or has no question. For the server, that text is another script.
+    /// The same call with a text that makes the check of the question before it runs the script.
+    /// Returns `None` for a plain command or a call without a question. For the server, this text
+    /// is a different script.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
         let code = format!(
@@ -409,8 +411,7 @@ impl Command {
         self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
     }
 
-    /// The same call with `code` as the script's text, and with one more argument if `another` is
-    /// one.
+    /// The same call with `code` as the script's text, and with `another` as one more argument.
     fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
         let ScriptCall { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
@@ -429,7 +430,7 @@ fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Splits off the first part.
+/// Splits off the first part of the command.
 fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     let length: usize = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;
@@ -439,8 +440,8 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // Each line is appended in one piece, and most without a loop, since a command has many of
-    // them.
+    // Each length is appended in one piece, and most of them without a loop, since a command has
+    // many.
     let digit = |number: usize| b'0' + (number % 10) as u8;
     match count {
         0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),
@@ -468,8 +469,8 @@ fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
     bytes.extend_from_slice(b"\r\n");
 }
 
-/// One part of a command, as pieces. They are joined as the command is written, so that a lock's
-/// requests need not allocate strings for them.
+/// One part of a command, as pieces that are joined when the command is written. So a lock's
+/// requests need not allocate strings.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a>([&'a [u8]; 4]);
 

@@ -7,8 +7,7 @@ use redis::RedisConnectionInfo;
 
 use super::source::Provided;
 
-/// User and password of a server's user, as
-/// [`credentials_with`] returns them.
+/// A user and a password of a server, as [`credentials_with`] returns them.
 ///
 /// [`credentials_with`]:
 /// https://docs.rs/redlatch/latest/redlatch/struct.ClientBuilder.html#method.credentials_with
@@ -20,16 +19,16 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Returns credentials with this user and password, without percent-encoding. An empty user is
-    /// the server's default user.
+    /// Returns credentials with this user and password, without percent-encoding. If `user` is
+    /// empty, it means the server's default user.
     #[must_use]
     pub fn new(user: &str, password: &str) -> Self {
         Self { user: user.to_owned(), password: password.to_owned(), valid_for: None }
     }
 
-    /// Returns the same credentials, which the server accepts for `time` from now on. After that it
-    /// may close connections that were opened with them. Without this, they are valid until they
-    /// are changed.
+    /// Returns the same credentials, which the server accepts for `time` from now on. After that
+    /// time the server may close connections that were opened with them. Without this call, the
+    /// credentials are valid until the server changes them.
     #[must_use]
     pub fn valid_for(self, time: Duration) -> Self {
         Self { valid_for: Some(time), ..self }
@@ -40,7 +39,7 @@ impl Credentials {
         (Some(&*self.user).filter(|user| !user.is_empty()), &self.password)
     }
 
-    /// A URL's settings with these credentials instead of its own.
+    /// The settings of a URL, with these credentials in place of the URL's own.
     pub(crate) fn in_place(&self, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         let (user, password) = self.parts();
         let settings = url.clone().set_password(password);
@@ -50,7 +49,7 @@ impl Credentials {
         }
     }
 
-    /// The URL's settings, with `these` credentials instead of its own, if there are any.
+    /// The settings of a URL. If there are credentials in `these`, they replace the URL's own.
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }

@@ -22,7 +22,7 @@ use super::{
     Cause, Channels, Command, Connection, Credentials, Failure, Health, Outcome, Settings,
 };
 
-/// A server's address with everything that opening a connection needs.
+/// A server's address, with all settings that are needed to open a connection to it.
 #[derive(Clone)]
 pub struct Endpoint {
     target: Locator,
@@ -33,26 +33,26 @@ pub struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whether the code that opens these connections asks for all holds by itself.
+    /// Whether the code that opens these connections itself checks all holds at a new run.
     asks: bool,
     health: Arc<Health>,
-    /// The callback for each connection on which the server answers.
+    /// The callback for each connection on which the server has answered.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
     first: Arc<FirstContact>,
 }
 
-/// The questions to a server before it gets any command, if they are asked by the thread that opens
-/// the first connection.
+/// The questions that the thread that opens the first connection asks the server before any command
+/// is sent.
 #[derive(Default)]
 struct FirstContact {
     greet: OnceLock<Box<Greet>>,
-    /// Whether a server has passed.
+    /// Whether a server has passed the questions.
     passed: AtomicBool,
 }
 
 type Greet = dyn Fn(&Endpoint, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync;
 
-/// Sends a command to a server and waits for its reply.
+/// A function that sends a command to a server and waits for its reply.
 pub type Ask<'a> = &'a mut dyn FnMut(&Command) -> Outcome;
 
 /// How a server is found.
@@ -61,8 +61,7 @@ enum Locator {
     At {
         address: ConnectionAddr,
         network: Network,
-        /// The name of the host, if the client has only this server and its host is not given by
-        /// address.
+        /// The host's name, if the client has only this server and the URL gives the host by name.
         name: Option<Arc<HostName>>,
     },
     /// The master that the Sentinels name.
@@ -80,7 +79,7 @@ impl Endpoint {
         Self::of(url, &Settings { connect_timeout, response_timeout, ..Settings::default() })
     }
 
-    /// The server, or the service of Sentinels, of this URL. Opens no connection.
+    /// The server, or the service of Sentinels, that this URL names. Opens no connection.
     pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
         let Url { kind, hosts, settings } = Url::parse(url).map_err(ConnectError::unusable)?;
         let Topology::Sentinels { service, settings: of_sentinels } = kind else {
@@ -94,8 +93,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// The same endpoint, but its connections follow its host's name when that leads to another
-    /// server.
+    /// The same endpoint, whose connections follow the host's name: if the name leads to another
+    /// server, they do.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -119,7 +118,7 @@ impl Endpoint {
         Ok(Self::at(target, Login::of_servers(settings, config), config, health))
     }
 
-    /// A server of a cluster, before its kind of channels is known.
+    /// A server of a cluster. Its kind of channels is not known yet.
     pub(super) fn of_cluster(
         address: &ConnectionAddr,
         settings: &RedisConnectionInfo,
@@ -160,18 +159,18 @@ impl Endpoint {
         Self { channels, ..self }
     }
 
-    /// The server's number among those of its client.
+    /// The server's number among the servers of its client.
     #[inline]
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Whether the server is in this process. It has no users.
+    /// Whether the server is in this process. Such a server has no users.
     pub(super) fn is_in_memory(&self) -> bool {
         matches!(&self.target, Locator::At { network, .. } if network.is_in_memory())
     }
 
-    /// How clients publish on channels there.
+    /// The command with which clients publish on channels at this server.
     pub(crate) fn channels(&self) -> Channels {
         self.channels
     }
@@ -183,23 +182,23 @@ impl Endpoint {
         }
     }
 
-    /// Opens a connection and finds out which run of the server it leads to, all within the connect
-    /// timeout, unless the look-up of a host's name alone takes longer. Each call looks the name
-    /// up.
+    /// Opens a connection, and finds out to which run of the server the connection leads. Takes at
+    /// most the connect timeout, unless the look-up of the host's name alone takes longer. Each
+    /// call looks the name up.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
         let (connection, _) = self.open_within(self.connect_timeout)?;
         self.answers();
         Ok(connection)
     }
 
-    /// Notes that the server has answered over a connection.
+    /// Notes that the server has answered over a new connection.
     pub(super) fn answers(&self) {
         if let Some(tell) = self.opened.get() {
             tell();
         }
     }
 
-    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
+    /// As [`open`](Self::open), within a time that may be shorter than the connect timeout.
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<(Connection, Run)> {
         let now = Instant::now();
         let deadline = later(now, within.min(self.connect_timeout));
@@ -236,8 +235,8 @@ impl Endpoint {
         Ok((connection, run))
     }
 
-    /// Makes `greet` look at the server before the first connection is used. After an error of it
-    /// there is no connection, and the next one is looked at. It may be called by several threads
+    /// Makes `greet` check the server before the first connection is used. If `greet` fails, there
+    /// is no connection, and `greet` checks the next connection. Several threads may call `greet`
     /// at the same time.
     pub fn on_first_contact(
         &self,
@@ -284,36 +283,36 @@ impl Endpoint {
         self.response_timeout
     }
 
-    /// This server with another response timeout, for the code that reacts to new runs.
+    /// The same server with another response timeout, for the code that reacts to new runs.
     pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
-    /// How often open connections got a new user and password.
+    /// How often open connections have received a new user and password.
     pub fn login_renewals(&self) -> u64 {
         self.login.renewals()
     }
 
-    /// Whether the server answers, for the log.
+    /// Whether the server can be reached, for the log.
     #[inline]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Sets the callback for new runs of the server. A thread that meets a new run calls it while
-    /// it opens a connection, so it must not block.
+    /// Sets the callback for new runs of the server. A thread calls it while it opens a connection,
+    /// so the callback must not block.
     pub fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.runs.on_new(tell);
     }
 
-    /// Sets the callback for connections on which the server answers. The thread that has opened
-    /// the connection calls it, so it must not block.
+    /// Sets the callback for connections on which the server has answered. The thread that opened
+    /// the connection calls it, so the callback must not block.
     pub fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.opened.set(Box::new(tell));
     }
 
-    /// Sets the callback for a change of the master. It must not block.
+    /// Sets the callback for a change of the master. The callback must not block.
     pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         match &self.target {
             Locator::At { name, .. } => {
@@ -328,8 +327,8 @@ impl Endpoint {
         }
     }
 
-    /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there
-    /// are neither Sentinels nor a name.
+    /// The body of the thread that follows the master until [`end`](Self::end). Returns `None` if
+    /// there are no Sentinels and no name to follow.
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         match &self.target {
             Locator::At { address, network, name } => {
@@ -337,7 +336,7 @@ impl Endpoint {
                 let (address, network, login) =
                     (address.clone(), network.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
-                // This connection is only for the question, and no other thread uses it.
+                // This connection serves only this question, and no other thread uses it.
                 let connect = move || {
                     let until = deadline_in(timeouts.0);
                     let opened = Connection::open(
@@ -350,8 +349,7 @@ impl Endpoint {
                         &|_| {},
                     );
                     let (mut connection, server) = opened.ok()?;
-                    // A replica does not count: it takes no writes, though it may soon become the
-                    // master.
+                    // Ignore a replica: it takes no writes yet, even if it soon becomes the master.
                     let leads = server.is_master != Some(false);
                     connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
                 };
@@ -364,7 +362,7 @@ impl Endpoint {
         }
     }
 
-    /// Notes that the client ends. No thread then looks for a master.
+    /// Notes that the client ends. After this call no thread looks for a master.
     pub fn end(&self) {
         match &self.target {
             Locator::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
@@ -372,17 +370,18 @@ impl Endpoint {
         }
     }
 
-    /// Whether another server may take this one's place.
+    /// Whether Sentinels may put another server in this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
         !matches!(self.target, Locator::At { .. })
     }
 
-    /// The number of the server's run that was met last. No two servers of a client have the same.
+    /// The incarnation of the run that the client met last. All runs of all servers of a client
+    /// have different numbers.
     pub fn incarnation(&self) -> u64 {
         (self.number as u64) << 32 | self.runs.incarnation()
     }
 
-    /// Whether the server says which run of it a connection leads to.
+    /// Whether the server's answers tell to which run of it a connection leads.
     pub fn says_its_run(&self) -> bool {
         self.server().is_some_and(|server| server.says_its_run())
     }
@@ -392,7 +391,8 @@ impl Endpoint {
         self.runs.last()
     }
 
-    /// Whether both are the same server, as far as their addresses and their answers show.
+    /// Whether `self` and `other` are the same server, as far as their addresses and their answers
+    /// show.
     pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
         let said = (self.server(), other.server());
         self.address() == other.address()
@@ -404,7 +404,7 @@ impl Endpoint {
         self.login.database()
     }
 
-    /// The server's address, for people. Never with a user or a password.
+    /// The server's address, for people. It never contains a user or a password.
     pub fn address(&self) -> String {
         self.health.address().to_string()
     }

@@ -1,5 +1,5 @@
-//! Whether the server can be reached. There is one log line when it no longer can, and one when it
-//! can again.
+//! Whether the server can be reached. The log gets one line when an outage begins, and one when it
+//! ends.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,27 +11,27 @@ use crate::sync::Mutex;
 
 /// One server's health, as all connections of a client see it.
 ///
-/// An outage begins when a connection cannot be opened, or a reply does not come in time. It is one
-/// outage, however many threads and connections meet it. It is over at the first reply to a command
-/// sent since.
+/// An outage begins when a connection cannot be opened, or when a reply does not come in time. All
+/// threads and connections that notice it share one outage. It ends at the first reply to a command
+/// that was sent after its beginning.
 ///
-/// Two troubles are no outage. If a connection breaks, the thread that opens the next one finds out
-/// whether there is one. A server that answers and lets no further connection in (it is full, say,
-/// or the password was changed) still serves the other connections. This has a log line of its own,
-/// and is over when the next connection opens.
+/// Two failures are not an outage. If a connection breaks, the thread that opens the next
+/// connection finds out whether there is an outage. If a server that answers refuses new
+/// connections (it is full, say, or the password was changed), it still serves the open ones. This
+/// has a log line of its own, and is over when the next connection opens.
 ///
 /// All clients of a process report one outage together, once. During an outage each client opens a
-/// connection every few seconds if no other thread sends, so its end is always reported.
+/// connection every few seconds if no other thread sends, so the end is always reported.
 pub struct Health {
     address: Mutex<Arc<str>>,
-    /// A copy of whether the state is `Out`, to be read without the mutex.
+    /// A copy of "the state is `Out`" that is read without the mutex.
     out: AtomicBool,
     state: Mutex<Reach>,
     /// Whether a connection was ever opened.
     met: AtomicBool,
-    /// The time since when it refuses connections, if it does.
+    /// The server's refusal of new connections, if it refuses them.
     refuses: Mutex<Option<Outage>>,
-    /// The missing rights and features that were already reported: once is enough.
+    /// The missing rights and features that were already reported. Each is reported once.
     lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(HealthNews) + Send + Sync>>,
     /// Whether the client has ended.
@@ -39,9 +39,9 @@ pub struct Health {
 }
 
 enum Reach {
-    /// It works since this time; `None`: always.
+    /// The server can be reached since this time. `None` if no outage came before.
     Works(Option<Instant>),
-    /// It was found out of reach at this time.
+    /// The server was found out of reach at this time.
     Out(Instant, Noted),
 }
 
@@ -49,14 +49,15 @@ enum Reach {
 enum Noted {
     NotYet,
     Began(Outage),
-    /// The end was reported, too, so no thread looks for it.
+    /// The end was reported as well, so no thread waits for it.
     Ended,
 }
 
-/// A change of a server's health, for the log.
+/// A change about a server's health, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthNews {
-    /// The server's; the new master's; the name that now leads elsewhere.
+    /// The address of the server, or of the new master, or the name that now leads to another
+    /// server.
     pub address: Arc<str>,
     /// What has happened.
     pub event: ServerEvent,
@@ -67,22 +68,21 @@ pub struct HealthNews {
 pub enum ServerEvent {
     /// An outage begins, with this error.
     Out(String),
-    /// The outage is over; it lasted for so long.
+    /// The outage is over. It lasted for this time.
     Back(Duration),
-    /// The server lets no further connection in, in these words.
+    /// The server refuses new connections, with this error.
     Refuses(String),
-    /// The server lets connections in again, after so long.
+    /// The server accepts connections again, after this time.
     LetsIn(Duration),
-    /// The outage has lasted for so long, and goes on as far as known; no thread looks any more, for
-    /// this reason.
+    /// The outage has lasted for this time, and no thread waits for its end, for this reason.
     GivenUp(Duration, &'static str),
-    /// Another server is the master now; this was the old one.
+    /// Another server is the master now. This is the address of the old one.
     Moved(Arc<str>),
     /// The name leads to another server now.
     Renamed,
-    /// A right is missing; the text says at what cost.
+    /// A right is missing. The text names the right and what its lack costs.
     Lacks(&'static str),
-    /// A useful right or feature is missing that is not needed.
+    /// An optional right or feature is missing.
     Without(&'static str),
 }
 
@@ -110,7 +110,7 @@ impl Health {
         Arc::clone(&self.address.lock())
     }
 
-    /// Notes that the server is another one from now on. `first`: there was none before.
+    /// Notes that another server takes the place of this one. `first`: there was no server before.
     pub(super) fn moved(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
@@ -119,22 +119,22 @@ impl Health {
         }
     }
 
-    /// Notes that the name is another server's from now on.
+    /// Notes that the name leads to another server now.
     pub(super) fn renamed(&self) {
         self.tell(ServerEvent::Renamed);
     }
 
-    /// Reports that the client does without a right or feature.
+    /// Reports that the client works without a right or feature that it needs.
     pub(super) fn lacks(&self, what: &'static str) {
         self.tell_lack(what, ServerEvent::Lacks);
     }
 
-    /// As [`lacks`](Self::lacks), for an optional one.
+    /// As [`lacks`](Self::lacks), for an optional right or feature.
     pub(crate) fn does_without(&self, what: &'static str) {
         self.tell_lack(what, ServerEvent::Without);
     }
 
-    /// Reports that the server refuses messages, so waiters do not hear of a release.
+    /// Reports that the server refuses to publish, so waiters receive no message at a release.
     pub fn lacks_publish(&self) {
         self.lacks(NO_MESSAGES);
     }
@@ -149,13 +149,13 @@ impl Health {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // A change before there is a listener is kept for it.
+            // Without a callback the lack is only kept: `on_news` reports it.
             self.tell(event(what));
         }
     }
 
-    /// Makes `tell` get the news from now on. It must only put them into a queue: it is called
-    /// under the mutex that keeps them in order.
+    /// Sets the callback for news. It is called under the mutex that keeps the news in order, so it
+    /// may only put them into a queue.
     pub fn on_news(&self, tell: impl Fn(HealthNews) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
@@ -163,11 +163,11 @@ impl Health {
         }
     }
 
-    /// Notes that an attempt that began at `begun` failed: no connection could be opened, or the
-    /// server did not answer in time.
+    /// Notes a failed attempt that began at `begun`: no connection could be opened, or the server
+    /// did not answer in time.
     pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
         let mut state = self.state.lock();
-        // If an attempt failed while the last outage ended, it does not show another one.
+        // An attempt that began before the last outage ended does not show a new outage.
         if let Reach::Works(since) = *state
             && since.is_none_or(|since| begun >= since)
         {
@@ -182,20 +182,21 @@ impl Health {
         }
     }
 
-    /// An outage, and whether this client is to report it: only one that can report its end.
+    /// Begins an outage. The flag says whether this client reports it: only a client that can
+    /// report the end does.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
         let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
         can_tell.then(|| Outage::notice(what, begun)).flatten()
     }
 
-    /// Notes that the server answered a command sent at `sent`. While all is well this costs a look
-    /// at a flag.
+    /// Notes that the server answered a command that was sent at `sent`. Outside an outage this
+    /// only reads a flag.
     pub(crate) fn works(&self, sent: Instant) {
         if !self.is_out() {
             return;
         }
         let mut state = self.state.lock();
-        // A late reply to a command sent before the outage does not show that it is over.
+        // A late reply to a command that was sent before the outage does not end it.
         if let Reach::Out(began, _) = *state
             && sent >= began
         {
@@ -205,13 +206,13 @@ impl Health {
         }
     }
 
-    /// Notes that the server said that it lets no further connection in.
+    /// Notes that the server refused a new connection.
     pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
-            // The text is a part of the outage's name: one client may have a wrong password while
-            // another finds the server full.
+            // The text is a part of the outage's key: one client may have a wrong password while
+            // another client finds the server full.
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);
@@ -219,7 +220,7 @@ impl Health {
         }
     }
 
-    /// Notes that no thread looks for the end of an outage.
+    /// Notes that no thread waits for the end of an outage.
     pub fn give_up(&self, why: &'static str) {
         let refused = self.refuses.lock().take().and_then(Outage::end);
         let mut state = self.state.lock();
@@ -240,12 +241,12 @@ impl Health {
         self.give_up("the client has ended");
     }
 
-    /// Whether a thread must look for the end of an outage.
+    /// Whether a thread must wait for the end of an outage or of a refusal.
     pub fn is_to_be_looked_at(&self) -> bool {
         self.is_out() || self.refuses.lock().is_some()
     }
 
-    /// Notes that a connection was opened, by an attempt that began at `begun`.
+    /// Notes that an attempt that began at `begun` has opened a connection.
     pub(crate) fn opened(&self, begun: Instant) {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
@@ -274,7 +275,7 @@ impl Health {
 }
 
 impl Reach {
-    /// The time that the outage lasted, if this client is to report its end.
+    /// The length of the outage, if this client reports its end.
     fn end(self) -> Option<Duration> {
         match self {
             Self::Out(_, Noted::Began(outage)) => outage.end(),
@@ -284,7 +285,7 @@ impl Reach {
 }
 
 impl HealthNews {
-    /// The level of its log line.
+    /// The level of the event's log line.
     pub fn level(&self) -> log::Level {
         use ServerEvent::{Back, GivenUp, Lacks, LetsIn, Moved, Out, Refuses, Renamed, Without};
 

@@ -1,4 +1,4 @@
-//! The address of one of several servers, as URLs and other servers name it.
+//! The address of one of several servers, as URLs and other servers give it.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl HostPort {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 (host.clone(), *port)
             }
-            // A URL of Sentinels or of a cluster names none.
+            // A unix socket. A URL of Sentinels or of a cluster cannot have one.
             _ => (String::new(), 0),
         };
         Self { host, port }

@@ -1,13 +1,14 @@
-//! A connection that threads share: the first thread writes the commands of all in one packet.
+//! A connection that threads share: one thread writes the commands of all threads in one packet.
 //!
 //! One thread, the *combiner*, has the link. It writes its own command and those in the queue,
-//! reads the replies, and wakes the other threads. Then it hands the role to the first call that
-//! has queued in the meantime. So a single thread loses nothing, and many threads need few packets.
-//! There is no I/O thread: with one caller it would cost a third of the rate.
+//! reads the replies, and wakes the other threads. Then it makes the first call that has queued in
+//! the meantime the next combiner. So a single thread pays nothing for the sharing, and many
+//! threads need few packets. There is no I/O thread: with one caller, it would cost a third of the
+//! rate.
 //!
-//! Order: callers' commands for a name go over the one lane of that name, so a release posted by
-//! `Drop` runs before the next acquire. (Renewals and cleanups go over the renewer's connection.)
-//! Commands for which the connection has no room wait in the link, in the order of their sending.
+//! Order: all callers' commands for a name use the one lane of that name. So a release posted by
+//! `Drop` runs before the next acquire. (Renewals and cleanups use the renewer's connection.) If
+//! the connection has no room, commands wait in the link, in the order of their sending.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,18 +28,18 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// The most unread replies of a link. Further posts wait in the queue until some have been read, by
-/// a thread that waits for the server anyway. (The number is small in a model, so that the model
-/// reaches it.)
+/// The most unread replies that a link may have. Further posts wait in the queue until a thread
+/// that waits for the server anyway has read some. (A model has a small number, so that it reaches
+/// the limit.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
-/// A shared connection. It is opened when first needed, and again after any error.
+/// A shared connection. The first command opens it, and so does the first command after an error.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
-    /// Whether the background thread has been asked to [look](Self::look) and has not begun.
+    /// Whether the background thread has been asked to [look](Self::look) and has not begun to.
     look_requested: AtomicBool,
-    /// The number of posted releases of permits that are not answered. It must stay well below
+    /// The number of posted releases of permits without a reply. It must stay well below
     /// [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
     /// The time of the last answer to a change of a semaphore over this lane.
@@ -52,14 +53,14 @@ struct LaneState {
     combining: bool,
     /// Commands that are not yet written. Invariants: while there is a call among them, a thread
     /// combines or has been asked to. While there are only posts and no thread combines, there is
-    /// no link, or the link owes too much.
+    /// no link, or the link has too many unread replies.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended. The combiner then takes care of posts, too.
+    /// Whether the background thread has ended. From then on the combiner handles posts, too.
     closed: bool,
     /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// [`Link::heard_at`] of the link when a combiner last had it. Zero after a link that broke.
+    /// [`Link::heard_at`], as the last combiner left it. Zero after a link that broke.
     heard_at: u64,
 }
 
@@ -96,17 +97,17 @@ impl Pending {
     }
 }
 
-/// The work that a lane has left, for its models.
+/// The work that a lane still has to do, for its models.
 #[cfg(models)]
 #[derive(Debug)]
 pub struct LaneRest {
-    /// A thread has the link.
+    /// Whether a thread has the link.
     pub combines: bool,
-    /// Replies that are not read.
+    /// The number of replies that are not read.
     pub owed: usize,
-    /// Commands that are not written.
+    /// The number of commands that are not written.
     pub queued: usize,
-    /// A command could be written now.
+    /// Whether a command could be written now.
     pub has_room: bool,
 }
 
@@ -131,7 +132,7 @@ impl Lane {
         }
     }
 
-    /// The work that is left now.
+    /// The work that the lane still has to do.
     #[cfg(models)]
     pub fn rest(&self) -> LaneRest {
         let state = self.state.lock();
@@ -144,7 +145,7 @@ impl Lane {
         }
     }
 
-    /// The server that it leads to.
+    /// The server of the lane.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
@@ -158,11 +159,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a command for whose reply no thread waits, and does not wait itself. When this
-    /// returns, one of three things is true. The command is written. Or it is in the link and waits
-    /// for room, before all that is written later. Or it is in the queue, since another thread
-    /// combines and will write it, or since there is no connection or one that owes too much. In
-    /// the last case the background thread writes it.
+    /// Sends a command for whose reply no thread waits. Does not block. When this returns, there
+    /// are three cases. The command is written. Or the command is in the link, and is written as
+    /// soon as there is room, before all later commands. Or the command is in the queue: if another
+    /// thread combines, that thread writes it; if there is no connection, or too many of its
+    /// replies are unread, the background thread writes it.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -179,24 +180,25 @@ impl Lane {
         self.look_after()
     }
 
-    /// Writes the unwritten bytes and the queued commands, as far as there is room at once. Then
-    /// reads owed replies. It is for the background thread, and for a caller that wants a post's
-    /// outcome. It gives up a connection that has taken no byte for `response_timeout`. Of a long
-    /// queue it writes only the first packet.
+    /// Writes the unwritten bytes and the queued commands, as far as there is room at once, then
+    /// reads owed replies. The background thread calls this, and so does a caller that wants a
+    /// post's outcome. Closes a connection that has taken no byte for `response_timeout`. Of a long
+    /// queue this writes only the first packet.
     ///
     /// Opening a connection may take at most `to_open`, since the background thread has renewals to
-    /// send. If that is too short, the queued commands fail, and their receivers get the failure.
-    /// If it is zero, they fail at once, without even a look-up of the host's name.
+    /// send. If that time is too short, the queued commands fail, and their receivers get the
+    /// failure. If it is zero, the commands fail at once, without a look-up of the host's name.
     ///
-    /// `false`: another thread combines, or there is more to do. A thread that was asked to look
-    /// must then ask for [another look](Self::look_after).
+    /// Returns `false` if another thread combines, or if there is more to do. A thread that was
+    /// asked to look must then ask for [another look](Self::look_after).
     pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
-        // While the server waits for replicas, this does not read. The thread that asked for the
-        // wait may read the reply itself, and if not, a look reads it when the wait is over.
-        // Unwritten bytes do not wait for that.
+        // While the server waits for replicas, this reads nothing, but it writes the unwritten
+        // bytes. The thread that asked for the wait may read the reply. If it does not, a look
+        // reads the reply when the wait is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // This comes before the reading, so that a post behind the last reply read asks again.
+        // Clear the flag before the reading: a post that comes after the last read must ask for a
+        // look again.
         self.look_requested.store(false, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
@@ -215,10 +217,11 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
-        // The queue has only posts. If this does not read, it writes none of them, or the link
-        // would owe more and more.
+        // The queue has only posts. If this reads no reply, it writes no post, or the number of
+        // unread replies would grow without end.
         let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
-        // With no time to open a link, no thread may come back for the rest, so it is handled here.
+        // With no time to open a link, no thread may come later for the remaining posts, so handle
+        // them all here.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -227,13 +230,13 @@ impl Lane {
             left.append(&mut rest);
             rest = left;
         } else if !left.is_empty() {
-            // The rest goes before the commands that have queued in the meantime.
+            // The remaining posts go before the commands that have queued in the meantime.
             let mut state = self.state.lock();
             left.append(&mut state.queue);
             state.queue = left;
         }
-        // This look does not wait for a server that takes no bytes now. The next look writes the
-        // rest.
+        // If the server takes no bytes now, this look does not wait for it. The next look writes
+        // them.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
@@ -242,24 +245,24 @@ impl Lane {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
-        // By now the rest of the queue is written, or has failed.
+        // Here the remaining posts are written, or have failed.
         !self.owes()
     }
 
-    /// Waits until the replies to all posts so far are read or lost, but at most until `deadline`.
-    /// It sends a command of its own behind them and waits for its reply.
+    /// Blocks until the replies to all earlier posts are read or lost, but at most until
+    /// `deadline`. Sends a command of its own after these posts and waits for its reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
-            // This limit is the drain's own, so its end must not count for the calling thread's
-            // other calls.
+            // This limit is only for the drain: its end must not look like the end of the calling
+            // thread's limit.
             let _limited = Limit::set(limit.clone());
-            // Any answer will do, even an error.
+            // Any reply will do, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
 
-    /// Whether any command is not written, or written and not answered.
+    /// Whether a command is not yet written, or not yet answered.
     fn owes(&self) -> bool {
         let state = self.state.lock();
         state.combining
@@ -269,7 +272,7 @@ impl Lane {
 
     /// Notes that from now on no background thread looks after the lane. Each queued or owed
     /// command gets its reply or fails: now, or, if a thread combines, when that thread is done. No
-    /// release may be lost here without its receiver knowing.
+    /// release may be lost here unless its receiver gets the failure.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.look(Duration::ZERO, Duration::ZERO);
@@ -281,19 +284,19 @@ impl Lane {
         state.combining || state.link.is_some()
     }
 
-    /// Whether bytes wait for room in the connection, and no thread is about to write them. A post
-    /// or a call with a limit has left them. The background thread must [look](Self::look).
+    /// Whether bytes wait for room in the connection while no thread is about to write them. A post
+    /// or a call with a limit leaves such bytes. The background thread must then
+    /// [look](Self::look).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
 
-    /// Closes the connection if no command is on its way over it. The next command opens another
-    /// one.
+    /// Closes the connection if no command is in flight. The next command opens a new connection.
     pub fn hang_up(&self) {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
         let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
-        // The drop closes the connection, which must not happen under the mutex.
+        // The drop closes the connection. The mutex must be free by then.
         drop(state);
         drop(link);
     }
@@ -356,7 +359,7 @@ mod tests {
     }
 
     /// A posted command waits for replicas, and the thread that posted it does not read the reply.
-    /// The background thread reads it, but only when that wait is about to end.
+    /// The background thread reads it only when the wait for replicas is about to end.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
@@ -373,8 +376,8 @@ mod tests {
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
-    /// A server that answers the first ECHO in two halves, and sends the second half when the test
-    /// says so. It answers all others at once.
+    /// A server that answers the first ECHO in two halves: it sends the second half when the test
+    /// says so. It answers all other commands at once.
     fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -383,7 +386,8 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let mut halts = true;
-            // The reply is the command's last part. A line with its length stands before each part.
+            // The reply repeats the command's last part. Before each part there is a line with its
+            // length.
             while let Some(Ok(head)) = lines.next() {
                 let parts: usize = head[1..].parse().unwrap();
                 let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
@@ -510,8 +514,8 @@ mod tests {
         assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
     }
 
-    /// Each post may wait long for its replicas, and twenty posts as long as all their waits
-    /// together. Once the server goes on, no unwritten post may wait for that.
+    /// Each post may wait long for its replicas, so twenty posts may wait twenty times as long.
+    /// Once the server takes bytes again, an unwritten post must not wait for that.
     #[test]
     fn an_unwritten_command_does_not_wait_for_replicas() {
         const POSTS: usize = 20;
@@ -533,8 +537,8 @@ mod tests {
         });
     }
 
-    /// The panic came between reading a reply and counting it. The next caller must not take
-    /// another command's reply for its own.
+    /// The combiner panics after it has read a reply and before it has counted it. The next caller
+    /// must not take another command's reply for its own.
     #[test]
     fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);

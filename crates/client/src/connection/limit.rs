@@ -1,11 +1,12 @@
-//! The end of a call without an answer: the time limit, the deadline or the cancel token of the
-//! calling thread's verb.
+//! The end of a call without a reply: the time limit, the deadline or the cancel token of the verb
+//! that the calling thread is in.
 //!
-//! The limit belongs to the thread, and is not handed from function to function, so no path to a
-//! question (an attempt, a longer lease, a hold's owner) can forget it. Verbs that wait
-//! [set](Limit::set) it. So do those without a limit, since a logger may take a lock within
-//! another's wait. [`Lane`](super::Lane) and [`Slot`](super::Cluster) read it where a thread would
-//! wait for a server. [Posts](super::Lane::post) and the commands of background threads have none.
+//! The limit is a thread-local value, not a parameter. So no path to the server (an attempt, a
+//! longer lease, a question who holds a lock) can forget it. Verbs that wait [set](Limit::set) the
+//! limit. Verbs without a limit set `None`, since a logger may take a lock while another verb of
+//! its thread waits. [`Lane`](super::Lane) and [`Slot`](super::Cluster) read the limit where a
+//! thread would wait for a server. [Posts](super::Lane::post) and the commands of background
+//! threads have no limit.
 
 use std::cell::{Cell, RefCell};
 use std::thread;
@@ -14,11 +15,11 @@ use std::time::{Duration, Instant};
 use crate::cancel::{CancelToken, Registration};
 use crate::sync::{Waker, thread_local};
 
-/// The pause between the looks of a thread that reads from a socket at its token: nothing wakes it
-/// there when the token is cancelled.
+/// How often a thread that reads from a socket checks its token: a cancelled token does not wake it
+/// there.
 const CANCEL_CHECK: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Limit {
     until: Option<Instant>,
@@ -26,13 +27,13 @@ pub struct Limit {
 }
 
 thread_local! {
-    /// Whether `CURRENT` and `CUT` may be set. Most calls look only here.
+    /// Whether `CURRENT` and `CUT` may be set. Most calls read only this.
     static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
 }
 
-/// Whether the limit ended a call, and what was known of the call's connection then.
+/// Whether the limit ended a call, and whether the call's connection had answered lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     No,
@@ -41,13 +42,13 @@ enum Cut {
 }
 
 impl Limit {
-    /// `None`: nothing ends a call.
+    /// Makes a limit. Returns `None` if nothing ends a call.
     pub fn new(until: Option<Instant>, token: Option<&CancelToken>) -> Option<Self> {
         let token = token.cloned();
         (until.is_some() || token.is_some()).then_some(Self { until, token })
     }
 
-    /// Makes this limit end the calling thread's calls until the result is dropped.
+    /// Makes `limit` end the calling thread's calls until the result is dropped.
     #[inline]
     pub fn set(limit: Option<Self>) -> Limited {
         let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
@@ -56,7 +57,8 @@ impl Limit {
 
     #[cold]
     fn replace(limit: Option<Self>, was_set: bool) -> Before {
-        // A thread whose thread-locals are gone waits as long as the server takes.
+        // If the thread-locals are already destroyed, the thread waits for as long as the server
+        // takes.
         let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
         let _gone = IS_SET.try_with(|is_set| is_set.set(true));
         Before { limit, was_cut: set_cut(Cut::No), was_set }
@@ -76,22 +78,23 @@ impl Limit {
             || self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// The limit's end, or `until` if that is earlier.
+    /// The earlier of the limit's end and `until`.
     pub(super) fn earlier_of(&self, until: Instant) -> Instant {
         self.until.map_or(until, |own| own.min(until))
     }
 
-    /// The end of a sleep until `latest` that no other thread can end.
+    /// The time until which a thread may sleep if nothing can wake it: the next check of its token,
+    /// the limit's end or `latest`.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(CANCEL_CHECK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 
-    /// Sleeps until woken, as by the token, or until the limit is over.
+    /// Sleeps until the waker is woken, or until the limit is over. The token wakes it.
     pub(super) fn sleep_on(&self, waker: &Waker) {
         let token = self.token.as_ref();
         let _registration = token.map(|token| Registration::of(token, waker.clone()));
-        // After the registration: an earlier cancel woke no thread.
+        // Check after the registration: a cancel before it woke no thread.
         if !self.is_over() {
             waker.sleep_until(self.until);
         }
@@ -106,7 +109,7 @@ impl Limit {
     }
 }
 
-/// When so much time is over.
+/// The time at which `time` is over.
 pub(super) fn deadline_in(time: Duration) -> Instant {
     later(Instant::now(), time)
 }
@@ -116,18 +119,19 @@ pub(super) fn later(now: Instant, time: Duration) -> Instant {
     now.checked_add(time).unwrap_or(now)
 }
 
-/// The calling thread's call was ended by its limit. `answers`: its connection has answered lately.
+/// Notes that the limit ended a call of the calling thread. `answers`: the call's connection has
+/// answered lately.
 pub(super) fn cuts(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 
-/// Whether a call of the calling thread was ended by its limit since the last [`Limit::set`]. Then
-/// its failure says nothing about the server, and nothing to other threads.
+/// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. If so,
+/// the call's failure says nothing about the server, and nothing to other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
 
-/// Whether the connection of the [cut](was_cut) call had answered within the second before. Then
+/// Whether the connection of the [cut](was_cut) call had answered within the last second. If so,
 /// the call had too little time, and there is no outage.
 pub fn was_cut_while_answering() -> bool {
     cut() == Cut::Answering
@@ -141,7 +145,7 @@ fn set_cut(cut: Cut) -> Cut {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
-/// Sets the earlier [`Limit`] again when it is dropped.
+/// Restores the earlier [`Limit`] when it is dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct Limited(Option<Before>);
@@ -166,7 +170,7 @@ impl Before {
     #[cold]
     fn restore(self) {
         let Self { limit, was_cut, was_set } = self;
-        // Not under the borrow: this may drop a token's last copy.
+        // Outside the borrow: this may drop the last copy of a token.
         let _gone = CURRENT.try_with(|current| current.replace(limit));
         set_cut(was_cut);
         let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));

@@ -1,4 +1,4 @@
-//! One connection and its owed replies: the unread replies to commands that are written.
+//! One connection and its owed replies: the replies to written commands that no thread has read.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -21,34 +21,34 @@ mod rights;
 
 use self::rights::{KnownRights, SentQuestion};
 
-/// The silence, in nanoseconds, after which a connection is tested before it gets a command. A
-/// firewall on the way may have forgotten the connection, and then the command's outcome would not
-/// be known.
+/// The silence, in nanoseconds, after which a connection is tested before a command uses it. A
+/// firewall on the path may have dropped the connection, and then the outcome of the command would
+/// be unknown.
 const TRUSTED: u64 = 10_000_000_000;
-/// The shortest time for such a test. A test usually has twice the time that opening the connection
-/// took.
+/// The shortest time that such a test may take. A test usually may take twice the time that opening
+/// the connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
-/// The receiver of a reply. The thread that reads the reply calls it, with no mutex held; it must
-/// not block and must not send.
+/// The receiver of a reply. The thread that reads the reply calls it with no mutex held. The
+/// receiver must not block, and must not send a command.
 pub trait ReplyReceiver: Send + Sync {
-    /// Gets the reply, or the reason why there is none. Called once.
+    /// Gets the reply, or the reason why there is none. It is called once.
     fn receive(&self, outcome: Outcome);
 
-    /// Whether a thread slept for the reply and has left. A command whose thread has left must not
+    /// Whether a thread waited for the reply and has left. A command whose thread has left must not
     /// be sent again: it would run after the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
 
-    /// Makes the thread that sleeps for this reply the reader, since the present reader leaves.
-    /// Returns the sleeping thread's waker. Called under the lane's mutex.
+    /// Makes the thread that waits for this reply the reader, since the present reader leaves.
+    /// Returns the waker of that thread. It is called under the lane's mutex.
     fn takes_over(&self) -> Option<Waker> {
         None
     }
 }
 
-/// A command, the receiver of its reply, and whether a thread sleeps until the reply.
+/// A command, the receiver of its reply, and whether a thread sleeps until the reply is read.
 pub(super) type Outgoing = (Command, Arc<dyn ReplyReceiver>, bool);
 
 impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
@@ -57,40 +57,41 @@ impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
     }
 }
 
-/// A connection with the commands written to it whose replies are not read yet, in order.
+/// A connection, with the written commands whose replies are not read yet, in their order.
 pub struct Link {
     connection: Connection,
     run: Run,
     owed: VecDeque<Owed>,
-    /// Replies that were read, but whose commands no replica is known to have acknowledged. The
-    /// answer to a later WAIT decides about each.
+    /// Replies that have been read, while it is unknown whether enough replicas have the commands'
+    /// writes. The answer to a later WAIT decides about each of them.
     unacknowledged: VecDeque<Unacknowledged>,
-    /// The number of owed WAITs, and the latest time by which the server answers them.
+    /// The number of WAITs without an answer, and the latest time by which the server answers them.
     waits: u32,
     waits_until: Instant,
-    /// The beginning of the present silence: the time since which a reply is owed, or the last
-    /// write before the last reply that was read, if that is later.
+    /// The beginning of the server's present silence: the time of the oldest write without a reply,
+    /// or of the last write before the last reply that was read, whichever is later.
     owes_since: Instant,
-    /// Whether the reader has left, so that a thread sleeps for a reply that no thread reads.
+    /// Whether the reader has left: then a thread sleeps for a reply that no thread reads.
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// The server's address. The next link leads elsewhere if the Sentinels name another server.
+    /// The server's address. If the Sentinels name another server, the next link has another
+    /// address.
     address: Arc<str>,
-    /// The endpoint, which hears of the first reply that is not a wrong server's. `None` after
-    /// that.
+    /// The endpoint, until it is told of the first reply. (The reply of a wrong server does not
+    /// count.)
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// The time, on [`clock`], of the last check of the link before a command.
+    /// The time, on [`clock`], when the link was last known or tested to be alive before a command.
     trusted_at: u64,
-    /// The latest `trusted_at` of an answered command: the server lived then or later.
+    /// The latest `trusted_at` of an answered command: the server was alive at that time or later.
     heard_at: u64,
     /// The time that opening the link took: a few round trips.
     opened_in: Duration,
-    /// Whether a reply said that another server must be asked.
+    /// Whether a reply said that this server is the wrong one.
     is_wrong: bool,
-    /// The scripts that this link has sent as text. The server knows them.
+    /// The scripts that this link has sent as text, so that the server knows them.
     known: Vec<usize>,
     rights: KnownRights,
 }
@@ -109,17 +110,17 @@ struct Unacknowledged {
 
 struct Owed {
     command: Command,
-    /// `None`: the command is a WAIT, whose answer is for all commands before it, or an ASKING.
+    /// `None` for an ASKING, and for a WAIT, whose answer belongs to all commands before it.
     receiver: Option<Arc<dyn ReplyReceiver>>,
     /// Whether a thread sleeps until the reply is read.
     awaited: bool,
     /// Whether the command was sent again, as EVAL.
     retried: bool,
-    /// The link's `trusted_at` when the command was written. (The time of reading the reply would
-    /// say nothing, since the reply may have arrived long before.)
+    /// The link's `trusted_at` when the command was written. (The time when the reply is read would
+    /// prove nothing, since the reply may have arrived long before.)
     trusted_at: u64,
-    /// The position of the command's first byte in the stream of the connection's bytes. The
-    /// command ends where the next one begins.
+    /// The position of the command's first byte among all bytes of the connection. The command ends
+    /// where the next command begins.
     begins_at: u64,
     asked: Option<SentQuestion>,
 }
@@ -130,7 +131,7 @@ impl Link {
         Self::open_within(endpoint, endpoint.connect_timeout())
     }
 
-    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
+    /// As [`open`](Self::open), within a time that may be shorter than the connect timeout.
     pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
         let begun = Instant::now();
         let opened = endpoint.open_within(within);
@@ -160,14 +161,14 @@ impl Link {
         })
     }
 
-    /// Whether a reply said that this is the wrong server. Such a link must not be kept, and the
-    /// next one looks the address up anew.
+    /// Whether a reply said that this server is the wrong one. Such a link must be closed: the next
+    /// link looks the address up anew.
     pub fn is_wrong(&self) -> bool {
         self.is_wrong
     }
 
-    /// Whether a command can be trusted to the link: after a long silence, this tests the link with
-    /// a PING. After a `false` the link is useless.
+    /// Whether a command may be sent over the link. After a long silence, this tests the link with
+    /// a PING. If this returns `false`, the link is useless.
     pub fn is_alive(&mut self) -> bool {
         if self.is_trusted() {
             return true;
@@ -184,9 +185,10 @@ impl Link {
         self.settle_all(until).is_ok() && self.read(until).is_ok()
     }
 
-    /// Whether a command can be trusted to the link without a test.
+    /// Whether a command may be sent over the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // There is one master. If another server has taken over, this one gets no further commands.
+        // Only one server is the master. If another run has taken over, this one gets no more
+        // commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -194,13 +196,13 @@ impl Link {
         self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
     }
 
-    /// A time, on [`clock`]: the server has answered then or later. Zero while replicas have not
-    /// confirmed its answers.
+    /// A time, on [`clock`], at which the server was alive. Zero while replicas have not confirmed
+    /// the server's replies.
     pub(super) fn heard_at(&self) -> u64 {
         if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
-    /// `patience`, or twice the time that opening the link took, if that is longer. At most
+    /// The larger of `patience` and twice the time that opening the link took, but at most
     /// `response_timeout`.
     pub fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
@@ -216,12 +218,12 @@ impl Link {
         self.owed.len()
     }
 
-    /// Writes `command` and reads its reply, after the replies that are owed already.
+    /// Reads the replies that are owed already, writes `command`, and reads its reply.
     ///
-    /// After a failure that [is the link's](Failure::is_the_links) the link is useless.
+    /// After a failure that [breaks the link](Failure::is_the_links) the link is useless.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // All earlier replies must arrive within one timeout. If they do not, this reports "may
-        // have run" although this command was not written; the caller then resends it.
+        // All earlier replies must arrive within one timeout. If they do not, this reports that the
+        // command may have run, although it was not written. The caller then sends it again.
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
@@ -259,7 +261,7 @@ impl Link {
         };
         self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
         self.read_awaited()?;
-        // The outcome is there, since all awaited replies have been read.
+        // All awaited replies have been read, so the outcome is set.
         outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
     }
 
@@ -268,14 +270,15 @@ impl Link {
         Failure::Reset(self.cause(closed))
     }
 
-    /// Gives the link up after a reply that its command cannot have. This reply and all later ones
-    /// may belong to any command. A number that is read for the wrong command would be a grant.
+    /// Gives the link up after a reply that cannot belong to its command. This reply and all later
+    /// ones may belong to any command. If a number were read for the wrong command, it would be a
+    /// grant.
     fn shifted(&mut self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
         self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
-    /// The rest of the time that the server may take to answer the owed WAITs.
+    /// The longest time in which the server still answers all WAITs.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -288,8 +291,8 @@ impl Link {
     }
 
     /// Writes commands in one packet and notes that their replies are owed. If replicas must
-    /// acknowledge any of the commands, a WAIT follows at the end. After an `Err` the link is
-    /// useless, and each command's receiver has got the failure.
+    /// acknowledge any of the commands, a WAIT ends the packet. After an `Err` the link is useless,
+    /// and each command's receiver has got the failure.
     pub fn send(&mut self, batch: impl IntoIterator<Item = Outgoing>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
@@ -297,7 +300,7 @@ impl Link {
     }
 
     /// As [`send`](Self::send), for a thread that leaves when its limit is over. The next thread
-    /// with the link writes the rest.
+    /// that has the link writes the remaining bytes.
     pub(super) fn send_limited(
         &mut self,
         batch: impl IntoIterator<Item = Outgoing>,
@@ -310,8 +313,8 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
-    /// As [`send`](Self::send), for a thread that must not wait. Bytes for which there is no room
-    /// stay in the link, before all that is written later.
+    /// As [`send`](Self::send), for a thread that must not wait. If there is no room for some
+    /// bytes, they stay in the link and are written before all later bytes.
     pub(super) fn send_now(
         &mut self,
         batch: impl IntoIterator<Item = Outgoing>,
@@ -352,8 +355,8 @@ impl Link {
     }
 
     /// Takes back each [take](super::Script::takes) whose thread has left and of which no byte is
-    /// written. The take must not run much later, for nobody. A release stays in its place. So does
-    /// a command behind ASKING, since ASKING would then count for the next command.
+    /// written: later it would run for nobody. A release stays in its place. A command after ASKING
+    /// also stays, since ASKING would otherwise apply to the next command.
     pub(super) fn withdraw_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;
@@ -381,12 +384,12 @@ impl Link {
         }
     }
 
-    /// Fails if another run has replaced the link's run of the server. A balancer may keep the
-    /// connection of such a link open.
+    /// Fails if the client has met a newer run of the server than the link's. (A balancer may keep
+    /// the connection to the old run open.)
     ///
-    /// A thread first notes which run was met last, then writes a change, and records the change
-    /// under that run. It notes the run before this check. So if no other run is met until the
-    /// reply, the reply comes from that run.
+    /// A thread notes the run that was met last, then writes a change, and then records the change
+    /// under that run. The thread notes the run before this check. So if no other run is met until
+    /// the reply, the reply comes from the noted run.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
             return Ok(());
@@ -415,8 +418,8 @@ impl Link {
             if command.acks().is_some() {
                 acks = command.acks();
             }
-            // The reply is owed before the command is written, so that its receiver gets every
-            // failure from here on.
+            // Note the reply as owed before the command is written, so that its receiver gets every
+            // later failure.
             self.owe_one(command, Some(receiver), awaited, begins_at, asked);
         }
         if let Some(acks) = acks {
@@ -425,13 +428,13 @@ impl Link {
         bytes
     }
 
-    /// The position of the next command in the stream: behind `bytes`, which the connection does
-    /// not have yet.
+    /// The position of the next command among all bytes of the connection: after `bytes`, which the
+    /// connection does not have yet.
     fn begins_behind(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
 
-    /// Notes that one reply is owed, to a command that begins at this place of the stream.
+    /// Notes that one reply is owed, to a command that begins at this position.
     fn owe_one(
         &mut self,
         command: Command,
@@ -459,12 +462,12 @@ impl Link {
         }
     }
 
-    /// The time at which the link counts as dead if the server has answered nothing by then.
+    /// The time at which the link counts as dead if no reply has come by then.
     fn dead_at(&self) -> Instant {
         later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
     }
 
-    /// Writes the unwritten bytes. `false`: the limit ended first.
+    /// Writes the unwritten bytes. Returns `false` if the limit ended first.
     fn write_limited(&mut self, limit: &Limit) -> Result<bool, Failure> {
         loop {
             let dead_at = self.dead_at();
@@ -478,10 +481,10 @@ impl Link {
         }
     }
 
-    /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over.
-    /// The link keeps the part of a reply read by then for the next reader.
+    /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over. If
+    /// only a part of a reply has come by then, the link keeps that part for the next reader.
     ///
-    /// It reads on while at least `most` replies are owed, even if no thread waits for them.
+    /// While at least `most` replies are owed, this reads on, even if no thread waits for them.
     pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         while awaited > 0
@@ -510,7 +513,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads one reply. `None`: the limit ended first.
+    /// Reads one reply. Returns `None` if the limit ended first.
     fn receive_limited(
         &mut self,
         limit: &Limit,
@@ -526,8 +529,8 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    // The silence counts from `owes_since`, even if other threads have written in
-                    // the meantime. A write is no sign that the server lives.
+                    // The silence counts from `owes_since`, even if other threads have written
+                    // since then: a write does not show that the server is alive.
                     if error.is_timeout() {
                         self.health.failed(self.owes_since, &error);
                     }
@@ -537,7 +540,7 @@ impl Link {
         }
     }
 
-    /// The receivers whose threads sleep for replies that no thread reads, in order.
+    /// The receivers whose threads sleep for replies that no thread reads, in their order.
     pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
         let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
         let owed = self.owed.iter().filter(|it| it.awaited);
@@ -546,12 +549,12 @@ impl Link {
         all.filter(|_| self.is_left)
     }
 
-    /// Appends to `bytes` a WAIT: do the replicas have all changes up to here?
+    /// Appends to `bytes` a WAIT, which asks whether the replicas have all changes up to here.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.begins_behind(bytes);
         bytes.extend_from_slice(command.bytes());
-        // The server begins this WAIT when the one before it is over.
+        // The server begins this WAIT when the previous one is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
         self.owe_one(command, None, false, begins_at, None);
@@ -566,9 +569,9 @@ impl Link {
         if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
-        // A script's first command has the script's text. If the server did not know the script,
-        // the command would have to be sent again, and would run after the next command for its
-        // name.
+        // The first call of a script has the script's text. If the call had only the hash and the
+        // server did not know it, the call would be sent again, and would run after the next
+        // command for its name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
             Some(script) if asked.is_none() && !self.known.contains(&script) => {
@@ -596,7 +599,7 @@ impl Link {
     pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
-        // The answer to a WAIT is read if it acknowledges an awaited reply.
+        // This also reads the answer to a WAIT that decides about an awaited reply.
         while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
@@ -611,7 +614,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads every owed reply. Waits at most `patience` for each, and ten times that for all.
+    /// Reads every owed reply. Waits at most `patience` for one reply, and ten times that for all.
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
         let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
@@ -620,8 +623,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads exactly the replies that are owed now. A command that must be sent again as `EVAL` is
-    /// then owed behind all commands written later.
+    /// Reads the replies that are owed now. If a command must be sent again as `EVAL`, its new
+    /// reply is owed after those of all commands written later, and this does not read it.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -631,8 +634,9 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the reply to `owed` and gives it to the receiver. `false`: the server did not know the
-    /// script, so the command was sent again as EVAL, and is owed behind all others.
+    /// Reads the reply to `owed` and gives it to the receiver. Returns `false` if the server did
+    /// not know the script: then the command has been sent again as EVAL, and its reply is owed
+    /// after all others.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
         let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
@@ -647,8 +651,9 @@ impl Link {
         }
     }
 
-    /// Gives the reply to `owed` to the receiver. `Some`: the server did not know the script, so
-    /// the command is owed again, behind all others. The caller must write these bytes for it.
+    /// Gives the reply to `owed` to the receiver. If the server did not know the script, returns
+    /// the bytes that the caller must write to send the command again. Its reply is then owed after
+    /// all others.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
@@ -664,15 +669,15 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The server's scripts were flushed, so it may know no script.
+            // The server's scripts were flushed, so other scripts may be gone, too.
             self.known.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
             let receiver = Some(receiver);
             self.owed.push_back(Owed { retried: true, receiver, trusted_at, begins_at, ..owed });
             if let Some(acks) = acks {
-                // The WAIT that was written with the first command is answered before the EVAL
-                // runs.
+                // The server answers the WAIT of the first attempt before the EVAL runs, so the
+                // EVAL needs its own.
                 self.owe_wait(acks, &mut eval);
             }
             return Ok(Some(eval));
@@ -680,7 +685,7 @@ impl Link {
         match reply {
             // The command has granted nothing, so its caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
-            // The answer to the command's WAIT comes later, and decides about this reply.
+            // The answer to the command's WAIT comes later and decides about this reply.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
                 self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
@@ -707,12 +712,12 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// Takes the answer to a WAIT. The WAIT was written after all unacknowledged commands, over the
-    /// same connection.
+    /// Handles the answer to a WAIT. The WAIT was written over the same connection, after all
+    /// unacknowledged commands.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
-        // The next WAIT begins now, if it has not begun.
+        // The next WAIT begins now at the latest.
         let rest = deadline_in(acks.within.saturating_mul(self.waits));
         self.waits_until = self.waits_until.min(rest);
         let too_few = match answer {
@@ -722,7 +727,7 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // One by one: if a receiver panics, the drop of the link fails the others.
+        // One by one: if a receiver panics, the drop of the link fails the remaining ones.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -741,8 +746,8 @@ impl Link {
         self.receive(until, self.trusted_at).map_err(|failure| self.fail(failure))
     }
 
-    /// Reads one reply. All replies of a batch have one deadline, so that a server that sends a
-    /// byte now and then cannot hold the reader.
+    /// Reads one reply. All replies of a batch share one deadline, so that a server that sends a
+    /// byte now and then cannot block the reader for long.
     fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => Ok(self.received(reply, trusted_at)),
@@ -750,20 +755,21 @@ impl Link {
         }
     }
 
-    /// Notes what a reply shows about the server. `trusted_at`: see [`Owed`].
+    /// Notes what a reply shows about the server. For `trusted_at` see [`Owed`].
     fn received(&mut self, reply: Value, trusted_at: u64) -> Value {
         self.heard_at = self.heard_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
-        // A wrong server does not count. Otherwise its answer would cause cleanups to be sent,
-        // which would find the server wrong and open the next link, and so on.
+        // The reply of a wrong server is not reported. Otherwise each such reply would cause
+        // cleanups to be sent, which would meet the wrong server again and open the next link, and
+        // so on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()
         {
             endpoint.answers();
         }
-        // Only the reply to the last command is a sign of life. Earlier ones may have arrived long
-        // before.
+        // Only the reply to the last command shows that the server is alive now. Earlier replies
+        // may have arrived long before.
         if self.owed.is_empty() {
             self.health.works(self.wrote_at);
         }
@@ -771,8 +777,8 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Replies for which no thread waits are read with a short patience. Its end says nothing
-        // about the server's health.
+        // Replies for which no thread waits are read with a short patience. If that ends, it says
+        // nothing about the server's health.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }
@@ -781,7 +787,7 @@ impl Link {
 
     /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // One by one: if a receiver panics, the drop of the link fails the others.
+        // One by one: if a receiver panics, the drop of the link fails the remaining ones.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }
@@ -793,7 +799,7 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Wakes all threads, however the link ends, even by a panic.
+    /// Wakes all threads, however the link ends, even after a panic.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
             self.fail(self.closed());

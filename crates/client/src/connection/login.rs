@@ -1,4 +1,4 @@
-//! A client's login at a server that it connects to.
+//! The login that a client uses on its connections.
 
 use std::borrow::Cow;
 use std::io;
@@ -13,9 +13,9 @@ use super::{Credentials, Settings, Source};
 #[derive(Clone)]
 pub(crate) struct Login {
     settings: RedisConnectionInfo,
-    /// The connection's name on the server. Empty: none.
+    /// The connection's name on the server. If it is empty, the connection has no name.
     name: Arc<str>,
-    /// The source of user and password, instead of the settings' own.
+    /// The source of user and password, in place of the settings' own.
     source: Option<Arc<Source<Credentials>>>,
 }
 
@@ -38,12 +38,12 @@ impl Login {
         }
     }
 
-    /// Whether the next connection may have another user or password than the last.
+    /// Whether the next connection may need another user or password than the last one.
     pub(super) fn may_change(&self) -> bool {
         self.source.is_some()
     }
 
-    /// How often open connections got new credentials.
+    /// How often open connections have received new credentials.
     pub(super) fn renewals(&self) -> u64 {
         self.source.as_ref().map_or(0, |source| source.renewals())
     }
@@ -57,8 +57,8 @@ impl Login {
     }
 }
 
-/// The name of a client's connections: its name and its id. A `-` stands for each character that
-/// the server does not allow in a name.
+/// The name of a client's connections: the client's name and its id. A `-` replaces each character
+/// that the server does not allow in a name.
 pub fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
     let name = name.map_or_else(default_name, str::to_owned);
     let name: String =

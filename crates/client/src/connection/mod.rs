@@ -1,4 +1,4 @@
-//! The way of a command to Redis and of its reply back, over connections that threads share.
+//! How a command gets to Redis, and its reply back, over connections that threads share.
 
 mod address_map;
 mod cluster;

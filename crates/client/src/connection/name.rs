@@ -1,19 +1,18 @@
-//! A host's name, which may one day lead to another server, while the old one lives on.
+//! A host's name, which may later lead to another server, even while the old server lives on.
 //!
 //! ```text
-//! open      each connection is remembered, with its address and the run that answers there
-//! follow    a thread looks the name up now and then. Connections lead to an address that is gone
-//!           from the answer: connect to the new one, beside them
-//! moved     another run of a server, and no replica: those connections are closed, and all
-//!           holds are asked for
-//! ```
+//! open      each connection is noted, with its address and the run of the server there
+//! follow    a thread looks the name up at intervals. If a connection leads to an address that is
+//!           no longer in the answer, the thread opens a connection by the name
+//! moved     if that connection leads to another run, and to no replica, the old connections are
+//!           closed, and the client checks all holds
 //!
-//! No other thread would end those connections: an old master that was cut off from the others
-//! takes writes for as long as it lives. The look-up has a thread of its own, since the system
-//! gives it no deadline.
+//! Nothing else would end the old connections: an old master that was cut off from the others
+//! accepts writes for as long as it lives. The look-up has a thread of its own, since the system
+//! gives a look-up no deadline.
 //!
-//! One master: once the name is known to have left an address, no connection that leads there is
-//! used, unless the name leads there again.
+//! There is one master: once the client knows that the name no longer leads to an address, it uses
+//! no connection to that address, unless the name leads there again.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -26,7 +25,7 @@ use crate::sync::{Condvar, Mutex};
 /// How often the name is looked up.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// The name of one server.
+/// The name of one host, and the open connections to it.
 pub(super) struct HostName {
     host: String,
     port: u16,
@@ -38,7 +37,7 @@ pub(super) struct HostName {
 #[derive(Default)]
 struct NameState {
     open: Vec<Open>,
-    /// The addresses that the name has left.
+    /// Addresses to which the name no longer leads.
     left: Vec<SocketAddr>,
     ended: bool,
 }
@@ -51,7 +50,7 @@ struct Open {
 }
 
 fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {
-    // The scope of an IPv6 address does not count, since a name's look-up does not give it.
+    // Ignore the scope of an IPv6 address, since a look-up of the name does not return it.
     addresses.iter().any(|one| (one.ip(), one.port()) == (address.ip(), address.port()))
 }
 
@@ -61,7 +60,7 @@ impl HostName {
         Self { host, port, state, ended: Condvar::new(), moved: OnceLock::new() }
     }
 
-    /// Sets the callback for a name that leads to another server. It must not block.
+    /// Sets the callback for a name that leads to another server. The callback must not block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.moved.set(Box::new(tell));
     }
@@ -72,8 +71,8 @@ impl HostName {
         self.ended.notify_all();
     }
 
-    /// Notes a new connection to this run of a server. `false`: the name has left the connection's
-    /// address, so it must not be used.
+    /// Notes a new connection to this run of a server. Returns `false` if the name no longer leads
+    /// to the connection's address: then the connection must not be used.
     pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();
@@ -85,11 +84,11 @@ impl HostName {
         true
     }
 
-    /// The thread's whole life: until [`end`](Self::end). `connect` opens a connection by the name,
-    /// and returns its address and its server.
+    /// The body of the thread, until [`end`](Self::end). `connect` opens a connection by the name,
+    /// and returns the address of the connection and its server.
     pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, ServerInfo)>) {
         while self.rest() {
-            // A failed look-up says nothing about where the name leads.
+            // A failed look-up does not show where the name leads.
             let Ok(answer) = look_up(&self.host, self.port) else { continue };
             if self.has_left(&answer)
                 && let Some((address, server)) = connect()
@@ -99,7 +98,7 @@ impl HostName {
         }
     }
 
-    /// Sleeps. `false`: the client has ended.
+    /// Sleeps. Returns `false` if the client has ended.
     fn rest(&self) -> bool {
         let until = Instant::now() + self.pause();
         let mut state = self.state.lock();
@@ -118,32 +117,32 @@ impl HostName {
         EVERY
     }
 
-    /// Whether a connection leads to an address that the name has left. That alone says nothing
-    /// about the server: the same one may answer at the new address.
+    /// Whether a connection leads to an address that is no longer in the name's `answer`. This
+    /// alone does not show a change of server: the same server may have a new address.
     fn has_left(&self, answer: &[SocketAddr]) -> bool {
         let mut state = self.state.lock();
         if answer.is_empty() {
             return false;
         }
-        // The name may lead to such an address again.
+        // The name may lead to an address again.
         state.left.retain(|left| !contain(answer, left));
         state.open.retain(|open| !open.closer.is_done());
         state.open.iter().any(|open| !contain(answer, &open.address))
     }
 
-    /// Notes that the name leads to this server. Closes all connections that lead to other
-    /// addresses, unless they lead to the same run of the server.
+    /// Notes that the name leads to `server`. Closes all connections that lead to other addresses,
+    /// unless they lead to the same run of the server.
     fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &ServerInfo) {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
             contain(answer, &open.address) || open.address == address
-                // A server that does not say which run it is may be the same one.
+                // If either server does not say which run it is, they may be the same run.
                 || !server.says_its_run() || !open.server.says_its_run()
                 || open.server.is_same_run(server)
         };
         let gone: Vec<_> = state.open.extract_if(.., |open| !stays(open)).collect();
-        // This comes before any connection is closed: one that is being opened may lead to such an
-        // address, too.
+        // Store the addresses before closing any connection: another thread may just be opening a
+        // connection to one of them.
         state.left.extend(gone.iter().map(|open| open.address));
         state.left.sort();
         state.left.dedup();

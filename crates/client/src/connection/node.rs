@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Endpoint, Lane};
 
-/// One server with its lanes. Opens nothing by itself.
+/// One server with its lanes. It opens no connection by itself.
 pub struct Node {
     /// How connections to the server are opened.
     pub endpoint: Arc<Endpoint>,
@@ -13,7 +13,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A server to which a lane leads already.
+    /// A server to which `lane` already leads.
     pub fn new(lane: Arc<Lane>, lanes: usize) -> Self {
         let endpoint = Arc::clone(lane.endpoint());
         let mut all = vec![lane];
@@ -21,7 +21,7 @@ impl Node {
         Self { endpoint, lanes: all }
     }
 
-    /// The server's number among those of its client.
+    /// The server's number among the servers of its client.
     #[inline]
     pub fn number(&self) -> usize {
         self.endpoint.number()

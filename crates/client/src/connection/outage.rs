@@ -1,19 +1,19 @@
-//! The outages that the clients of one process know together. The first client that notices an
-//! outage reports it, and the last one that finds it over reports its end.
+//! The outages of a process, which its clients share. The first client that notices an outage
+//! reports it, and the last client that finds it over reports its end.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// An outage that a client has noticed. While it lives, the client has not found the outage over.
+/// An outage that a client has noticed. It is dropped when the client finds the outage over.
 pub(super) struct Outage {
     key: Option<String>,
     began: Instant,
 }
 
 struct Known {
-    /// The number of clients that have noticed it and not found it over.
+    /// The number of clients that have noticed the outage and have not found it over.
     clients: usize,
     began: Instant,
     ended: Option<Instant>,
@@ -21,17 +21,17 @@ struct Known {
 
 static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 
-/// The time for which an outage that has ended is known: another client may notice it late.
+/// How long an outage is remembered after its end: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// A time for which no thread ever keeps the mutex. If it is locked for longer, it was locked at a
-/// fork.
+/// Longer than any thread keeps the mutex. If the mutex is locked for longer, a thread had it at a
+/// fork, and this is the child.
 const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
 
 impl Outage {
-    /// Notes that a client finds `what` out of order, by a request that began at `begun`. Also
-    /// returns whether it is the first client, which reports it. `None`: the outage has ended for
-    /// all since then.
+    /// Notes that a request of a client, which began at `begun`, found `what` out of order. The
+    /// flag says whether this client is the first one, which reports the outage. Returns `None` if
+    /// the outage has ended for all clients since `begun`.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
         let mut known = OUTAGES.lock();
@@ -50,15 +50,16 @@ impl Outage {
         Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
-    /// Notes that the client finds the outage over. Returns how long the outage was, if it is the
-    /// last client.
+    /// Notes that the client finds the outage over. If it is the last client to do so, returns the
+    /// length of the outage.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())
     }
 
     fn leave(&mut self) -> bool {
         let Some(key) = self.key.take() else { return true };
-        // A forked child may drop an outage of its parent, whose thread had the mutex at the fork.
+        // A forked child may drop its parent's outage. Then another thread may have had the mutex
+        // at the fork, and will never unlock it.
         let Some(mut known) = OUTAGES.try_lock_for(KEPT_BY_THREAD) else { return true };
         let Some(it) = known.get_mut(&key) else { return true };
         it.clients -= 1;

@@ -6,8 +6,8 @@ use redis::{RedisError, Value};
 use super::address_map::NamedAddress;
 use super::{Failure, Outcome, SLOTS};
 
-/// The code of an error reply: its first word. It is `NOPERM` also if the user of a script lacks
-/// the right to a command, a key or a channel, for which servers only say `ERR`.
+/// The code of an error reply: its first word. If the user of a script lacks the right to a
+/// command, a key or a channel, the code is `NOPERM`, although servers only say `ERR`.
 pub fn reply_code(error: &RedisError) -> &str {
     code(error.code().unwrap_or_default(), error.detail())
 }
@@ -18,21 +18,21 @@ fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
 
 /// Whether this is a server's text for a right that the user of a script lacks.
 fn forbids_a_script(detail: &str) -> bool {
-    // The first text is that of Valkey and of Redis after 7.0, the second that of Redis 7.0. It
-    // must stand at the beginning, since a user's name may follow it.
+    // The first text is that of Valkey and of Redis after 7.0, the second that of Redis 7.0. The
+    // detail must begin with it: a user's name may follow, and might contain it.
     ["ACL failure in script: ", "The user executing the script can't "]
         .iter()
         .any(|said| detail.starts_with(said))
 }
 
-/// Whether this reply says that the server is the wrong one to ask, or is not ready. The next
-/// connection then looks the address up anew.
+/// Whether this reply says that the server is the wrong one or is not ready. The next connection
+/// then looks the address up anew.
 pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
     is_wrong_code(code(error.code(), error.details()))
 }
 
-/// As [`is_wrong_server_reply`], for the error made of the reply.
+/// As [`is_wrong_server_reply`], for the error made from the reply.
 pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
     is_wrong_code(reply_code(error))
 }
@@ -41,18 +41,19 @@ fn is_wrong_code(code: &str) -> bool {
     matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
-/// A cluster's answer that redirects a client. The server has run nothing, except with
-/// [`Halfway`](Self::Halfway).
+/// A redirect: a cluster's answer that another server has the slot. The server has run nothing,
+/// except with [`Halfway`](Self::Halfway).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// The slot belongs to this server from now on.
     Moved { slot: u16, named: NamedAddress },
-    /// The slot is moving to this server, which is to be asked this once.
+    /// The slot is moving to this server. The client sends this one command to it.
     Ask { named: NamedAddress },
-    /// No server can run the command now: the slot's keys are at two servers, or no server has the
-    /// slot yet.
+    /// No server can run the command now: the slot's keys are on two servers, or no server has the
+    /// slot.
     Later,
-    /// As `Later`, but in the middle of a script, which may have changed something already.
+    /// As `Later`, but the server stopped in the middle of a script, which may have changed
+    /// something.
     Halfway,
 }
 
@@ -77,8 +78,8 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
         }
         "ASK" => Some(address().map_or(Redirect::Later, |(_, named)| Redirect::Ask { named })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
-        // While a slot is moving, a missing key counts as another server's, even if the script
-        // itself has just deleted the key.
+        // While a slot is moving, a missing key counts as a key of another server, even if the
+        // script itself has just deleted it.
         "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
             Some(Redirect::Halfway)
         }
@@ -86,29 +87,30 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     }
 }
 
-/// Whether a server of a cluster refuses a command because another server must be asked, now or
-/// soon.
+/// Whether a server of a cluster refused a command because another server has the slot, or soon
+/// will have it.
 pub fn is_redirect(error: &RedisError) -> bool {
     redirect_of(error).is_some()
 }
 
-/// Whether a server has answered a connecting client but refuses to serve it.
+/// Whether a server has answered a client that connects, but refuses to serve it.
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))
 }
 
-/// The code of redlatch's own error when the Sentinels know no master at the moment.
+/// The code of redlatch's own error if the Sentinels name no master at the moment.
 pub const NO_MASTER: &str = "NOMASTER";
-/// The code of redlatch's own error for a name that none of the Sentinels knows.
+/// The code of redlatch's own error if no Sentinel knows the service.
 pub const NO_SERVICE: &str = "NOSERVICE";
 
-/// The text of an error by which the server asks for the client's certificate, as a part of TLS.
+/// The text of an error: the server demands a client certificate for TLS.
 pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
-/// The text of an error by which the server refuses the client's certificate.
+/// The text of an error: the server refuses the client's certificate.
 pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// Whether a server sends this error, before any question, because it accepts no clients.
+/// Whether this is the error of a server that accepts no clients. Such a server sends it before any
+/// command.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))
@@ -124,7 +126,7 @@ pub fn error_reply(text: &str) -> RedisError {
 mod tests {
     use super::*;
 
-    /// The words of Redis 7.0.15, 7.4.1 and 8.2.3 and Valkey 8.1.8, 9.0.0 and 9.1.2.
+    /// The texts of Redis 7.0.15, 7.4.1 and 8.2.3, and of Valkey 8.1.8, 9.0.0 and 9.1.2.
     #[test]
     fn a_right_that_a_script_lacks_is_known_whatever_the_servers_version() {
         for text in [

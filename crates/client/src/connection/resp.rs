@@ -1,31 +1,31 @@
 //! Reads replies from bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is scanned while it arrives, and its value is made when all of it is there. So memory is
-//! never allocated only because the other side announces a length. The most frequent kinds of reply
-//! are parsed here. The rest are left to the redis crate's parser, which takes ten times as long
-//! for a number.
+//! A reply is scanned while it arrives, and its value is made when the whole reply is there. So no
+//! memory is allocated only because the server announces a length. The most frequent kinds of reply
+//! are parsed here. The redis crate's parser parses all others. For a number it takes ten times as
+//! long.
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
-/// The most bytes of a reply. No server's reply to this library comes near this. (A publisher may
-/// send more to a listener. This is what a server keeps for a listener by default.)
+/// The most bytes of a reply. No reply to a command of this library comes near it. A message may be
+/// larger, but servers by default close a listener for which more bytes than this wait.
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
-/// The deepest nesting of a reply's parts.
+/// The deepest nesting of arrays.
 const DEEPEST: usize = 32;
-/// The initial size of the buffer. It has room for almost all bytes that ever wait at once.
+/// The initial size of the buffer. It is enough for almost all replies.
 const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
-/// The beginning of a message to a listener, behind the number of its parts.
+/// The beginning of a message to a listener, after the line with the number of its parts.
 const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
 const SHARDED_MESSAGE: &[u8] = b"$8\r\nsmessage\r\n";
 
-/// The bytes that have come over a connection and have not been taken.
+/// The bytes that have come over a connection and are not yet parsed.
 pub(super) struct ReplyReader {
-    /// The buffer. The bytes are in `from..to`.
+    /// The buffer. The bytes in `from..to` are not yet parsed.
     room: Vec<u8>,
     from: usize,
     to: usize,
@@ -38,11 +38,11 @@ impl ReplyReader {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
 
-    /// Takes the next reply to a command, and reads whatever is missing of it.
+    /// Takes the next reply to a command. Reads from `stream` until the reply is complete.
     ///
-    /// Pushed messages of any kind are skipped: the server, a proxy or another client's `CLIENT
-    /// TRACKING … REDIRECT` may send one at any time, and a push that counted as a reply would give
-    /// each later command the reply of the command before it.
+    /// Skips pushed messages of any kind: the server, a proxy or another client's
+    /// `CLIENT TRACKING … REDIRECT` may send one at any time. If a push counted as a reply, each
+    /// later command would get the reply of the command before it.
     pub(super) fn take_reply(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(reply) = reply_of(self.take(stream)?) {
@@ -51,8 +51,8 @@ impl ReplyReader {
         }
     }
 
-    /// Takes the next reply or pushed message, and reads whatever is missing of it. After an error,
-    /// the position of the next reply is unknown.
+    /// Takes the next reply or pushed message. Reads from `stream` until it is complete. After an
+    /// error, the position of the next reply is unknown.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
@@ -79,8 +79,8 @@ impl ReplyReader {
         }
     }
 
-    /// Makes room for the next read. The buffer grows with the bytes that have come, not with
-    /// announced lengths.
+    /// Makes room for the next read. The size of the buffer depends on the bytes that have come,
+    /// and not on announced lengths.
     fn make_room(&mut self) -> RedisResult<()> {
         if self.to < self.room.len() {
             return Ok(());
@@ -97,7 +97,7 @@ impl ReplyReader {
     }
 }
 
-/// The reply, without its attributes. `None`: it is a pushed message.
+/// The reply without its attributes. Returns `None` if `value` is a pushed message.
 fn reply_of(value: Value) -> Option<Value> {
     match value {
         Value::Push { .. } => None,
@@ -115,8 +115,8 @@ struct Look {
 }
 
 impl Look {
-    /// The length of the reply at the beginning of `bytes`. `None`: more is to come. The next call,
-    /// with the same bytes and more, goes on from there.
+    /// The length of the reply at the beginning of `bytes`, or `None` if the reply is incomplete.
+    /// The next call gets the same bytes with more behind them, and continues the scan.
     fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -140,7 +140,7 @@ impl Look {
                 },
                 Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
                 Some(b'%') => 2 * length(line)?.unwrap_or(0),
-                // Attributes, and then the reply to which they belong.
+                // Attributes, then the reply to which they belong.
                 Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
                 _ => return Err(nonsense()),
             };
@@ -156,8 +156,8 @@ impl Look {
         }
     }
 
-    /// Counts a complete part, and each part that it completes as the last one inside. Returns
-    /// whether the reply is complete.
+    /// Counts a complete part. If it is the last part of an outer one, counts that, too. Returns
+    /// whether the whole reply is complete.
     fn completes(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -170,7 +170,7 @@ impl Look {
     }
 }
 
-/// The line with which `bytes` begins, without its end. `None`: more is to come.
+/// The first line of `bytes`, without its end. Returns `None` if the line is incomplete.
 fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
     // Most lines are a few bytes long.
     match bytes.windows(END.len()).take(LONGEST_LINE).position(|two| two == END) {
@@ -180,7 +180,7 @@ fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
     }
 }
 
-/// The length of the value that begins with this line. `None`: it is null.
+/// The length of the value that begins with this line. Returns `None` for a null.
 fn length(line: &[u8]) -> RedisResult<Option<usize>> {
     match (number(line)?, line.first()) {
         (-1, Some(b'$' | b'*')) => Ok(None),
@@ -191,14 +191,14 @@ fn length(line: &[u8]) -> RedisResult<Option<usize>> {
     }
 }
 
-/// The number in a line, which stands behind the character for the kind.
+/// The number in a line, after the character for the kind.
 fn number(line: &[u8]) -> RedisResult<i64> {
     let text = line.get(1..).and_then(|text| str::from_utf8(text).ok()).ok_or_else(nonsense)?;
     text.parse().map_err(|_| nonsense())
 }
 
-/// Makes the value of the part at the beginning of `bytes`, which must have been scanned. Also
-/// returns the bytes behind it.
+/// Makes the value at the beginning of `bytes`, which must have been scanned. Also returns the
+/// bytes behind it.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];
@@ -225,7 +225,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             }
             None => Value::Nil,
         },
-        // The message that hands a lock on is of this kind.
+        // The message that grants a lock is of this kind.
         Some(b'>') if rest.starts_with(MESSAGE) || rest.starts_with(SHARDED_MESSAGE) => {
             let (kind, behind) = if rest.starts_with(MESSAGE) {
                 (PushKind::Message, &rest[MESSAGE.len()..])
@@ -247,7 +247,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     Ok((value, rest))
 }
 
-/// Makes the values of the next parts, this many. Also returns the bytes behind them.
+/// Makes the values of the next `number` parts. Also returns the bytes behind them.
 fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
@@ -270,8 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// A stream that gives the bytes in pieces of these lengths, then the rest in one piece, then
-    /// the end.
+    /// A stream that returns the bytes in pieces of these lengths, then all other bytes in one
+    /// piece, then the end.
     struct InPieces<'a> {
         bytes: &'a [u8],
         lengths: std::slice::Iter<'a, usize>,
@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// All replies in `bytes`, and why there are no more.
+    /// All replies in `bytes`, and the error that ended the reading.
     fn read(bytes: &[u8], lengths: &[usize]) -> (Vec<Value>, RedisError) {
         let (mut replies, mut pieces) = (ReplyReader::new(), InPieces::of(bytes, lengths));
         let mut all = Vec::new();
@@ -328,7 +328,7 @@ mod tests {
         })
     }
 
-    /// One reply of any kind, as a server writes it.
+    /// A random reply, as a server writes it.
     fn reply() -> impl Strategy<Value = Vec<u8>> {
         let line =
             |kind: &'static str| move |text: String| format!("{kind}{text}\r\n").into_bytes();
@@ -377,7 +377,7 @@ mod tests {
         })
     }
 
-    /// One message that no client has asked for.
+    /// A random pushed message.
     fn push() -> impl Strategy<Value = Vec<u8>> {
         vec(reply(), 0..4).prop_map(|parts| {
             let head = format!(">{}\r\n$10\r\ninvalidate\r\n", parts.len() + 1);
@@ -401,7 +401,7 @@ mod tests {
             prop_assert!(is_end(&error), "{}", error);
             for at in 1..bytes.len() {
                 prop_assert_eq!(&read(&bytes, &[at]).0, &expected, "in two pieces, at {}", at);
-                // A reply that has not come as a whole is not returned.
+                // A reply that is incomplete is not returned.
                 let (before, error) = read(&bytes[..at], &[]);
                 prop_assert!(expected.starts_with(&before) && before.len() < expected.len());
                 prop_assert!(is_end(&error), "{}", error);
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_begins_at_the_end_of_the_buffer_is_read() {
-        // The replies are five bytes long, so the last one in the buffer is incomplete.
+        // A reply is five bytes long, so the last one in the buffer is incomplete.
         let bytes = b":12\r\n".repeat(ROOM);
         let (replies, error) = read(&bytes, &[]);
         assert!(replies.iter().all(|reply| *reply == Value::Int(12)));
@@ -487,7 +487,8 @@ mod tests {
         assert!(is_nonsense(&read(&vec![b'+'; LONGEST_LINE + 2], &[]).1));
     }
 
-    /// The stream never ends. The reader stops at the largest reply, and keeps no more than that.
+    /// The stream never ends. The reader stops at the largest size of a reply, and keeps no more
+    /// bytes than that.
     #[test]
     fn a_reply_without_an_end_is_an_error_in_bounded_memory() {
         struct Endless;

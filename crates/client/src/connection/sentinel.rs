@@ -1,15 +1,16 @@
-//! Finding the master: Sentinels name it, the server confirms it, and a thread follows its changes.
+//! How a client finds the master: Sentinels name it, the server confirms it, and a thread follows
+//! changes.
 //!
 //! ```text
-//! open      which is the master? (to each Sentinel in turn) -> connect -> ROLE: master?
-//!           yes: it is used; no, or no server there: a moment later again, until the deadline
-//! follow    a thread listens to one Sentinel (+switch-master), and asks the others now and then
-//! moved     another master: all connections to the old one are closed, all holds are asked for
+//! open      asks each Sentinel in turn for the master, connects to it, and asks it for its ROLE.
+//!           a master: the connection is used. Otherwise: tries again later, until the deadline
+//! follow    a thread listens to one Sentinel (+switch-master), and asks the others at intervals
+//! moved     a new master: all connections to the old one are closed; the client checks all holds
 //! ```
 //!
-//! One master: every connection of a client leads to the last master that the client learned of. If
-//! a thread is just opening a connection to another server, that connection is closed, too. A
-//! Sentinel that knows less than the client does not count.
+//! There is one master: every connection of a client leads to the newest master that the client
+//! knows. If a thread is just opening a connection to an older one, that connection is closed, too.
+//! The client ignores a Sentinel whose knowledge is older than its own.
 
 mod ask;
 mod follow;
@@ -31,22 +32,22 @@ use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
 
-/// The pause before the next look for a master, unless there is news sooner.
+/// The pause before the next search for a master, unless a change is noticed sooner.
 const AGAIN: Duration = Duration::from_millis(100);
-/// The time for a Sentinel's answer in the first round. If all are slow, each has its share of the
-/// rest in a second round.
+/// The time for a Sentinel's answer in the first round. If all Sentinels are slow, they share the
+/// remaining time in a second round.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// An attempt to reach a server has the connect timeout divided by this. If the server is absent,
-/// another one may be the master by then.
+/// An attempt to reach a server may take the connect timeout divided by this. If the server does
+/// not answer in that time, another server may be the master by then.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// The Sentinels of a client, and the master they name.
+/// The Sentinels of a client, and the master that they name.
 pub(crate) struct Sentinels {
     service: String,
     of_sentinels: Login,
     of_servers: Login,
-    /// A pattern for the addresses, which have one scheme for Sentinels and servers.
+    /// A template for the addresses: Sentinels and servers share its scheme.
     pattern: ConnectionAddr,
     map: AddressMap,
     network: Network,
@@ -61,31 +62,31 @@ pub(crate) struct Sentinels {
 
 #[derive(Default)]
 struct SentinelsState {
-    /// The Sentinels. The one that answered last comes first.
+    /// The Sentinels, first the one that answered last.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
     /// Whether a thread is asking the Sentinels now, for all threads.
     asking: bool,
-    /// The number of results so far. `found` is the last one.
+    /// The number of completed searches. `found` is the result of the last one.
     asked: u64,
     found: Option<FoundMaster>,
     /// The closers of the connections to the master.
     open: Vec<Closer>,
-    /// The closer of the connection to the Sentinel that the follower listens to.
+    /// The closer of the connection on which the follower listens.
     listening: Option<Closer>,
     ended: bool,
 }
 
-/// The master's address, and the number of the Sentinels' decision for it. Each decision has a
-/// higher number than the one before.
+/// The master's address, and the epoch of the Sentinels' decision for it. Each decision has a
+/// higher epoch than the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
-    /// `None`: the Sentinel's user has no right to ask for it.
+    /// `None` if the client's user at the Sentinel has no right to ask for the epoch.
     epoch: Option<u64>,
 }
 
-/// The master. If it is only the last known one, `doubt` says why no Sentinel names one.
+/// The master. If no Sentinel names one, this is the last known master, and `doubt` says why.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,
@@ -97,7 +98,7 @@ struct FoundMaster {
 struct Answer {
     by: HostPort,
     master: Master,
-    /// The other Sentinels that it knows.
+    /// The other Sentinels that this one knows.
     others: Vec<HostPort>,
 }
 
@@ -115,12 +116,12 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the Sentinel did not answer in its time. With more time it might.
+    /// Whether the Sentinel did not answer in time. With more time it might.
     fn is_slow(&self) -> bool {
         matches!(self, Self::NotReached(error) if error.is_timeout())
     }
 
-    /// Whether the reason may pass before long.
+    /// Whether the reason may pass soon.
     fn is_transient(&self) -> bool {
         match self {
             // A wrong certificate stays wrong.
@@ -178,17 +179,17 @@ impl Sentinels {
         })
     }
 
-    /// The name under which the Sentinels know the server.
+    /// The name under which the Sentinels know the master.
     pub(super) fn service(&self) -> &str {
         &self.service
     }
 
-    /// Sets the callback for a change of the master. It must not block.
+    /// Sets the callback for a change of the master. The callback must not block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.moved.set(Box::new(tell));
     }
 
-    /// Ends the following thread, and all threads that look for a master.
+    /// Ends the thread that follows the master, and all searches for a master.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         state.ended = true;
@@ -200,15 +201,15 @@ impl Sentinels {
         }
     }
 
-    /// Opens a connection to the master. While there is none (the Sentinels have not chosen another
-    /// one yet) the caller looks for one until `deadline`.
+    /// Opens a connection to the master. If there is no master (the Sentinels have not chosen the
+    /// next one yet), searches for one until `deadline`.
     pub(super) fn open(
         &self,
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, ServerInfo)> {
         // The reason why the last named master could not be used. This is reported even if the last
-        // look fails because the Sentinels had too little time to answer.
+        // search fails because the Sentinels had too little time to answer.
         let mut failed = None;
         loop {
             let FoundMaster { master, doubt } = match self.find(deadline) {
@@ -234,7 +235,7 @@ impl Sentinels {
                     }
                     return Ok((connection, server));
                 }
-                // The server itself refuses the client, and so would the next one.
+                // The server refuses this client, as every other server would.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => error,
             };
@@ -248,7 +249,7 @@ impl Sentinels {
         }
     }
 
-    /// Sleeps for a moment, or until there is news of the master. `false`: the time is over.
+    /// Sleeps for a moment, or until another master is known. Returns `false` if the time is over.
     fn pause(&self, failed: &Master, deadline: Instant) -> bool {
         let now = Instant::now();
         let until = now.checked_add(AGAIN).map_or(deadline, |again| again.min(deadline));
@@ -276,7 +277,8 @@ impl Sentinels {
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));
         }
-        // The other thread's time may have been too short; this thread may learn more.
+        // If the other thread found no master, its time may have been too short: this thread asks,
+        // too.
         if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
             return Ok(found.clone());
         }
@@ -286,7 +288,7 @@ impl Sentinels {
         asking.answered(self.ask_all(deadline))
     }
 
-    /// Asks each Sentinel in turn until one names a master that can be believed.
+    /// Asks each Sentinel in turn until one names a master that this client can accept.
     fn ask_all(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let (all, known) = {
             let state = self.state.lock();
@@ -321,8 +323,8 @@ impl Sentinels {
                 }
             }
         }
-        // If most answers are stale, the Sentinels were set up anew, and count their decisions from
-        // the beginning.
+        // If most answers are stale, the Sentinels have been set up anew, and their epochs begin
+        // again.
         if stale.len() > all.len() / 2
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)
@@ -331,15 +333,15 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel names a better master. Open connections use this one anyway, and `ROLE`
-            // shows whether it still is a master.
+            // No Sentinel names a newer master. Open connections use the known one anyway, and
+            // `ROLE` shows whether it still is a master.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
 
-    /// Learns the master that a Sentinel names. `false`: the answer is older than this client's
-    /// knowledge, so it does not count (unless it `must`).
+    /// Stores the master that a Sentinel names. Returns `false` if the client knows a newer
+    /// decision, and ignores the answer then (unless it `must` accept it).
     fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
@@ -359,12 +361,12 @@ impl Sentinels {
         let old = if is_same { Vec::new() } else { std::mem::take(&mut state.open) };
         drop(state);
         if !is_same {
-            // One master.
+            // There must be one master only.
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
-            // A failover is a new run of the server: the renewer asks for all holds at once. That
-            // does not depend on `INFO`, which the server may refuse.
+            // A failover is a new run of the server: the renewer checks all holds at once. This
+            // must not depend on `INFO`, which the server may refuse.
             if known.is_some()
                 && let Some(tell) = self.moved.get()
             {
@@ -374,7 +376,7 @@ impl Sentinels {
         true
     }
 
-    /// Notes a new connection to this server, which is closed when another server is the master.
+    /// Notes a new connection to this server. It is closed when another server is the master.
     fn watch(&self, host_port: &HostPort, closer: Closer) {
         let mut state = self.state.lock();
         if state.master.as_ref().is_some_and(|master| master.host_port == *host_port) {
@@ -408,8 +410,7 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// The role of the thread that asks for all. When its asking ends in any way, the next thread may
-/// ask.
+/// The role of the thread that asks for all. Its drop lets the next thread ask, even after a panic.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -1,4 +1,4 @@
-//! A server's answer at the opening of a connection: which run of which server it is.
+//! A server's answer when a connection is opened: which run of which server it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,25 +8,25 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 use super::reply::turns_away;
 use crate::sync::Mutex;
 
-/// Programs that speak Redis's protocol, and the fields of `INFO server` that only they have.
+/// Programs that speak Redis's protocol, each with a field of `INFO server` that only it has.
 const LOOK_ALIKES: [(&str, &str); 3] = [
     ("Garnet", "garnet_version"),
     ("Dragonfly", "dragonfly_version"),
     ("Kvrocks", "kvrocks_version"),
 ];
 
-/// The answer to `INFO server`.
+/// A server's answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// The random id of a run of the server. `None`: the user has no right to ask for it.
+    /// The random id of a run of the server. `None` if the user has no right to ask for it.
     run_id: Option<String>,
-    /// Whether it is a Sentinel, which has no data.
+    /// Whether the server is a Sentinel, which has no data.
     pub is_sentinel: bool,
-    /// The program, if it is neither Redis nor Valkey and says so, and its version.
+    /// The program and its version, if it says that it is neither Redis nor Valkey.
     pub look_alike: Option<(&'static str, String)>,
-    /// The version of Redis that the server has, or with which it says that it is compatible.
+    /// The version of Redis, or the version of Redis with which the server says it is compatible.
     pub version: Option<String>,
-    /// `None`: the server was not asked, or refused to answer.
+    /// `None` if the server was not asked or did not answer.
     pub(super) is_master: Option<bool>,
 }
 
@@ -36,8 +36,8 @@ impl ServerInfo {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // The user lacks the right to `INFO`, or the server has no such command, or has renamed
-            // it. (A server that turns clients away is another matter: `turns_away`.)
+            // The user lacks the right to `INFO`, or the server does not have the command or has
+            // renamed it. (A server that accepts no clients answers differently: see `turns_away`.)
             Value::ServerError(error) => match RedisError::from(error) {
                 error
                     if matches!(error.code(), Some("NOPERM" | "ERR") | None)
@@ -51,7 +51,7 @@ impl ServerInfo {
         }
     }
 
-    /// Reads the text of such an answer.
+    /// Reads the text of an answer to `INFO server`.
     pub fn parse(info: &str) -> Self {
         let field = |name: &str| {
             let lines = info.lines().filter_map(|line| line.split_once(':'));
@@ -59,7 +59,7 @@ impl ServerInfo {
         };
         Self {
             run_id: field("run_id").map(str::to_owned),
-            // Valkey 8 and later use the second name.
+            // The first name is that of Redis, the second that of Valkey 8 and later.
             is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
             look_alike: LOOK_ALIKES
                 .iter()
@@ -69,7 +69,7 @@ impl ServerInfo {
         }
     }
 
-    /// The same, with the server's answer to `ROLE`.
+    /// Adds the server's answer to `ROLE`.
     pub(super) fn in_role(self, reply: &Value) -> Self {
         let role = match reply {
             Value::Array(parts) => parts.first(),
@@ -83,12 +83,12 @@ impl ServerInfo {
         Self { is_master, ..self }
     }
 
-    /// Whether the server says which run it is.
+    /// Whether the answer says which run of the server it is.
     pub(super) fn says_its_run(&self) -> bool {
         self.run_id.is_some()
     }
 
-    /// Whether both say that they are the same run of the same server.
+    /// Whether both answers say that they come from the same run of the same server.
     pub(super) fn is_same_run(&self, other: &Self) -> bool {
         self.run_id.is_some() && self.run_id == other.run_id
     }
@@ -96,16 +96,16 @@ impl ServerInfo {
 
 /// The runs of the server that a client has met.
 ///
-/// A server that was restarted (or a replica that took its place) may not know the holds. Its
-/// answer "not held" is then no sign that a release has run. A server that does not say which run
-/// it is counts as a new run with every connection. The client then reports such a release as a
-/// loss, and asks for its holds again.
+/// After a restart, the server (or the replica that took its place) may not know the client's
+/// holds. So the reply "not held" does not prove that a release has run. If a server does not say
+/// which run it is, every connection counts as a new run. The client then reports such a release as
+/// a loss, and checks its holds again.
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
-    /// The number of the last run. Before a run is met, it is that of the first one, so that a
-    /// request that opens the first connection does not seem to have met two runs.
+    /// The number of the last run. Before a run is met, it already is the number of the first run:
+    /// otherwise a request that opens the first connection would seem to have met two runs.
     incarnation: AtomicU64,
-    /// The callback for each run but the first.
+    /// The callback for each run after the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -117,10 +117,10 @@ impl Default for Runs {
 }
 
 impl Runs {
-    /// Notes a new connection to this server. `asked`: the code behind the callback opened the
-    /// connection. If the server does not say which run it is, a callback for this connection would
-    /// make that code open the next one, and so on for ever. Returns the run's number, if the
-    /// server says which run it is.
+    /// Notes a new connection to this server. Returns the run's number, if the server says which
+    /// run it is. `asked`: the code behind the callback has opened this connection. If the server
+    /// does not say which run it is, a callback for this connection would make that code open the
+    /// next one, and so on for ever.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
@@ -129,8 +129,8 @@ impl Runs {
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same && !is_first {
-            // This comes before any command goes over the connection. So a thread that reads the
-            // number after an answer of this run finds it raised.
+            // Raise the number before any command uses the connection. So a thread that reads the
+            // number after a reply of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         let number = says_its_run.then(|| self.incarnation());
@@ -154,7 +154,7 @@ impl Runs {
     }
 
     /// Sets the callback for new runs. A thread that meets a new run calls it while it opens a
-    /// connection, so it must not block.
+    /// connection, so the callback must not block.
     pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.told.set(Box::new(tell));
     }
@@ -163,7 +163,7 @@ impl Runs {
 /// The run of the server to which a connection leads.
 pub(super) struct Run {
     runs: Arc<Runs>,
-    /// `None`: the server does not say.
+    /// `None` if the server does not say which run it is.
     number: Option<u64>,
 }
 
@@ -173,7 +173,7 @@ impl Run {
         Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
     }
 
-    /// Whether no other run has been met since, as far as the server says.
+    /// Whether no newer run has been met, as far as the server says.
     pub(super) fn is_last(&self) -> bool {
         self.number.is_none_or(|number| number == self.runs.incarnation())
     }

@@ -1,4 +1,4 @@
-//! The servers of a client, and the way from a name to the server that has it.
+//! The servers of a client, and the route from a name to its server.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::cluster::{Cluster, Slot};
 use super::{Cause, Channels, Command, Failure, Lane, Limit, Node, Outcome, reply_code};
 use crate::sync::is_forked;
 
-/// The servers of a client: one, or a cluster's.
+/// The servers of a client: a single one, or those of a cluster.
 #[derive(Clone, Debug)]
 pub enum Servers {
     /// One server, or the master that Sentinels name.
@@ -22,7 +22,7 @@ pub enum Servers {
 }
 
 impl Servers {
-    /// The way of the commands of a name with this hash to its server.
+    /// The route of the commands for a name with this hash.
     pub fn route(&self, name: &str, hash: u32) -> Route {
         match self {
             Self::One(node) => Route::Server(Arc::clone(node.lane(hash))),
@@ -30,7 +30,7 @@ impl Servers {
         }
     }
 
-    /// The server that has a key or channel now.
+    /// The server that has this key or channel now.
     pub fn home(&self, key: &[u8]) -> Arc<Node> {
         match self {
             Self::One(node) => Arc::clone(node),
@@ -46,7 +46,7 @@ impl Servers {
         }
     }
 
-    /// All servers that were met.
+    /// All servers that the client has met.
     pub fn all(&self) -> Vec<Arc<Node>> {
         match self {
             Self::One(node) => vec![Arc::clone(node)],
@@ -54,7 +54,7 @@ impl Servers {
         }
     }
 
-    /// The cluster, if it is one.
+    /// The cluster, if the client uses one.
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
         match self {
             Self::One(_) => None,
@@ -72,7 +72,7 @@ impl Servers {
     }
 
     /// The number of the database. A cluster has only one. (This takes no mutex, since a forked
-    /// child asks.)
+    /// child may call it.)
     pub fn database(&self) -> i64 {
         match self {
             Self::One(node) => node.endpoint.database(),
@@ -80,12 +80,12 @@ impl Servers {
         }
     }
 
-    /// The way in which clients publish on channels there.
+    /// The command with which clients publish on channels at these servers.
     pub(crate) fn channels(&self) -> Channels {
         self.first().endpoint.channels()
     }
 
-    /// Whether another client uses one of these servers, too.
+    /// Whether the other client uses one of these servers, too.
     pub fn overlaps(&self, other: &Self) -> bool {
         let others = other.all();
         let is_one = |one: &Arc<Node>| {
@@ -95,24 +95,24 @@ impl Servers {
     }
 }
 
-/// The way from a name to a server's lane. Callers' commands for a name go over one lane, so that
+/// The route from a name to a server's lane. All callers' commands for a name use one lane, so that
 /// they run in the order of writing. In a cluster it is a lane of the server that has the name's
 /// slot now.
 #[derive(Clone)]
 pub enum Route {
     /// One server has all names.
     Server(Arc<Lane>),
-    /// The server that has the name's slot, whichever that is.
+    /// The name's slot, whose server may change.
     Slot(Slot),
 }
 
-// Only the callbacks behind it keep the compiler from seeing this. They are the host's, run with no
-// mutex held, and keep their state in a `Mutex` or an atomic.
+// Only the callbacks inside prevent the automatic implementation. The package that uses this one
+// provides them. They run with no mutex held, and keep their state in a `Mutex` or an atomic.
 impl UnwindSafe for Route {}
 impl RefUnwindSafe for Route {}
 
 impl Route {
-    /// The present lane.
+    /// The lane to which the route leads now.
     #[inline]
     pub fn lane(&self) -> Cow<'_, Arc<Lane>> {
         match self {
@@ -121,13 +121,13 @@ impl Route {
         }
     }
 
-    /// The number of the server's run that was last met there.
+    /// The incarnation of the run that the client met last at the name's server.
     #[inline]
     pub fn incarnation(&self) -> u64 {
         self.lane().endpoint().incarnation()
     }
 
-    /// Whether one script may have keys of both names.
+    /// Whether one script may use keys of both routes' names.
     pub fn is_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Server(lane), Self::Server(other)) => {
@@ -147,8 +147,8 @@ impl Route {
         }
     }
 
-    /// Adds to an outcome the command, if the server refused it, and the type of the key's value,
-    /// if that was the reason.
+    /// If the server refused a command, adds the command to the outcome. If the reason is the type
+    /// of the key's value, adds this type, too.
     fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
@@ -159,7 +159,7 @@ impl Route {
             && let Some(key) = command.key()
         {
             // Without the right to ask, the type stays unknown. If a limit ends this question, it
-            // has not ended the call, which was answered.
+            // has not ended the call itself, which was answered.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {

@@ -13,7 +13,7 @@ use super::transport::Dialer;
 /// The settings of a client's connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of the connections, once the client has an id.
+    /// The name of the connections. It is set once the client has an id.
     pub name: Arc<str>,
     /// The longest that opening a connection may take.
     pub connect_timeout: Duration,
@@ -21,17 +21,17 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// Whether messages go over sharded channels in a cluster.
     pub sharded_channels: bool,
-    /// The user and password that replace the URL's.
+    /// The user and password that replace those of the URL.
     pub credentials: Option<Credentials>,
-    /// The source of credentials, once the client connects.
+    /// The source of credentials. It is set once the client connects.
     pub credential_source: Option<Arc<Source<Credentials>>>,
-    /// The user and password for the Sentinels that replace the URL's.
+    /// The user and password for the Sentinels. They replace those of the URL.
     pub sentinel_credentials: Option<Credentials>,
-    /// Where the client finds the servers that other servers name.
+    /// The map from the addresses that servers name to those at which the client reaches them.
     pub address_map: AddressMap,
     /// How long a thread that waits for its reply polls the connection before it sleeps.
     pub busy_poll: Duration,
-    /// Opens the streams of bytes to the servers. `None`: the network does.
+    /// Opens the streams of bytes to the servers. If it is `None`, the client uses the network.
     pub dialer: Option<Dialer>,
     #[cfg(feature = "tls")]
     /// The authorities that TLS trusts, and the client's identity.
@@ -57,24 +57,25 @@ impl Default for Settings {
     }
 }
 
-/// The number of replicas that must have a write before it counts, and the time that this may take.
+/// The number of replicas that must have a write before it counts as done, and the time that this
+/// may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaAcks {
     /// The number of replicas.
     pub count: u32,
-    /// The longest that the replicas may take.
+    /// The longest time that the replicas may take.
     pub within: Duration,
 }
 
-/// The trusted authorities, in PEM, and the client's identity.
+/// The authorities that TLS trusts, in PEM, and the client's identity.
 #[cfg(feature = "tls")]
 #[derive(Clone, Default)]
 pub struct TlsSettings {
-    /// `None`: the system's authorities.
+    /// `None` for the authorities that the system trusts.
     pub authorities: Option<Vec<u8>>,
     /// The client's identity.
     pub identity: Option<Identity>,
-    /// The source of the identity, in place of the one above, once the client connects.
+    /// The source of the identity, in place of `identity`. It is set once the client connects.
     pub identity_source: Option<Arc<Source<Identity>>>,
 }
 
@@ -102,7 +103,7 @@ impl Provided for Identity {
     const THREAD: &'static str = "redlatch-certs";
 
     fn valid_for(&self) -> Option<Duration> {
-        // The server looks at the certificate once, when a connection is opened.
+        // The server checks the certificate once, when a connection is opened.
         None
     }
 

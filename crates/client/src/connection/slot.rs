@@ -2,8 +2,8 @@
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key, or of a channel of a cluster. If there are braces, the text in the first ones
-/// decides.
+/// The slot of a key, or of a channel of a cluster. If the key contains braces, only the text in
+/// the first pair decides.
 pub fn slot_of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
@@ -17,7 +17,7 @@ fn tag(key: &[u8]) -> &[u8] {
     }
 }
 
-/// CRC-16/XMODEM, as the servers have it.
+/// CRC-16/XMODEM, as servers compute it.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
@@ -30,7 +30,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// As servers compute it (`CLUSTER KEYSLOT`).
+    /// The expected slots are those of `CLUSTER KEYSLOT`.
     #[test]
     fn a_slot_is_computed_as_servers_do() {
         for (key, slot) in [

@@ -1,10 +1,10 @@
-//! A socket that keeps to its deadline, even if signals arrive meanwhile.
+//! A socket that keeps its deadline, even if signals arrive.
 //!
 //! The system does not restart a read with a timeout after a signal handler, even with
-//! `SA_RESTART`, nor after a stop and a continuation: the read ends with `Interrupted`. A reader
-//! that takes this for an error loses its place among the replies, and with it the connection of
-//! all threads. The socket's own timeout also begins anew with every byte. So this module keeps the
-//! deadline.
+//! `SA_RESTART`, and also not after a stop and a continuation: the read fails with `Interrupted`. A
+//! reader that takes this for an error loses its position among the replies, and with it the
+//! connection of all threads. The socket's own timeout also begins anew with every byte. So this
+//! module keeps the deadline itself.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,62 +18,63 @@ use super::limit::later;
 use super::transport::{IoDirection, Transport};
 use crate::sync::Spin;
 
-/// The silence after which the system probes a connection. Firewalls silently forget connections
-/// that are silent for minutes.
+/// The silence after which the system probes a connection. Firewalls forget connections that are
+/// silent for minutes.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
-/// The time after which the system gives up bytes that the other side has not confirmed.
+/// If the other side has not confirmed bytes for this time, the system breaks the connection.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const UNDELIVERED: Duration = Duration::from_secs(15);
-/// How much later than the deadline the socket's own timeout may be. This slack saves a system call
-/// for each exchange.
+/// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
+/// each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// The most reads after the deadline, for bytes that came before it. Over TLS a record takes two.
+/// The most reads after the deadline. They take bytes that came before it. A record of TLS takes
+/// two reads.
 const LOOKS: u32 = 16;
-/// The shortest time for a write that may stop in the middle.
+/// The shortest timeout of a write that may write only some of its bytes.
 const LEAST: Duration = Duration::from_millis(1);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
     open: Arc<OpenSocket>,
     deadline: Instant,
-    /// The time left until the deadline, if the clock has just been read.
+    /// The time until the deadline, if the clock has just been read.
     left: Option<Duration>,
-    /// The stream's own timeouts, for reads and for writes.
+    /// The timeouts that the stream has now, for reads and for writes.
     armed: [Duration; 2],
-    /// The number of reads after the deadline, for bytes that came before it.
+    /// The number of reads after the deadline.
     looks: u32,
-    /// Whether the reader or writer may leave at the deadline, so that another thread goes on.
+    /// Whether the reader or writer may leave at the deadline, so that another thread continues.
     in_part: bool,
     /// Whether a write must not sleep.
     now: bool,
     busy_poll: BusyPoll,
 }
 
-/// Polling for a reply instead of sleeping. A sleeping processor may take longer to wake up than
-/// the server takes to answer.
+/// Polling for a reply before sleeping. A sleeping processor may take longer to wake up than the
+/// server takes to answer.
 #[derive(Default)]
 struct BusyPoll {
-    /// The longest polling. Zero: the thread sleeps at once.
+    /// The longest time of polling. If it is zero, the thread sleeps at once.
     longest: Duration,
-    /// Whether polling has paid so far on this connection.
+    /// Whether polling has saved time on this connection so far.
     spin: Spin,
-    /// Whether the next read is for a caller's reply.
+    /// Whether the next read is for a reply for which a caller waits.
     is_due: bool,
 }
 
-/// Whether a thread of this process polls. A second one could take the processor that the server or
-/// the first one needs.
+/// Whether a thread of this process polls. A second polling thread could take the processor that
+/// the server or the first thread needs.
 static POLLS: AtomicBool = AtomicBool::new(false);
 
 struct OpenSocket {
     stream: Box<dyn Transport>,
-    /// Whether a thread of this process has shut it down.
+    /// Whether a thread of this process has shut the stream down.
     closed: AtomicBool,
 }
 
 impl Socket {
-    /// Connects to the first of the host's addresses that answers.
+    /// Connects to the first of the host's addresses that accepts a connection.
     pub(super) fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Self> {
         Self::to_one_of(&look_up(host, port)?, deadline)
     }
@@ -81,7 +82,7 @@ impl Socket {
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
-            // A silent address must leave time for the addresses behind it.
+            // If an address does not answer, there must be time for the addresses after it.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let share = time_left(deadline)? / others;
             match TcpStream::connect_timeout(address, share.max(Duration::from_nanos(1))) {
@@ -93,10 +94,10 @@ impl Socket {
     }
 
     fn with_options(stream: TcpStream, deadline: Instant) -> io::Result<Self> {
-        // Without this, a shared connection loses half its rate as soon as there is a delay.
+        // Without this option a shared connection loses half its rate on a link with delay.
         stream.set_nodelay(true)?;
         let options = SockRef::from(&stream);
-        // Bytes that a dropped socket has not delivered must not arrive later.
+        // If a socket is dropped, its undelivered bytes must not arrive later.
         options.set_linger(Some(Duration::ZERO))?;
         let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_AGAIN);
         options.set_tcp_keepalive(&keep_alive)?;
@@ -112,15 +113,15 @@ impl Socket {
         loop {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
             time_left(deadline)?;
-            // This is not `connect_timeout`, which takes `WouldBlock` for a connection in progress
-            // and waits for it. On a unix socket a non-blocking connect succeeds or fails at once.
+            // `connect_timeout` would take `WouldBlock` for a connection in progress and wait. On a
+            // unix socket a non-blocking connect succeeds or fails at once.
             socket.set_nonblocking(true)?;
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
             match connected {
                 Ok(()) => return Ok(Self::over(Box::new(TcpStream::from(socket)), deadline)),
                 // The server's queue of new connections is full. A non-blocking connect does not
-                // wait for room.
+                // wait until there is room.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(BACKLOG_IS_FULL.min(time_left(deadline)?));
                 }
@@ -129,7 +130,7 @@ impl Socket {
         }
     }
 
-    /// A socket over an open stream.
+    /// A socket over a stream that is already open.
     pub(super) fn over(stream: Box<dyn Transport>, deadline: Instant) -> Self {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
@@ -143,16 +144,16 @@ impl Socket {
         self
     }
 
-    /// Lets the next read poll before it sleeps, unless a new deadline is set first.
+    /// Lets the next read poll before it sleeps. A call that sets a deadline takes this back.
     pub(super) fn poll_first(&mut self) {
         self.busy_poll.is_due = !self.busy_poll.longest.is_zero();
     }
 
-    /// Polls for bytes for a moment, if that has paid so far.
+    /// Polls for bytes for a moment, if polling has saved time so far.
     fn poll(&mut self) {
         let BusyPoll { longest, spin, is_due } = &mut self.busy_poll;
         if std::mem::take(is_due) && spin.has_paid() && !POLLS.swap(true, Ordering::Relaxed) {
-            // On an error the polling ends, and the next read returns it.
+            // An error ends the polling, and the next read returns that error.
             let arrived = || {
                 !matches!(self.open.stream.is_ready(IoDirection::Read, Duration::ZERO), Ok(false))
             };
@@ -172,27 +173,27 @@ impl Socket {
     }
 
     /// As [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
-    /// another one go on. Reads and writes end with `WouldBlock` then, after which TLS can go on,
-    /// too. This is as punctual as the system's timers, while a socket's own timeout is late by
-    /// several ticks.
+    /// another thread continue. Reads and writes then fail with `WouldBlock`, so that TLS can
+    /// continue, too. Such a read or write ends within the precision of the system's timers, while
+    /// a socket's own timeout is late by several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.in_part = true;
     }
 
-    /// As [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep at
-    /// all: it writes only as much as there is room for.
+    /// As [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep:
+    /// it writes only as much as there is room for.
     pub(super) fn set_now(&mut self, now: Instant) {
         self.set_deadline_in_part(now);
         self.now = true;
     }
 
-    /// Sleeps until the socket can be read, or written to.
+    /// Sleeps until the socket is readable or writable, or until the deadline.
     fn await_turn(&self, way: IoDirection) -> io::Result<()> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match self.open.stream.is_ready(way, left) {
-                // With no time left, this still finds bytes that came before the deadline.
+                // Even with no time left, this finds bytes that came before the deadline.
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -203,7 +204,7 @@ impl Socket {
 
     /// Sets the deadline to `time` from `now` on.
     pub(super) fn set_time(&mut self, now: Instant, time: Duration) {
-        // No timeout is longer than a year, or zero.
+        // A timeout is at most a year, and never zero.
         self.set_deadline(later(now, time));
         self.left = Some(time).filter(|time| !time.is_zero());
     }
@@ -218,11 +219,11 @@ impl Socket {
     }
 
     /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`: the
-    /// last read or write ended too early.
+    /// last read or write ended before the deadline.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
-            // After the deadline, a process that was stopped in its read can still read a reply
-            // that has come.
+            // If the process was stopped in its read until after the deadline, it can still read a
+            // reply that has come.
             Err(_) if matches!(way, IoDirection::Read) && self.looks < LOOKS => {
                 self.looks += 1;
                 Duration::from_micros(1)
@@ -241,7 +242,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Repeats `attempt` until it is done or the deadline has passed.
+    /// Repeats `attempt` until it succeeds or the deadline has passed.
     fn until_deadline(
         &mut self,
         way: IoDirection,
@@ -252,7 +253,7 @@ impl Socket {
             match (self.in_part, way) {
                 (false, _) => self.arm(way, anew)?,
                 (true, IoDirection::Read) => self.await_turn(way)?,
-                // There is room for some bytes, but perhaps not for all.
+                // The socket has room for some bytes, but perhaps not for all.
                 (true, IoDirection::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
@@ -265,11 +266,11 @@ impl Socket {
                     if self.in_part {
                         return Err(error);
                     }
-                    // No bytes have come, and the deadline is over.
+                    // No bytes have come, and the deadline has passed.
                     if self.looks > 0 {
                         return Err(late());
                     }
-                    // The socket's own timeout was that of an earlier deadline.
+                    // The socket's own timeout was still that of an earlier deadline.
                     anew = true;
                 }
                 done => return done.map_err(given_up),
@@ -285,16 +286,17 @@ impl Closer {
     pub(crate) fn close(&self) {
         let Some(open) = self.0.upgrade() else { return };
         open.closed.store(true, Ordering::Release);
-        // The socket may be closed already.
+        // The other side may have closed the socket already.
         let _ = open.stream.shut_down();
     }
 
-    /// The address of the other side. `None`: it has none, or the socket is closed.
+    /// The address of the other side. Returns `None` if there is no address, or if the socket is
+    /// closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.0.upgrade()?.stream.peer()
     }
 
-    /// Whether there is nothing left to close.
+    /// Whether the socket is gone, so that there is nothing to close.
     pub(super) fn is_done(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -309,7 +311,8 @@ pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// The time left, or an error. It is never zero, which a socket would take for "no timeout".
+/// The time until the deadline, or an error if there is none. It is never zero: a socket takes zero
+/// for "no timeout".
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -318,8 +321,8 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// The error of a read or write. If the system has given the other side up, that is a broken
-/// connection and not a slow server.
+/// The error of a read or write. If the system has broken the connection because the other side was
+/// silent, the error is a broken connection and not a timeout.
 fn given_up(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::TimedOut => io::Error::new(io::ErrorKind::ConnectionAborted, error),
@@ -368,8 +371,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3_600);
 
-    /// An address that does not answer, since its queue of connections is full. Also returns the
-    /// connections in that queue.
+    /// An address that accepts no connection, since its queue of connections is full. Also returns
+    /// the connections in that queue.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -397,8 +400,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let answers = listener.local_addr().unwrap();
         for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
-            // A machine that stands still could leave no time for any address, so there are several
-            // attempts.
+            // A machine that stands still could leave no time for any address, so the test tries
+            // several times.
             let connected = (0..5).find_map(|_| connect(addresses).ok());
             assert_eq!(connected, Some(answers), "of {addresses:?}");
         }
@@ -408,8 +411,8 @@ mod tests {
         assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// A process that was stopped in its read can still read the reply. Over TLS that takes several
-    /// reads, since a record's header is read before its rest.
+    /// If a process was stopped in its read, it can still read the reply afterwards. Over TLS that
+    /// takes several reads, since the header of a record is read first.
     #[test]
     fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -428,7 +431,7 @@ mod tests {
         assert_eq!(socket.read(&mut piece).unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// A server that sends a little again and again does not keep a reader for ever.
+    /// A server that sends a byte again and again does not keep a reader for ever.
     #[test]
     fn a_read_ends_after_its_deadline_though_more_bytes_come_all_the_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -444,7 +447,7 @@ mod tests {
         assert_eq!(ends.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 
-    /// A stream with one byte for each read, which a poll finds at its look number `at`.
+    /// A stream with one byte for each read. The poll with the number `at` finds the byte.
     struct Polled {
         at: u32,
         looks: AtomicU32,
@@ -492,7 +495,7 @@ mod tests {
         (stream, socket)
     }
 
-    /// These are one test, since only one thread of a process polls.
+    /// This is one test, since only one thread of a process polls at a time.
     #[test]
     fn a_reader_polls_where_that_pays_and_no_other_thread_does() {
         let looks = Arc::new(AtomicU32::new(0));
@@ -502,7 +505,7 @@ mod tests {
                 looks.fetch_add(1, Ordering::SeqCst);
             }
         };
-        // Replies that come soon: the reads for a reply poll, and the others do not.
+        // Replies come soon: the reads for a reply poll, and other reads do not.
         let (_, mut socket) = polled(3, LONG, count(&looks));
         for _ in 0..10 {
             socket.poll_first();
@@ -511,7 +514,7 @@ mod tests {
             socket.read_exact(&mut [0]).unwrap();
         }
         assert_eq!(looks.swap(0, Ordering::SeqCst), 30);
-        // Replies that come late: the first poll is the last one for a long time.
+        // Replies come late: after the first poll there is no other one for a long time.
         let (late, mut socket) = polled(u32::MAX, Duration::from_millis(1), count(&looks));
         for read in 0..100 {
             socket.poll_first();

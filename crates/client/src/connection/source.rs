@@ -1,5 +1,5 @@
-//! What the user's code provides for connections, and its renewal if it expires during a client's
-//! life.
+//! Credentials and TLS identities that the user's code provides, and their renewal while
+//! connections are open.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
 
-/// What the user's code may provide.
+/// A value that the user's code may provide: credentials or an identity.
 pub trait Provided: Clone + Send + 'static {
-    /// The setting that takes the user's code, for errors.
+    /// The name of the client's setting, for errors.
     const SETTING: &'static str;
-    /// The name of the thread that calls that code.
+    /// The name of the thread that calls the user's code.
     const THREAD: &'static str;
 
-    /// How long the server accepts it. `None`: until it is changed.
+    /// How long the server accepts the value. `None` if the server accepts it until it is changed.
     fn valid_for(&self) -> Option<Duration>;
 
-    /// Whether the server would see no difference.
+    /// Whether the server would see no difference between the two values.
     fn is_same_as(&self, other: &Self) -> bool;
 }
 
@@ -32,7 +32,7 @@ type Provide<T> = dyn Fn() -> Result<T, Box<dyn StdError + Send + Sync>> + Send 
 pub struct Provider<T>(Arc<Provide<T>>);
 
 impl<T> Provider<T> {
-    /// `provide` is called on a thread of the client's own.
+    /// Makes a provider that calls `provide` on a thread of the client.
     pub fn new(
         provide: impl Fn() -> Result<T, Box<dyn StdError + Send + Sync>> + Send + Sync + 'static,
     ) -> Self {
@@ -52,39 +52,38 @@ impl<T> fmt::Debug for Provider<T> {
     }
 }
 
-/// The part of the validity after which the user's code is asked anew.
+/// The part of the validity after which the user's code is called again.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry is the validity divided by this, within the two bounds.
+/// The pause before a retry is the validity divided by this, within the two bounds below and above.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Calls the user's code, on a thread of its own, since that code may block or panic. It makes one
-/// call at a time, with no mutex held. A thread that waits for the result leaves at its own
-/// deadline.
+/// Calls the user's code on a thread of its own, since that code may block or panic. Makes one call
+/// at a time, with no mutex held. A thread that waits for a value gives up at its own deadline.
 pub struct Source<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
     state: Mutex<SourceState<T>>,
     changed: Condvar,
-    /// How often open connections were given new ones.
+    /// How often open connections have been given a new value.
     renewals: AtomicU64,
     renewed: OnceLock<Box<OnRenewed<T>>>,
 }
 
-/// Gets what is new for open connections, or the reason why there is nothing.
+/// Gets the new value for open connections, or the reason why there is none.
 type OnRenewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
 struct SourceState<T> {
-    /// The numbers of three calls of the user's code: the last one that a thread waits for, the
-    /// last one begun, and the last one answered.
+    /// The numbers of three calls of the user's code: the last one for which a thread waits, the
+    /// last one that has begun, and the last one that has ended.
     wanted: u64,
     begun: u64,
     answered: u64,
     answer: Result<T, String>,
-    /// What connections were first opened with, or last renewed with.
+    /// The value with which connections were first opened, or last renewed.
     told: Option<T>,
-    /// Whether a connection has been opened with another one since.
+    /// Whether a connection has been opened with another value since then.
     differs: bool,
     renew_at: Option<Instant>,
     ended: bool,
@@ -93,7 +92,7 @@ struct SourceState<T> {
 impl<T: Provided> Source<T> {
     /// # Errors
     ///
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub fn start(provider: &Provider<T>) -> io::Result<Self> {
         let state = SourceState {
             wanted: 0,
@@ -117,12 +116,12 @@ impl<T: Provided> Source<T> {
         Ok(Self(shared))
     }
 
-    /// What a connection that is opened now needs: from a call of the user's code that begins after
-    /// this one.
+    /// The value for a connection that is opened now. It comes from a call of the user's code that
+    /// begins after this call.
     pub(crate) fn ask(&self, deadline: Instant) -> Result<T, String> {
         let Shared { state, changed, .. } = &*self.0;
         let mut state = state.lock();
-        // A running call may have begun before a change that the caller knows of.
+        // A running call may have begun before a change that the caller already knows.
         let call = state.begun + 1;
         state.wanted = state.wanted.max(call);
         changed.notify_all();
@@ -138,13 +137,13 @@ impl<T: Provided> Source<T> {
         state.answer.clone()
     }
 
-    /// How often open connections were given new ones.
+    /// How often open connections have been given a new value.
     pub(crate) fn renewals(&self) -> u64 {
         self.0.renewals.load(Ordering::Acquire)
     }
 
-    /// From here on `renewed` is called before those of open connections expire, on the source's own
-    /// thread.
+    /// Sets the callback for a new value. From now on it is called on the source's thread before
+    /// the value of open connections expires.
     pub fn on_renewed(&self, renewed: impl Fn(Result<&T, &str>) + Send + Sync + 'static) {
         let _only_once = self.0.renewed.set(Box::new(renewed));
     }
@@ -171,26 +170,26 @@ impl<T> fmt::Debug for Source<T> {
 }
 
 impl<T: Provided> Shared<T> {
-    /// The thread's whole life.
+    /// The body of the thread.
     fn serve(&self, provide: &Provide<T>) {
         while let Some(renews) = self.wait() {
             let now = Instant::now();
-            // The text and the drop of its error are the user's code, too.
+            // The error's text and its drop are the user's code as well.
             let provided = || provide().map_err(|error| error.to_string());
             let answer = catch_unwind(AssertUnwindSafe(provided))
                 .unwrap_or_else(|_| Err(format!("{} panicked", T::SETTING)));
             let told = self.answered(answer, renews, now);
             let Some(told) = told else { continue };
             if let Some(renewed) = self.renewed.get() {
-                // A panic there must not end this thread.
+                // A panic in the callback must not end this thread.
                 let told = || renewed(told.as_ref().map_err(String::as_str));
                 let _ = catch_unwind(AssertUnwindSafe(told));
             }
         }
     }
 
-    /// Sleeps until a call is due, and returns whether the call is for open connections. `None`:
-    /// the client has ended.
+    /// Sleeps until a call is due, and returns whether the call is for open connections. Returns
+    /// `None` if the client has ended.
     fn wait(&self) -> Option<bool> {
         let mut state = self.state.lock();
         loop {
@@ -229,13 +228,13 @@ impl<T: Provided> Shared<T> {
                 let is_same = state.told.as_ref().is_none_or(|told| told.is_same_as(new));
                 let due = new.valid_for().and_then(|time| after(time, RENEWED_AFTER));
                 if renews {
-                    // No message if all connections have this one.
+                    // No message if all connections already have this value.
                     tell = !is_same || state.differs;
                     state.differs = false;
                     state.renew_at = due;
                 } else {
                     state.differs |= !is_same;
-                    // The earliest time at which a connection needs a new one.
+                    // The earliest time at which a connection needs a new value.
                     state.renew_at = state.renew_at.into_iter().chain(due).min();
                 }
                 if renews || state.told.is_none() {
@@ -250,8 +249,8 @@ impl<T: Provided> Shared<T> {
             Err(_) => {}
         }
         if tell && answer.is_ok() {
-            // This comes before the connections get the new one: a thread that opens a connection
-            // from here on asks after the change.
+            // Count before the connections get the new value: a thread that opens a connection
+            // after this asks the user's code after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);

@@ -1,4 +1,4 @@
-//! One connection: commands out, replies in, each within its time.
+//! One connection, which sends commands and receives replies, each with a deadline.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use super::tls::{TlsStream, wants_certificate};
 use super::transport::Dialer;
 use super::{Command, ConnectError, Credentials, Settings};
 
-/// A connection whose server has let the client in.
+/// A connection to a server that has accepted the client.
 pub(crate) struct Connection {
     stream: Stream,
     replies: ReplyReader,
-    /// Bytes that a thread had no time to write. They go before all others.
+    /// Bytes that a thread had no time to write. They are written before all later bytes.
     unwritten: Vec<u8>,
     /// The number of bytes given to this connection so far.
     given: u64,
@@ -39,9 +39,9 @@ enum Stream {
 }
 
 impl Connection {
-    /// Connects, logs in, chooses the database, and asks which server this is. All of it must be
-    /// done by `deadline`, and takes one round trip once connected. `begun` gets the closer as soon
-    /// as the connection is open. `with_role`: also asks whether the server is a master.
+    /// Connects, logs in, selects the database, and asks which server this is, all before
+    /// `deadline`. Once connected, this takes one round trip. `begun` gets the closer as soon as
+    /// the connection is open. If `with_role`, this also asks whether the server is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
         network: &Network,
@@ -66,10 +66,10 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // The server cut the connection off at once (CLIENT KILL, or a server that is just
+            // The server closed the connection at once (CLIENT KILL, or a server that is just
             // starting). Another attempt is safe, since only questions were sent.
             Err(error) if error.is_connection_dropped() => open(),
-            // The user and password may just have been changed.
+            // The user and password may have been changed just now.
             Err(error) if login.may_change() && is_refusal(&error) => open(),
             opened => opened,
         }
@@ -89,14 +89,14 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
-        // These go behind the commands that matter. A server that is full says so to the first
-        // command, and hangs up.
+        // These come after the commands that matter. A server that is full answers the first
+        // command with an error and closes the connection.
         let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {
-            // A server that is full or protected says so and hangs up. The write may then fail, but
-            // the error can still be read.
+            // A server that is full or protected sends an error and closes the connection. The
+            // write may then fail, but the error can still be read.
             match (self.receive_until(deadline), &sent) {
                 (Ok(Value::ServerError(error)), _) => {
                     return Err(step.refused(error.into(), settings.password()));
@@ -111,7 +111,7 @@ impl Connection {
         let server = ServerInfo::of(info?)?;
         let server =
             if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
-        // Some servers know no such commands, and some users may not send them.
+        // Some servers do not have these commands, and some users may not send them.
         for _ in names {
             let _whatever = self.receive_until(deadline)?;
         }
@@ -138,8 +138,8 @@ impl Connection {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Takes bytes that are to be written later: by [`write_in_part`](Self::write_in_part), or
-    /// before the next write or read.
+    /// Takes bytes to write later: in [`write_in_part`](Self::write_in_part), or before the next
+    /// write or read.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         self.given += bytes.len() as u64;
         self.unwritten.extend_from_slice(bytes);
@@ -150,8 +150,8 @@ impl Connection {
         self.given
     }
 
-    /// The number of bytes that it has begun to write. (TLS may hold some of them, but they cannot
-    /// be taken back.)
+    /// The number of bytes that have been given to the stream. (TLS may still hold some of them,
+    /// but they cannot be taken back.)
     pub(super) fn written(&self) -> u64 {
         self.given - self.unwritten.len() as u64
     }
@@ -166,7 +166,7 @@ impl Connection {
         in_tls || !self.unwritten.is_empty()
     }
 
-    /// Takes back the unwritten bytes of these ranges, which are in order.
+    /// Takes back the unwritten bytes of these ranges, which are in ascending order.
     pub(super) fn withdraw(&mut self, places: &[(u64, u64)]) {
         let mut at = self.written();
         let bytes = std::mem::take(&mut self.unwritten);
@@ -181,12 +181,12 @@ impl Connection {
         self.given -= (bytes.len() - self.unwritten.len()) as u64;
     }
 
-    /// Writes the unwritten bytes and then these, as far as there is room, without waiting. The
-    /// rest stays unwritten.
+    /// Writes the unwritten bytes and then `bytes`, as far as there is room, without waiting. The
+    /// remaining bytes stay unwritten.
     pub(super) fn write_now(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
         self.given += bytes.len() as u64;
         self.stream.socket().set_now(now);
-        // Usually nothing is left unwritten and all bytes find room, so this copies none.
+        // Usually no bytes are left from before, and all bytes find room, so this copies none.
         let is_first = self.unwritten.is_empty();
         if !is_first {
             self.unwritten.extend_from_slice(bytes);
@@ -205,8 +205,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes unwritten bytes until `deadline`. `false`: there are more, and the connection stays
-    /// usable.
+    /// Writes unwritten bytes until `deadline`. Returns `false` if some are left: the connection
+    /// stays usable.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
             self.stream.socket().set_deadline_in_part(deadline);
@@ -221,8 +221,8 @@ impl Connection {
     }
 
     /// As [`receive_until`](Self::receive_until), but the connection stays usable after the
-    /// deadline (an error that [is a timeout](RedisError::is_timeout)). The connection keeps the
-    /// part of a reply that was read for the next reader.
+    /// deadline (an error that [is a timeout](RedisError::is_timeout)). If only a part of a reply
+    /// has come by then, the connection keeps that part for the next reader.
     pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline_in_part(deadline);
         self.take_reply()
@@ -243,7 +243,7 @@ impl Connection {
         self.receive_any_until(deadline_in(self.read_timeout))
     }
 
-    /// Reads a reply until `deadline`, and skips pushed messages before it. After an error the
+    /// Reads a reply until `deadline`, skipping pushed messages before it. After an error the
     /// connection is useless.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
@@ -263,12 +263,12 @@ impl Connection {
         }
     }
 
-    /// The handle that ends the connection from another thread.
+    /// A handle that closes the connection from another thread.
     pub(crate) fn closer(&mut self) -> Closer {
         self.stream.socket().closer()
     }
 
-    /// Whether a closer has ended the connection.
+    /// Whether a closer has closed the connection.
     pub(super) fn is_closed(&self) -> bool {
         match &self.stream {
             Stream::Plain(socket) => socket.is_closed(),
@@ -313,7 +313,7 @@ impl Network {
             }
             (None, ConnectionAddr::Unix(path)) => Socket::unix(path, deadline)?,
             _ => {
-                // A client's URL has been checked before, so this does not happen.
+                // A client's URL is checked earlier, so this does not happen.
                 let why = "this build cannot connect to such an address";
                 return Err((Cause::InvalidClientConfig, why).into());
             }
@@ -335,12 +335,12 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted go first. (If `bytes` is empty, only the
-                // encrypted ones go.)
+                // Bytes that are already encrypted go first. (If `bytes` is empty, only these are
+                // written.)
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
-                    // The bytes are encrypted and count as written. They go out before the next
-                    // ones, or with the next read.
+                    // The bytes are encrypted and count as written. They are sent before the next
+                    // bytes, or during the next read.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(written),
                     flushed => flushed.map(|()| written),
                 }
@@ -368,7 +368,8 @@ impl Stream {
     }
 }
 
-/// The error for a server that hangs up before its first answer, with the likely cause.
+/// The error for a server that closes the connection before its first answer, with the likely
+/// cause.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
@@ -427,9 +428,9 @@ fn names(name: &str) -> Vec<Command> {
 }
 
 impl GreetingStep {
-    /// The error for a server's refusal of the command.
+    /// The error if the server refuses the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
-        // The server sends such an error in answer to the first command, whatever that is.
+        // The server may send this error in answer to the first command, whatever command that is.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }
@@ -438,7 +439,8 @@ impl GreetingStep {
         let repeats =
             password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            // A server that does not know a command repeats its arguments, and so the password.
+            // If a server does not know a command, its error repeats the arguments, and so the
+            // password.
             Self::Password if is_unknown => {
                 (Cause::AuthenticationFailed, "the server knows no command AUTH").into()
             }

@@ -22,11 +22,11 @@ use rustls::Connector;
 #[cfg(feature = "tls")]
 pub(super) use rustls::{TlsStream, wants_certificate};
 
-/// The settings for connections with TLS. They are made once, since reading the system's
-/// certificates takes a part of a second.
+/// The TLS settings for connections. They are made once, since reading the system's certificates
+/// takes a fraction of a second.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
-    /// `None`: the URL is one without TLS.
+    /// `None` if the URL is one without TLS.
     #[cfg(feature = "tls")]
     connector: Option<Arc<Connector>>,
 }
@@ -40,7 +40,7 @@ impl Tls {
 
 #[cfg(feature = "tls")]
 impl Tls {
-    /// TLS for a server at this kind of address, with these settings.
+    /// The TLS settings for a server at this kind of address.
     pub(super) fn new(address: &ConnectionAddr, config: &Settings) -> Result<Self, ConnectError> {
         let unusable = |message: &str| ConnectError::unusable(message);
         let insecure = match address {

@@ -10,42 +10,42 @@ use redis::ConnectionAddr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-/// The flags for a write that does not wait and raises no signal. (Apple's sockets have no such
-/// flag against the signal: std and socket2 set it as an option.)
+/// The flags for a write that does not wait and raises no signal. (Apple's sockets do not have the
+/// second flag: std and socket2 set a socket option for it.)
 #[cfg(not(target_vendor = "apple"))]
 const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
 const NOW: SendFlags = SendFlags::DONTWAIT;
 
-/// A stream of bytes to a server. One thread at a time reads and writes; any thread may shut it
-/// down.
+/// A stream of bytes to a server. One thread at a time reads and writes. Any thread may shut the
+/// stream down.
 pub trait Transport: Send + Sync {
-    /// Reads the bytes that are there. If there are none, sleeps until there are some, and fails
-    /// with `WouldBlock` after the timeout. Zero: the other side has ended the stream.
+    /// Reads the bytes that have come. If there are none, sleeps until some come, and fails with
+    /// `WouldBlock` after the timeout. Returns zero if the other side has ended the stream.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes some of the bytes. If there is no room, sleeps until there is, but at most for the
+    /// Writes some of the bytes. If there is no room, sleeps until there is, at most for the
     /// timeout.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Writes as many of the bytes as there is room for, and never sleeps. Without room it fails
-    /// with `WouldBlock`.
+    /// Writes as many of the bytes as there is room for, and never sleeps. If there is no room,
+    /// fails with `WouldBlock`.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sets the timeout of later reads or writes, which must not be zero.
+    /// Sets the timeout of later reads or writes. It must not be zero.
     fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()>;
 
-    /// Sleeps until a read or write would not have to wait. `false`: the time ended first.
+    /// Sleeps until a read or write would not block. Returns `false` if the time ended first.
     fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool>;
 
-    /// Ends the stream. A thread that sleeps in a read or write of the stream wakes.
+    /// Ends the stream. Wakes a thread that sleeps in a read or write of the stream.
     fn shut_down(&self) -> io::Result<()>;
 
     /// The address of the other side, if it has one.
     fn peer(&self) -> Option<SocketAddr>;
 }
 
-/// The direction of the bytes.
+/// The direction in which bytes move.
 #[derive(Clone, Copy, Debug)]
 pub enum IoDirection {
     /// Towards this process.
@@ -54,7 +54,7 @@ pub enum IoDirection {
     Write,
 }
 
-/// This also serves for a unix socket, since to the system both are the descriptor of a stream.
+/// This also serves unix sockets: for the system both are descriptors of streams.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)
@@ -95,12 +95,12 @@ impl Transport for TcpStream {
 
 type Dial = dyn Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>> + Send + Sync;
 
-/// Opens streams to a server that is in this process, whatever its address.
+/// Opens streams to a server in this process, whatever the address.
 #[derive(Clone)]
 pub struct Dialer(Arc<Dial>);
 
 impl Dialer {
-    /// `dial` gets the address, and the deadline for opening the stream.
+    /// Makes a dialer from `dial`, which gets the address and the deadline for opening the stream.
     pub fn new(
         dial: impl Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>>
         + Send

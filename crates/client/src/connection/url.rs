@@ -1,4 +1,5 @@
-//! The grammar of URLs. Its errors never repeat a part of the URL: any part may be the password.
+//! The grammar of URLs. An error never repeats a part of the URL, since any part may be the
+//! password.
 
 use std::net::Ipv6Addr;
 
@@ -10,13 +11,13 @@ use super::Credentials;
 const PORT: u16 = 6_379;
 const SENTINELS_PORT: u16 = 26_379;
 
-/// The content of a URL.
+/// The parsed URL.
 #[derive(Debug)]
 pub(super) struct Url {
     pub(super) kind: Topology,
-    /// The server, some servers of the cluster, or some Sentinels. There is at least one.
+    /// The server, or some servers of the cluster, or some Sentinels. There is at least one.
     pub(super) hosts: Vec<ConnectionAddr>,
-    /// The servers' access data.
+    /// The user, the password and the database at the servers.
     pub(super) settings: RedisConnectionInfo,
 }
 
@@ -24,7 +25,7 @@ pub(super) struct Url {
 pub(super) enum Topology {
     Server,
     Cluster,
-    /// The Sentinels' name for the master, and the Sentinels' own access data.
+    /// The Sentinels' name for the master, and the user and password at the Sentinels.
     Sentinels {
         service: String,
         settings: RedisConnectionInfo,
@@ -43,7 +44,7 @@ const NUMBERED_SERVICE: &str = "write the Sentinels' name of the master after th
      in /mymaster/0 (a name that is a number needs the database)";
 
 impl Url {
-    /// Reads a URL. `Err`: the fault of the URL, as a part of a sentence.
+    /// Reads a URL. The error describes what is wrong, as a part of a sentence.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let url = url.trim();
         if url.is_empty() {
@@ -82,7 +83,7 @@ impl Url {
         let Ok(database) = database.map_or(Ok(0), str::parse) else {
             return Err("the URL's db is not the number of a database".into());
         };
-        // As in an HTML form, a plus is a space.
+        // A plus means a space, as in an HTML form.
         let [user, password] = [user, password].map(|it| it.unwrap_or_default().replace('+', " "));
         let settings = settings([&user, &password], database, protocol)?;
         match path.strip_prefix("localhost").unwrap_or(path) {
@@ -135,13 +136,13 @@ impl Url {
     }
 }
 
-/// The parts of a URL with hosts, behind its scheme.
+/// The parts of a URL with hosts, after its scheme.
 struct UrlParts<'a> {
     login: [&'a str; 2],
     hosts: &'a str,
     path: &'a str,
     query: Option<&'a str>,
-    /// `None`: without TLS. `Some`: with TLS, and whether any certificate is trusted.
+    /// `None` without TLS. Otherwise whether any certificate is trusted.
     insecure: Option<bool>,
 }
 
@@ -203,7 +204,7 @@ fn look_at_fragment(fragment: Option<&str>, secure: bool) -> Result<(), String> 
     }
 }
 
-/// The values of the `known` parameters. `hint` is added to an error.
+/// The values of the `known` parameters. An error ends with `hint`.
 fn parameters<'a, const N: usize>(
     query: Option<&'a str>,
     known: [&str; N],

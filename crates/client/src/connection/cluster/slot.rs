@@ -1,4 +1,4 @@
-//! How a command finds the server that has a slot.
+//! How a command reaches the server that has its key's slot.
 //!
 //! ```text
 //! call   to the slot's server, as far as known -> its reply
@@ -7,8 +7,9 @@
 //!        TRYAGAIN, CLUSTERDOWN, no server there: look for it, a moment later call again
 //! ```
 //!
-//! All within the call's own time. A command refused in these ways was not run. A command whose
-//! connection broke may have run: it is sent again only as its copy, as with one server.
+//! All this happens within the call's own time. A server that refuses a command in one of these
+//! ways has not run it. If the connection broke, the command may have run: then only its copy is
+//! sent, as with one server.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,11 +24,11 @@ use crate::connection::reply::{Redirect, redirect, redirect_of};
 use crate::connection::{Cause, Command, Failure, Lane, Outcome, error_reply, slot_of};
 use crate::sync::own_thread;
 
-/// How long a call waits before it is sent again: at first, and at last.
+/// The pause before a call is sent again: the first one, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// One slot of a cluster, for a name with this hash.
+/// One slot of a cluster, with the hash of a name in it.
 #[derive(Clone, Debug)]
 pub struct Slot {
     cluster: Arc<Cluster>,
@@ -40,7 +41,7 @@ impl Slot {
         Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
     }
 
-    /// Whether both are one slot of one cluster.
+    /// Whether `self` and `other` are the same slot of the same cluster.
     pub(in crate::connection) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.cluster, &other.cluster) && self.number == other.number
     }
@@ -49,7 +50,8 @@ impl Slot {
         Arc::clone(self.cluster.node(self.number).lane(self.hash))
     }
 
-    /// As [`Lane::call_once`]. A command that was redirected was not run, and is sent again.
+    /// As [`Lane::call_once`], but sends a redirected command again: the server that redirected it
+    /// has not run it.
     pub(in crate::connection) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
         let until = lane.deadline();
@@ -68,8 +70,9 @@ impl Slot {
         self.follow(lane, outcome, false, command, Some(copy), until)
     }
 
-    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: the
-    /// command to send after one that may have run. `true`: it was sent, or `in_doubt` before.
+    /// Follows redirects and retries until `until`, beginning with `outcome`, the answer of the
+    /// server `asked`. If the command may have run, this sends `copy` in its place. Returns `true`
+    /// beside the outcome if it sent the copy, or if the command was `in_doubt` before.
     pub(in crate::connection) fn follow(
         &self,
         mut asked: Arc<Lane>,
@@ -82,13 +85,14 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // The limit's own end, and not the end of the call's patience with the cluster.
+        // Whether `until` is the end of the limit, and not of the call's own time.
         let is_its_end = until < latest;
         let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
-            // The end of the client is not the end of the limit.
+            // If the client ends, that is not the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
-                // Servers that send a call to each other until its end are no answer.
+                // Servers that redirect a call to each other until its end do not count as
+                // answering.
                 limit::cuts(false);
             }
         };
@@ -133,7 +137,8 @@ impl Slot {
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
                     self.find_out(limit.as_ref(), Cluster::look);
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
-                    // Another thread may know of the next server already.
+                    // If the server was silent, send the copy only to another server, which another
+                    // thread may have found meanwhile.
                     if is_slow && Arc::ptr_eq(&asked, &self.lane()) {
                         return (outcome, in_doubt);
                     }
@@ -158,8 +163,9 @@ impl Slot {
         }
     }
 
-    /// Asks for the server of the slot. That may open connections: for a caller with a limit
-    /// another thread asks, and the caller waits for it only until the limit is over.
+    /// Calls `ask` to find the slot's server. That may open connections, so for a caller with a
+    /// limit another thread calls it, and the caller waits for that thread only until the limit is
+    /// over.
     fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
         let Some(limit) = limit else { return ask(&self.cluster) };
         let (done, ended) = mpsc::channel::<()>();
@@ -181,7 +187,7 @@ impl Slot {
         Instant::now() >= until || self.cluster.is_ended()
     }
 
-    /// The last word of servers that sent a command to each other until its time was over.
+    /// The failure of a command that servers redirected to each other until its time was over.
     fn nobody(failure: Failure) -> Failure {
         match failure {
             Failure::Refused(Cause { error, address, .. })
@@ -202,8 +208,8 @@ impl Slot {
     }
 }
 
-/// A script that was stopped in its middle may have changed something, as may one whose connection
-/// broke.
+/// If a script was stopped in its middle, it may have changed something: its outcome becomes that
+/// of a broken connection.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
@@ -214,10 +220,11 @@ fn halfway(outcome: Outcome) -> Outcome {
 }
 
 impl Cluster {
-    /// Follows, until `until`, a server's answer to a command of this slot that a background thread
-    /// sent. Returns the reply of the server that has the slot. If another server has the slot from
-    /// now on, this only learns that: the command was not run, and the renewer of that server sends
-    /// it, so that no other thread waits for that server. (At the client's end no renewer could.)
+    /// Follows a redirect of a command that a background thread has sent, until `until`. Returns
+    /// the reply of the server that has the slot. After a `MOVED` this only stores the slot's new
+    /// server: the command was not run, and the renewer of the new server sends it, so that this
+    /// thread does not wait for that server. (At the client's end no renewer sends it, so this
+    /// does.)
     pub fn resend(
         self: &Arc<Self>,
         command: &Command,
@@ -238,8 +245,8 @@ impl Cluster {
         unfollowed(outcome)
     }
 
-    /// As [`resend`](Self::resend), of a client that has ended: no other renewer sends the command
-    /// after this.
+    /// As [`resend`](Self::resend), for a client that has ended: no renewer sends the command
+    /// later, so this sends it.
     fn resend_at_the_end(
         self: &Arc<Self>,
         command: &Command,
@@ -270,8 +277,8 @@ impl Cluster {
     }
 }
 
-/// The outcome of a command that is not sent on from here: its sender takes a redirect for an
-/// unreachable server, or for a broken connection.
+/// The outcome of a command that nobody sends on: a redirect becomes the failure of an unreachable
+/// server, or of a broken connection.
 pub fn unfollowed(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) => match redirect_of(&cause.error) {

@@ -1,4 +1,4 @@
-//! The commands to a cluster's servers while a slot is on its way.
+//! Tests of commands to a cluster while a slot is moving to another server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use crate::connection::{Command, Failure, Script};
 
 const KEY: &str = "moved";
 
-/// A cluster, and the slot of [`KEY`] there.
+/// A cluster, and in it the slot of [`KEY`].
 fn slot() -> (Servers, Slot) {
     let servers = Servers::without_replicas().unwrap();
     let cluster = Cluster::connect(&servers.url(), &Settings::default()).unwrap().unwrap();
@@ -45,8 +45,8 @@ fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     assert!(matches!(outcome, Ok(Value::Int(0))), "{outcome:?}");
 }
 
-/// The server that the slot is on its way to has both keys when the script begins, and stops it
-/// when one is gone.
+/// When the script begins, the server to which the slot is moving has both keys. It stops the
+/// script when one key is gone.
 #[test]
 fn a_script_stopped_at_the_new_server_of_its_slot_counts_as_one_that_may_have_run() {
     static BOTH: LazyLock<Script> = LazyLock::new(|| {

@@ -1,4 +1,4 @@
-//! A server's answer to `CLUSTER SLOTS`, and its weight, from `CLUSTER INFO`.
+//! A server's answer to `CLUSTER SLOTS`, and the weight of this answer, from `CLUSTER INFO`.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::connection::host_port::HostPort;
 use crate::connection::limit::later;
 use crate::connection::{Command, Endpoint, SLOTS};
 
-/// A server's answers on the cluster.
+/// A server's answers to `CLUSTER SLOTS` and `CLUSTER INFO`.
 pub(super) struct ClusterAnswer {
     pub(super) slots: Value,
     pub(super) weight: Weight,
@@ -46,15 +46,16 @@ pub(super) struct Range {
     pub(super) replicas: Vec<HostPort>,
 }
 
-/// How much a server's answer counts. A server that sees a majority of the masters counts more. Of
-/// two such servers, the one with the later epoch counts more.
+/// The order in which the client prefers servers' views. A server that sees a majority of the
+/// masters goes before one that does not. Of two such servers, the one with the later epoch goes
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight {
     pub(super) is_up: bool,
-    /// The cluster's epoch, which grows whenever a master takes another one's place.
+    /// The cluster's epoch, which grows whenever a replica takes the place of a master.
     pub(super) epoch: u64,
-    /// Whether the server answered `CLUSTER INFO`. If not (its user lacks the right), it counts as
-    /// up.
+    /// Whether the server answered `CLUSTER INFO`. Without an answer (the user lacks the right),
+    /// the server counts as one that sees a majority.
     pub(super) is_said: bool,
 }
 
@@ -74,7 +75,7 @@ impl Weight {
     }
 }
 
-/// Reads the answer of the server at `from`. `Err`: why the server belongs to no cluster.
+/// Reads the answer of the server at `from`. The error says why the server belongs to no cluster.
 pub(super) fn ranges(
     reply: &Value,
     from: &HostPort,
@@ -89,13 +90,15 @@ pub(super) fn ranges(
     }
 }
 
-/// Reads one range of slots. `None`: it is unreadable, and its slots have no server.
+/// Reads one range of slots. Returns `None` if the range is unreadable: its slots then have no
+/// server.
 fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
     let mut host_ports = servers.iter().map(|server| host_port(server, from, map));
-    // The first one is the master. If its address does not count, no replica takes its place.
+    // The first one is the master. If the master has no usable address, the range has no server: a
+    // replica cannot replace it.
     let master = host_ports.next()??;
     let replicas = host_ports.flatten().collect();
     Some(Range { slots: slot(first)?..=slot(last)?, master, replicas })
@@ -106,7 +109,7 @@ fn host_port(server: &Value, from: &HostPort, map: &AddressMap) -> Option<HostPo
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
         Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        // The server does not know its own host name.
+        // The server that answers does not know its own host name.
         Value::Nil => String::new(),
         _ => return None,
     };

@@ -14,33 +14,33 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// The waiting side of a call. Its thread sleeps until the reply is there, or until the thread must
-/// combine.
+/// The waiting side of a call. Its thread sleeps until the reply has been read, or until the thread
+/// must combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
 }
 
 pub(super) enum CallState {
-    /// The command is not written, or is written and not answered.
+    /// The command is not yet written, or not yet answered.
     Queued,
-    /// Its thread must combine. This is set under the lane's mutex, as is the `Done` of a thread
-    /// that leaves. So no thread is made the combiner after it has left.
+    /// The call's thread must combine. This is set under the lane's mutex, as is the `Done` of a
+    /// thread that leaves, so a thread that has left never becomes the combiner.
     Combines,
-    /// The command is answered, or its thread leaves with this outcome.
+    /// The command is answered, or the thread leaves with this outcome.
     Done(Outcome),
-    /// Its thread has left.
+    /// The call's thread has left.
     Gone,
 }
 
 impl Call {
-    /// A queued call of the calling thread.
+    /// A new call of the calling thread.
     fn queued() -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
         Arc::new(Self { waker: Waker::current(), state })
     }
 
-    /// Takes the state, on which the call's thread then acts.
+    /// Takes the state. The call's thread then acts on it.
     fn told(&self) -> CallState {
         let mut state = self.state.lock();
         let told = std::mem::replace(&mut *state, CallState::Gone);
@@ -58,17 +58,18 @@ impl Lane {
         deadline_in(connect_timeout.saturating_add(self.endpoint.response_timeout()))
     }
 
-    /// As [`call_once`](Self::call_once), but fails at once if the server is known to be out. So a
-    /// thread that drops a hundred permits of an ended client waits for the outage only once.
+    /// As [`call_once`](Self::call_once), but fails at once if the server is known to be out of
+    /// reach. So a thread that drops a hundred permits of an ended client waits for the outage only
+    /// once.
     pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
-    /// Sends a command once and waits for its reply. If another thread's packet is on its way, the
-    /// command waits for its end and goes with the next packet. Each packet opens a connection, if
-    /// there is none, and waits for its replies.
+    /// Sends a command once and waits for its reply. If another thread's packet is in flight, the
+    /// command goes out with the next packet. If there is no connection, the thread that writes the
+    /// packet opens one.
     ///
-    /// If the calling thread has a [`Limit`], it waits at most until that is over: see
+    /// If the calling thread has a [`Limit`], this waits at most until the limit is over: see
     /// [`follow`](Self::follow).
     pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
@@ -77,8 +78,9 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but sends `copy` after a reset, if there is time left.
-    /// Even if all its connections break, the call ends. `true`: it sent `copy`.
+    /// As [`call_once`](Self::call_once), but sends `copy` after a reset, if there is time left. It
+    /// sends no second copy, even if the next connection breaks, too. The flag says whether it sent
+    /// `copy`.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -87,7 +89,7 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
-            // The wrong server changed nothing, and the next connection leads to the master.
+            // The wrong server changed nothing. The next connection leads to the master.
             Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
                     && is_wrong_server_error(&cause.error)
@@ -104,7 +106,7 @@ impl Lane {
         self.follow(&self.queue(command.asking()), Limit::current().as_ref())
     }
 
-    /// Queues a command. If no thread combines, the calling one must.
+    /// Queues a command. If no thread combines, the calling thread must.
     fn queue(&self, command: Command) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
@@ -116,8 +118,8 @@ impl Lane {
     }
 
     /// As [`call_once`](Self::call_once), but waits for other threads' packets only until `limit`.
-    /// (Other calls pass no limit: a sleep with an end costs a twentieth of the rate of many
-    /// threads.)
+    /// (Other calls pass no limit: with many threads, a sleep with a deadline costs a twentieth of
+    /// the rate.)
     pub(super) fn call_within(
         self: &Arc<Self>,
         command: &Command,
@@ -146,9 +148,9 @@ impl Lane {
         }
     }
 
-    /// Waits for the reply: sleeps until another thread has read it, or combines when that is the
-    /// thread's turn. A thread with a limit leaves when the limit is over, wherever its command
-    /// stands then. It never opens a connection itself.
+    /// Waits for the reply: sleeps until another thread has read the reply, or combines when this
+    /// thread becomes the combiner. A thread with a limit leaves when the limit is over, wherever
+    /// its command is then. It never opens a connection itself.
     ///
     /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
@@ -157,16 +159,18 @@ impl Lane {
     /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
     /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::Script::takes) is taken back before the next write |
     ///
-    /// A combiner that leaves hands the link on: to a call in the queue, or else to a call whose
-    /// command is written, which becomes the reader. If no other call waits, the link stays with
-    /// the lane. The next caller, or the look at an idle link, then reads the late reply before its
-    /// own. The link is given up only when the server has answered nothing for `response_timeout`,
-    /// even if other threads wrote in the meantime. If there is no link, or one that was silent for
-    /// long, a new thread combines in the place of the thread with the limit. The new thread has
-    /// the whole time that opening a link may take, and serves all calls that wait then.
+    /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
+    /// command is written: that call's thread becomes the reader. If no other call waits, the link
+    /// goes back to the lane. Then the next caller, or the look at an idle link, reads the late
+    /// reply before its own. The link is closed only when the server has answered nothing for
+    /// `response_timeout`, even if other threads wrote in the meantime. If there is no link, or the
+    /// link was silent for long, a new thread combines in place of the thread with the limit. The
+    /// new thread has the whole time that opening a link may take, and serves all calls that wait
+    /// then.
     ///
-    /// The sender of a command that may run gives back whatever the command takes, as after any
-    /// other lost reply: the sender knows its owner, ids or number (`lease/cleanup.rs`).
+    /// If a call ends while its command may still run, the sender gives back whatever the command
+    /// takes, as after any lost reply: the sender has the command's owner, ids or number
+    /// (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
             match (call.told(), limit) {
@@ -185,11 +189,12 @@ impl Lane {
         }
     }
 
-    /// Combines until its limit is over, for its own call and those in the queue.
+    /// Combines for this call and those in the queue, until the limit is over.
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
-            // The call's time was over before its turn to combine, so another thread must combine.
+            // The limit was over before this thread became the combiner, so another thread must
+            // combine.
             self.leaves(&mut state, call);
             let link = state.link.take();
             drop(state);
@@ -230,8 +235,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Ends a call whose time is over. This must come before its thread hands the link on, or the
-    /// thread could be made the combiner once more.
+    /// Ends a call whose time is over. Call this before the thread passes the link on, or the
+    /// thread could become the combiner again.
     fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
@@ -240,8 +245,8 @@ impl Lane {
         }
     }
 
-    /// Removes a call from the queue. Returns [`Failure::Unsent`] if the call was still in it, and
-    /// otherwise [`Failure::TimedOut`]: the command may run.
+    /// Removes a call from the queue. Returns [`Failure::Unsent`] if the call was still in the
+    /// queue. Otherwise the command may run, and this returns [`Failure::TimedOut`].
     fn give_up(&self, state: &mut LaneState, call: &Arc<Call>, why: io::Error) -> Failure {
         let why = Cause::new(why, self.endpoint.health());
         match state.queue.iter().position(|pending| pending.is(call)) {
@@ -254,11 +259,11 @@ impl Lane {
         }
     }
 
-    /// Gives up a call whose time is over. `None`: the call is answered, or its thread must
-    /// combine.
+    /// Gives up a call whose time is over. Returns `None` if the call is answered, or if its thread
+    /// must combine.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
-        // The next combiner is chosen under this mutex, so it cannot be a thread that has just
-        // left.
+        // The next combiner is chosen under this mutex, so a thread that leaves here is never
+        // chosen.
         let mut state = self.state.lock();
         let mut own = call.state.lock();
         if !matches!(*own, CallState::Queued) {
@@ -279,8 +284,8 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // The caller's own command is written, and the thread that should read the reply has
-            // left.
+            // The caller's own command is written, and the thread that should have read the reply
+            // has left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);
@@ -288,8 +293,9 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Waits a moment, on a link with delay, for the threads that the last packet served. They will
-    /// probably send again at once, and a thread that misses this packet waits for two round trips.
+    /// Waits a moment, on a link with delay, for the threads that the last packet served. These
+    /// threads will probably send again at once, and a thread that misses this packet waits for two
+    /// round trips.
     fn gather(&self) {
         let (served, patience) = {
             let state = self.state.lock();
@@ -306,29 +312,29 @@ impl Lane {
 }
 
 impl LaneState {
-    /// Whether the server has answered over the link lately, as far as the lane knows.
+    /// Whether the server has answered over the link within [`LATELY`], as far as the lane knows.
     fn answers(&self) -> bool {
         clock::since(self.heard_at) < LATELY
     }
 }
 
-/// The longest silence after which a server still counts as answering. After a longer one the
-/// server may be away, and a call without an answer says so.
+/// The longest silence after which the server still counts as answering. After a longer silence the
+/// server may be out of reach, and a call that times out says so.
 const LATELY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
-/// The shortest time to gather, for a round trip of a sixth of a millisecond. A shorter gathering
-/// costs more than it saves.
+/// The shortest time to gather, for a round trip of a sixth of a millisecond. A shorter time costs
+/// more than it saves.
 const SHORTEST_GATHER: Duration = Duration::from_micros(10);
 const LONGEST_GATHER: Duration = Duration::from_micros(500);
 
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // A thread that has left gets no reply: its verb undoes the command's effects.
+        // A thread that has left gets no reply: its caller undoes the command's effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -11,15 +11,15 @@ use crate::connection::link::{Link, Outgoing, ReplyReceiver};
 use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Waker;
 
-/// A thread's role as the combiner of a lane, with the lane's link. The drop hands the role and the
-/// link on, even after a panic.
+/// A thread's role as the combiner of a lane, with the lane's link. The drop passes the role and
+/// the link on, even after a panic.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
-    /// The link is boxed, since each call moves it from the lane and back.
+    /// The link is boxed, since each call moves it out of the lane and back.
     link: Option<Box<Link>>,
     /// The time that opening a link may take.
     within: Duration,
-    /// The end of the combining thread's work.
+    /// The limit of the combining thread.
     limit: Option<&'a Limit>,
     /// Whether the thread was panicking when it began to combine.
     was_panicking: bool,
@@ -27,16 +27,15 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
-        // This comes before a byte is written, since threads whose commands are in the link may
-        // have left.
+        // Take back late commands before a byte is written: threads whose commands are still in the
+        // link may have left.
         if let Some(link) = &mut link {
             link.withdraw_late();
         }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// Makes this a combiner that leaves when its limit is over, and hands the link on in any
-    /// state.
+    /// Makes the combiner leave when `limit` is over and pass the link on in whatever state it is.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
@@ -62,14 +61,14 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads the replies for which threads sleep. If it fails, the receivers
-    /// concerned have got the failure.
+    /// Writes a queue and reads the replies for which threads sleep. If this fails, the receivers
+    /// of the failed commands have got the failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
-            // If there is more to write, this reads all replies first, or the link would owe too
-            // much.
+            // If there is more to write, read all replies first, so that the number of unread
+            // replies stays small.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -84,8 +83,9 @@ impl<'a> Combiner<'a> {
     }
 
     /// Reads the replies that a call must read before it writes. Returns how many commands may be
-    /// written after that, so that the link does not owe more and more if one call after the other
-    /// leaves. Zero means that the link broke or the limit is over: the commands stay in the queue.
+    /// written after that: the limit keeps the number of unread replies small even if one call
+    /// after the other leaves. Returns zero if the link broke or the limit is over: then the
+    /// commands stay in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
@@ -97,7 +97,7 @@ impl<'a> Combiner<'a> {
     }
 
     /// Writes a packet over the present link, and reads the replies for which threads sleep, until
-    /// the limit is over. If it fails, the receivers concerned have got the failure.
+    /// the limit is over. If this fails, the receivers of the failed commands have got the failure.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
         let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
         self.on_link(|link| {
@@ -108,9 +108,9 @@ impl<'a> Combiner<'a> {
         });
     }
 
-    /// Writes as much as there is room for, without waiting: first the bytes left unwritten, then
-    /// these posts. But it opens a link if there is none. Returns the posts if the link takes no
-    /// bytes now. If writing fails, the receivers concerned have got the failure.
+    /// Writes as much as there is room for, without waiting: first the unwritten bytes, then
+    /// `posts`. If there is no link, this opens one. Returns the posts if the link takes no bytes
+    /// now. If writing fails, the receivers of the failed commands have got the failure.
     pub(super) fn write_posts(&mut self, posts: VecDeque<Pending>) -> VecDeque<Pending> {
         self.on_link(Link::write_rest);
         if posts.is_empty() || self.has_unwritten() {
@@ -143,8 +143,8 @@ impl<'a> Combiner<'a> {
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // Calls that queued while the connection failed to open fail here, too, so that
-                // they need not try one after the other. (If this attempt had less time to open
-                // than theirs would have, they try themselves.)
+                // they need not try one after the other. (If their attempt could take longer than
+                // this one, they try themselves.)
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -160,7 +160,7 @@ impl<'a> Combiner<'a> {
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
-            // The receivers concerned have heard of a failure.
+            // The receivers have already got the failure.
             let _heard = self.write_and_read(queue);
         } else {
             let failure = self.lane.out();
@@ -179,8 +179,8 @@ impl<'a> Combiner<'a> {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
-                // The server has accepted the link. This is noted now, since the limit of a call
-                // may end before the combiner is done.
+                // The server has accepted the link. This is noted now, since a call's limit may end
+                // before the combiner is done.
                 self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
             }
@@ -191,7 +191,8 @@ impl<'a> Combiner<'a> {
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
         // A thread that panics while it combines may have read a reply without counting it. The
-        // next caller would then take another command's reply for its own, and a number is a grant.
+        // next caller would then take another command's reply for its own, and a number means a
+        // grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -199,7 +200,7 @@ impl Drop for Combiner<'_> {
             let mut state = self.lane.state.lock();
             state.heard_at = heard_at;
             if panics {
-                // The thread's own call may still be in the queue, and must not become the next
+                // The thread's own call may still be in the queue. It must not become the next
                 // combiner.
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
@@ -208,10 +209,10 @@ impl Drop for Combiner<'_> {
                 Pending::Call(_, call) => call.takes_over(),
                 Pending::Post(..) => None,
             });
-            // The commands of these calls are written, and the thread that read for them leaves.
+            // These calls' commands are written, and the thread that read their replies leaves.
             let left =
                 self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
-            // This comes before the lane's mutex is free: see `Lane::abandon`.
+            // Choose the next combiner while this thread has the lane's mutex: see `Lane::abandon`.
             let next = queued.chain(left).next();
             if let Some(reader) = next {
                 state.link = self.link.take();
@@ -219,9 +220,9 @@ impl Drop for Combiner<'_> {
                 reader.wake();
                 return;
             }
-            // Only posts are left in the queue, since any call in it would be the next combiner.
-            // Without a connection, or with too many unread replies, posts wait for the background
-            // thread, which has been asked to look.
+            // The queue has only posts, since a call would be the next combiner. Without a
+            // connection, or with too many unread replies, posts wait for the background thread,
+            // which has been asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
@@ -237,8 +238,8 @@ impl Drop for Combiner<'_> {
             }
             let queue = take_first(&mut state.queue, MOST_UNREAD);
             drop(state);
-            // This only writes. The thread may be dropping a guard, and must wait neither for the
-            // test of a silent connection nor for a new one.
+            // This only writes. The thread may be dropping a guard, so it must wait neither for the
+            // test of a silent connection nor for a new connection.
             self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }
     }

@@ -9,31 +9,31 @@ use redis::Value;
 use crate::connection::{Channels, Command, RightsQuestion};
 use crate::sync::clock;
 
-/// The rights that the user is known to have, at one server, in one run of it and one login.
+/// The rights that the user is known to have, for one run of a server and one login.
 #[derive(Default)]
 pub(super) struct KnownRights {
-    /// Whether the server refuses no user anything, so that nothing is asked.
+    /// Whether the server restricts no user, so that no question is needed.
     is_open: bool,
-    /// A bit for each question that was answered with "the user may use all names".
+    /// One bit for each question whose answer was "the user may use all names".
     all: u64,
-    /// Questions whose answer was "the user may use only some names": the question and the name
-    /// that it was asked for, as one number. If there are too many, all are forgotten and asked
-    /// again.
+    /// Each number stands for a question whose answer was "the user may use only some names",
+    /// together with the name that was asked for. If there are too many, all are forgotten and
+    /// asked again.
     names: HashSet<u64>,
     hasher: RandomState,
-    /// The number of logins over the connection. An answer counts only for its own login.
+    /// The number of logins over the connection. An answer is valid only for its own login.
     logins: u32,
 }
 
 impl KnownRights {
-    /// At most this many names are kept, with about 16 bytes each.
+    /// The most names that are kept, with about 16 bytes each.
     const MOST: usize = 10_000;
 
     pub(super) fn new(is_open: bool) -> Self {
         Self { is_open, ..Self::default() }
     }
 
-    /// The bytes of a command, and its question if the command must ask one.
+    /// The bytes of a command, and its question if it must carry one.
     pub(super) fn encoded<'a>(
         &mut self,
         command: &'a Command,
@@ -45,13 +45,13 @@ impl KnownRights {
         if let Some(question) = self.asks(command)
             && let Some(bytes) = command.to_question(channels, &self.random_name())
         {
-            // The question goes as text. It is asked once, so the server need not know it.
+            // The question is sent as text: it is asked once, so the server need not remember it.
             return (bytes.into(), Some(SentQuestion { question, login: self.logins }));
         }
         (command.bytes_for(channels), None)
     }
 
-    /// The script's reply, without the answer to the question that went with it.
+    /// The script's reply without the answer to the question that was sent with it.
     pub(super) fn answered(
         &mut self,
         command: &Command,
@@ -62,7 +62,7 @@ impl KnownRights {
         let parts = match reply {
             Value::Array(parts) => parts,
             Value::ServerError(_) => return reply,
-            // The reply is another command's.
+            // This reply belongs to another command.
             _ => return Value::Boolean(false),
         };
         let mut parts = parts.into_iter();
@@ -82,7 +82,7 @@ impl KnownRights {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
 
-    /// The question that the command must ask before it acts.
+    /// The question that the command must carry before it may act, if it must.
     fn asks(&self, command: &Command) -> Option<&'static RightsQuestion> {
         let question = command.question()?;
         let is_known = self.all & question.bit() != 0
@@ -112,7 +112,7 @@ impl KnownRights {
     }
 }
 
-/// A question that went with a command.
+/// A question that was sent with a command.
 #[derive(Clone, Copy)]
 pub(super) struct SentQuestion {
     question: &'static RightsQuestion,

@@ -1,4 +1,4 @@
-//! A link against a server of its own.
+//! Tests of a link. Each test has its own server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
     (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
 }
 
-/// The rights of one user say nothing about those of another.
+/// The rights of one user say nothing about the rights of another user.
 #[test]
 fn a_login_over_the_connection_asks_anew() {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return #ARGV"));
@@ -52,7 +52,7 @@ fn a_login_over_the_connection_asks_anew() {
         let refused = link.exchange(&call("two")).unwrap_err();
         assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
     }
-    // In a cluster the question also goes to the node to which the slot is moving.
+    // In a cluster the question also goes to the server to which the slot is moving.
     let (heard, receiver) = hears();
     link.send([(call("two").asking(), receiver, true)]).unwrap();
     link.read_awaited().unwrap();
@@ -64,7 +64,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|found| found == part)
 }
 
-/// Another lane has found the next master in the meantime, and noted its address.
+/// Meanwhile another lane has found the next master and stored its address.
 #[test]
 fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();
@@ -83,8 +83,8 @@ fn an_error_names_the_server_that_the_connection_leads_to() {
     assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
 }
 
-/// A strange value of the right kind is the caller's concern. A reply of another kind belongs to
-/// another command.
+/// If a value of the right kind is strange, that is the caller's concern. A reply of another kind
+/// belongs to another command.
 #[test]
 fn a_reply_that_its_script_cannot_give_ends_the_connection() {
     static NUMBER: LazyLock<Script> =
@@ -114,7 +114,7 @@ fn a_reply_that_its_script_cannot_give_ends_the_connection() {
     }
 }
 
-/// A command with its ASKING is one entry of the queue, but has two replies.
+/// A command and its ASKING are one entry of the queue, but the server sends two replies.
 #[test]
 fn an_asking_command_has_its_own_reply_and_not_that_to_its_asking() {
     let server = Server::start().unwrap();
@@ -135,10 +135,10 @@ fn panics(_: Outcome) {
     panic!("as nothing should");
 }
 
-/// There is no replica, so the answer takes the whole time.
+/// There is no replica, so the answer to the WAIT takes the whole time.
 const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
 
-/// A broken link would fail waiting threads whose commands may have run.
+/// If the link broke, it would fail waiting threads whose commands may have run.
 #[test]
 fn a_connection_is_alive_while_the_server_waits_for_replicas() {
     let server = Server::start().unwrap();

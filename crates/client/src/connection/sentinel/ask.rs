@@ -1,4 +1,4 @@
-//! The questions to one Sentinel, and its answers.
+//! The questions to one Sentinel, and the answers.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
 
 impl Sentinels {
-    /// Asks the Sentinel at this address, in one round trip once it is connected.
+    /// Asks the Sentinel at this address. Once connected, this takes one round trip.
     pub(super) fn ask(&self, host_port: &HostPort, within: Duration) -> Result<Answer, Refusal> {
         let deadline = deadline_in(within);
         let mut connection = self.connect(host_port, deadline).map_err(|error| {
@@ -26,9 +26,9 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
-        // The answer to `MASTER` has the number of the decision (`config-epoch`). A Sentinel that
-        // was away names the old master for some seconds, and the old master itself still says that
-        // it is one.
+        // The answer to `MASTER` has the epoch of the decision (`config-epoch`). A Sentinel that
+        // was away names the old master for some seconds, and the old master still says that it is
+        // a master.
         let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
         let bytes: Vec<u8> =
@@ -64,7 +64,7 @@ impl Sentinels {
         };
         let named = address(named.next(), named.next()).ok_or(Refusal::Odd)?;
         let named = self.map.reach(&named).ok_or(Refusal::Unmapped)?;
-        // The number is optional: the user may have no right to ask for it, or the Sentinel gives
+        // The epoch is optional: the user may have no right to ask for it, or the Sentinel may send
         // it in another form.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let others = match others {
@@ -93,7 +93,7 @@ impl Sentinels {
     }
 }
 
-/// A Sentinel's fields by name. They are sent as pairs or as a map.
+/// A Sentinel's fields by name. The Sentinel sends them as pairs or as a map.
 fn fields(value: Value) -> HashMap<String, String> {
     match value {
         Value::Array(parts) => {

@@ -1,9 +1,9 @@
-//! How the client learns of a new master, with or without a message: a thread of its own,
+//! How the client notices a new master, with or without a message. This has a thread of its own,
 //! `redlatch-follow`.
 //!
 //! The thread listens to one Sentinel. That Sentinel may be cut off from the others, so the thread
-//! also asks another one now and then. No other thread can do this: it may be in a read from the
-//! old master for as long as a reply may take, and the message must end that read.
+//! also asks another one at intervals. A caller's thread cannot do this: it may be in a read from
+//! the old master for as long as a reply may take, and the message must end that read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,29 +15,28 @@ use super::ask::text;
 use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
-/// The channels for changes of the master. Sentinels publish on the first when a failover is over.
-/// The leading Sentinel publishes on the second channel up to 1 s earlier, as soon as the new
-/// server is a master.
+/// The channels for changes of the master. Sentinels publish on the first one when a failover is
+/// over. The leading Sentinel publishes on the second one as soon as the new server is a master,
+/// which is up to 1 s earlier.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
-/// The silence after which the thread asks the Sentinel whether it lives, and the time for the
-/// answer.
+/// After this silence the thread sends a PING to the Sentinel. The answer may take as long.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
 const CHECK: Duration = Duration::from_secs(3);
 /// How long that question may take. The thread reads no message in the meantime.
 const CHECKED_WITHIN: Duration = Duration::from_millis(500);
-/// The first pause after a Sentinel to which the thread could not listen.
+/// The first pause before the next Sentinel, if the thread could not listen to the last one.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 impl Sentinels {
-    /// The thread's whole life: until [`end`](Self::end).
+    /// The body of the thread, until [`end`](Self::end).
     pub(in crate::connection) fn follow(&self) {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(host_port) = self.nth(at) else { return };
-            // However the listening ended, even by a panic in the callback, the thread goes on with
-            // the next Sentinel in the present list. Without this thread the client would notice no
+            // After the connection ends, even by a panic in the callback, the thread continues with
+            // the next Sentinel of the present list. Without this thread the client would notice no
             // failover.
             let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
@@ -51,7 +50,8 @@ impl Sentinels {
         }
     }
 
-    /// The Sentinel at this place of the list, counted round. `None`: the client has ended.
+    /// The Sentinel at this position of the list, modulo its length. Returns `None` if the client
+    /// has ended.
     fn nth(&self, at: usize) -> Option<HostPort> {
         let state = self.state.lock();
         if state.ended {
@@ -60,7 +60,7 @@ impl Sentinels {
         state.sentinels.get(at % state.sentinels.len().max(1)).cloned()
     }
 
-    /// Sleeps. `false`: the client has ended.
+    /// Sleeps. Returns `false` if the client has ended.
     fn rest(&self, sleep: Duration) -> bool {
         let until = Instant::now() + sleep;
         let mut state = self.state.lock();
@@ -70,8 +70,8 @@ impl Sentinels {
         !state.ended
     }
 
-    /// Listens to the Sentinel at this address until the connection ends. `Ok`: it listened for a
-    /// while.
+    /// Listens to the Sentinel at this address until the connection ends. Returns `Ok` if it could
+    /// listen for some time.
     fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;
@@ -88,9 +88,9 @@ impl Sentinels {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
-        // The answer for the second channel.
+        // The answer to the second subscription.
         connection.receive_any_until(until)?;
-        // Asks for changes that the thread has missed until now.
+        // Ask once for a change that came before the subscription.
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
@@ -106,7 +106,7 @@ impl Sentinels {
                     connection.send_until(ping.bytes(), Instant::now() + LOOK)?;
                     asked = true;
                 }
-                // The connection broke, or is dead.
+                // The connection has broken, or the Sentinel is silent.
                 Err(_) => return Ok(()),
             }
             if self.state.lock().ended {
@@ -122,7 +122,7 @@ impl Sentinels {
         }
     }
 
-    /// As [`listen`](Self::listen), if the Sentinels do not let this client subscribe.
+    /// As [`listen`](Self::listen), for a client that may not subscribe: asks at intervals.
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
         while self.rest(LOOK) {
             *at += 1;
@@ -133,7 +133,7 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Learns the master from the Sentinel at this address, if the Sentinel answers.
+    /// Asks the Sentinel at this address for the master. Stores the answer, if one comes.
     fn check(&self, host_port: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(host_port, within) {
             self.learn(host_port, &answer, false);
@@ -141,7 +141,7 @@ impl Sentinels {
     }
 
     /// Whether a message says that this service has another master now. The thread then asks for
-    /// the master, since the message lacks the number of the decision.
+    /// the master, since the message has no epoch.
     fn is_switch(&self, message: Value) -> bool {
         let last = match message {
             Value::Array(parts) => parts.into_iter().last(),
@@ -149,7 +149,8 @@ impl Sentinels {
             _ => None,
         };
         let said = last.and_then(text).unwrap_or_default();
-        // "name old new" or "slave … @ name old", with hosts and ports. (A name has no space.)
+        // The text is "name old new" or "slave … @ name old", with hosts and ports. (A name has no
+        // space.)
         let words: Vec<_> = said.split(' ').collect();
         words.first() == Some(&&*self.service)
             || words.windows(2).any(|it| it == ["@", &self.service])

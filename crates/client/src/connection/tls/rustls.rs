@@ -1,4 +1,4 @@
-//! rustls, with ring.
+//! TLS by rustls, with ring.
 
 use std::error::Error as StdError;
 use std::io;
@@ -24,14 +24,14 @@ use crate::connection::socket::Socket;
 use crate::connection::{Identity, Provided, Source, TlsSettings};
 
 pub(super) struct Connector {
-    /// Without an identity if there is a source of it.
+    /// The settings. They contain no identity if there is a source of identities.
     config: Arc<ClientConfig>,
     source: Option<Arc<Source<Identity>>>,
 }
 
 impl Connector {
     pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
-        // The client has its own provider, and does not use the process's default one.
+        // The client has its own crypto provider, and does not use that of the process.
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -82,7 +82,7 @@ impl Connector {
 }
 
 /// The same settings, with this identity for servers that ask for one. (rustls resumes no session
-/// of another identity, so the server sees this one.)
+/// of another identity, so the server sees this identity.)
 fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<ClientConfig, String> {
     let chain = certificates_in(&identity.certificates)?;
     let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|why| why.to_string())?;
@@ -92,7 +92,8 @@ fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<Client
     Ok(config)
 }
 
-/// A verifier that trusts the authorities of the settings, or without any, those of the platform.
+/// A verifier that trusts the authorities of the settings. If there are none, it trusts those of
+/// the platform.
 fn verifier(
     settings: &TlsSettings,
     provider: Arc<CryptoProvider>,
@@ -126,7 +127,7 @@ fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, Socket>;
 
-/// Trusts any certificate, as `#insecure` says. It still checks that the server has the
+/// Trusts any certificate, as `#insecure` demands. It still checks that the server has the
 /// certificate's key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
@@ -172,7 +173,7 @@ impl ServerCertVerifier for Anybody {
 fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     let mut cause = Some(error);
     while let Some(this) = cause {
-        // An error in the messages also comes as an `io::Error`, but with `InvalidData`.
+        // An error in TLS's messages also comes as an `io::Error`, but of kind `InvalidData`.
         if let Some(broke) = this.downcast_ref::<io::Error>()
             && broke.kind() != io::ErrorKind::InvalidData
         {
@@ -191,8 +192,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// The meaning of an error after the handshake. The server says only after it that it wants a
-/// certificate, or refuses the client's.
+/// The meaning of an error after the handshake. Only then does the server say that it wants a
+/// certificate, or that it refuses the client's.
 pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
         Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
@@ -200,7 +201,7 @@ pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     }
 }
 
-/// The meaning of the server's alert, if it concerns the client's certificate.
+/// The meaning of the server's alert, if the alert concerns the client's certificate.
 fn about_certificate(said: &str) -> Option<String> {
     const REFUSALS: [&str; 7] = [
         "AccessDenied",
