@@ -8,8 +8,8 @@ use crate::sync::{Mutex, Waker};
 
 /// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
-/// A clone is the same token. A cancelled token stays cancelled, and each later wait with it ends
-/// at once. So make a new token for a new piece of work.
+/// A clone is the same token. A cancelled token stays cancelled, and ends each later wait at once.
+/// So make a new token for a new piece of work.
 ///
 /// ```
 /// # use redlatch_client as redlatch;
@@ -35,13 +35,13 @@ impl CancelToken {
     }
 
     /// Ends every present and later wait with this token, with an error of kind [`Cancelled`].
-    /// Returns at once. If a waiter was granted its lock before, it takes the lock.
+    /// Returns at once. If a waiter was already granted its lock, that waiter takes the lock.
     ///
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
     pub fn cancel(&self) {
-        // The flag comes before the list. So a waiter that registers after the list was copied sees
-        // the flag before it sleeps.
+        // Set the flag before reading the list. So a waiter that registers after the list was
+        // copied sees the flag before it sleeps.
         self.0.cancelled.store(true, Ordering::SeqCst);
         let waiting = self.0.waiting.lock().clone();
         waiting.iter().for_each(Waker::wake);

@@ -1,14 +1,14 @@
 //! The Redis client under [redlatch](https://docs.rs/redlatch): synchronous, multiplexed, with
-//! Sentinel, Cluster, push messages and TLS. It knows no lock.
+//! Sentinel, Cluster, push messages and TLS. It contains no lock.
 //!
-//! This is a part of redlatch, published because a package needs the packages that it is made of.
-//! Its API makes no promise of its own yet: redlatch depends on exactly its own version of it.
+//! This package is a part of redlatch. It is published because redlatch needs it. Its API is not
+//! stable: redlatch depends on exactly its own version of it.
 
-// These pages are for people who change redlatch, and have the private items at hand.
+// These pages are for people who change redlatch, and who can see the private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
-// The code needs Unix: it counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and takes
-// `WouldBlock` for a read's timeout.
+// The code needs Unix: it counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects that
+// a read with a timeout fails with `WouldBlock`.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 

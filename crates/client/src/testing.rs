@@ -1,14 +1,14 @@
-//! Parts for the tests of redlatch and of this package. Users do not get them.
+//! Functions for the tests of redlatch and of this package. Users do not get them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a [led](lead) name is looked up. It may be often, since no name server is asked.
+/// How often a [led](lead) name is looked up. This is often, since no name server is asked.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 
-/// The addresses of names, instead of the system's.
+/// The addresses of names that a test has set, in place of the system's.
 static NAMES: Mutex<BTreeMap<String, Vec<SocketAddr>>> = Mutex::new(BTreeMap::new());
 
 /// Makes the host's name lead to these addresses.
@@ -17,7 +17,7 @@ pub fn lead(host: &str, addresses: &[SocketAddr]) {
     names.insert(host.to_owned(), addresses.to_vec());
 }
 
-/// The addresses to which a test has [led](lead) this name.
+/// The addresses that a test has set for this name with [`lead`].
 pub(crate) fn led(host: &str) -> Option<Vec<SocketAddr>> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner).get(host).cloned()
 }

@@ -12,25 +12,25 @@ pub(super) struct ChannelsState {
     pub(super) entries: HashMap<Arc<str>, Arc<ChannelEntry>>,
     /// The queue for each server with channels, by the server's number.
     pub(super) queues: HashMap<usize, SubscriberQueue>,
-    /// The first version of a new entry. It is higher than the versions of all dropped entries, so
-    /// that no channel ever has a version twice.
+    /// The first version of a new entry. It is higher than all versions of dropped entries, so that
+    /// no channel ever has the same version twice.
     pub(super) first_version: u64,
 }
 
 /// The work for a subscriber's thread.
 pub(super) struct SubscriberQueue {
-    /// Whether the thread was started.
+    /// Whether the thread has been started.
     pub(super) runs: bool,
     pub(super) subscriber: Arc<Subscriber>,
     /// Channels to subscribe to.
     pub(super) wanted: Vec<Arc<ChannelEntry>>,
-    /// Channels that have moved to another home.
+    /// Channels that now have another home.
     pub(super) left: Vec<Arc<ChannelEntry>>,
-    /// Holds that have lasted for a while, to be tracked under their keys.
+    /// Holds that have lasted for a while, so that their keys are to be tracked.
     pub(super) to_track: Vec<ToTrack>,
-    /// Whether tracked keys may have another home since the thread last looked.
+    /// Whether tracked keys may have another home since the thread last read this flag.
     pub(super) moved: bool,
-    /// Whether the thread sleeps in a read, where only a control message reaches it.
+    /// Whether the thread sleeps in a read, so that it needs a control message to see its queue.
     pub(super) reading: bool,
 }
 
@@ -54,15 +54,15 @@ impl ChannelsState {
         dropped
     }
 
-    /// Removes the channels of a server that have no listener. Returns those from which the
-    /// subscriber must unsubscribe.
+    /// Removes the channels of a server that have no listener. Returns the ones that the subscriber
+    /// must unsubscribe from.
     pub(super) fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<ChannelEntry>> {
-        // The server knows nothing of a channel that it refused.
+        // The server does not know a channel that it refused.
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
         });
-        // Only confirmed channels are removed here. Since the server's confirmations come in the
-        // order of the requests, a confirmation then always means the present entry.
+        // Only confirmed channels are removed here. Since the server confirms in the order of the
+        // requests, a confirmation then always belongs to the present entry.
         self.drop_entries(|entry| {
             if entry.home() != server {
                 return false;

@@ -1,5 +1,5 @@
 //! The search for clients of a cluster that use the other kind of channels, sharded or not. Clients
-//! of one kind do not hear those of the other.
+//! of one kind receive no messages from clients of the other kind.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,13 +10,13 @@ use super::PubSub;
 use super::entry::ChannelKind;
 use crate::connection::{Channels, Command, Failure, Node, Outcome};
 
-/// At most this many channels stand in one question.
+/// The most channels in one question.
 const MOST_COMPARED: usize = 100;
 
 impl PubSub {
-    /// The questions to a server of a cluster: how many clients listen on the other kind of
-    /// channels? They count all redlatch clients, and the Redisson clients that listen to this
-    /// client's channels.
+    /// The questions to a server of a cluster that find out how many clients listen on the other
+    /// kind of channels. The answers count all redlatch clients, and the Redisson clients that
+    /// listen to this client's channels.
     pub fn comparisons(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();
@@ -44,13 +44,13 @@ impl PubSub {
         }
     }
 
-    /// Takes the answer to a comparison. Returns a message for the log if there are such clients,
-    /// and only once.
+    /// Handles the answer to such a question. Returns a message for the log, once, if there are
+    /// such clients.
     pub fn compared(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
             Ok(_) => false,
-            // This client has no right to ask.
+            // This client has no right to ask this.
             Err(Failure::Refused(_)) => {
                 self.compares.store(false, Ordering::Relaxed);
                 false

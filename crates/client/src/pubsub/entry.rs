@@ -7,13 +7,13 @@ use crate::connection::Cause;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Waker};
 
-/// A channel that a thread of this process listens to, or did a short while ago.
+/// A channel that a thread of this process listens to, or listened to a short while ago.
 #[derive(Debug)]
 pub(crate) struct ChannelEntry {
     channel: Arc<str>,
     kind: ChannelKind,
-    /// The number of the server at which this process subscribes to the channel. It changes under
-    /// the mutex of all channels.
+    /// The number of the server at which this process subscribes to the channel. It changes only
+    /// under the mutex of all channels.
     home: AtomicUsize,
     state: Mutex<EntryState>,
 }
@@ -21,15 +21,16 @@ pub(crate) struct ChannelEntry {
 /// The use of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
-    /// The channel of a name. It is kept for a while after its last listener, for the next one.
+    /// The channel of a name. After its last listener has left, it is kept for a while for the next
+    /// one.
     Shared,
-    /// The channel of one waiter. No other thread ever listens to it.
+    /// The channel of one waiter. No other thread listens to it.
     Single,
-    /// The channel to which all clients of a cluster with the same kind of channels listen. Clients
-    /// with the other kind find them by it.
+    /// The channel that all clients of a cluster with the same kind of channels listen to. Clients
+    /// with the other kind find them by this channel.
     Common,
-    /// The client's own channel, at one server or for one name. Each message is for the owner that
-    /// it names, and does not count as news of the channel.
+    /// The client's own channel, at one server or for one name. Each message names the owner that
+    /// it is for, and does not change the channel's version.
     Own,
 }
 
@@ -37,22 +38,23 @@ pub(crate) enum ChannelKind {
 struct EntryState {
     confirmation: Confirmation,
     /// The number of events that a waiter may have missed: messages, and confirmations after a
-    /// reconnect. A waiter reads the version before it tries, and sleeps only while it is the same.
+    /// reconnect. A waiter reads the version before it asks the server, and sleeps only while the
+    /// version is unchanged.
     version: u64,
     /// The last message.
     message: Vec<u8>,
     waiting: Vec<Waker>,
-    /// The time at which the last listener left, if there is none now.
+    /// The time since which no thread listens.
     idle_since: Option<Instant>,
     listeners: usize,
 }
 
-/// Whether the server sends messages of a channel.
+/// Whether the server sends the messages of a channel.
 #[derive(Clone, Debug)]
 pub enum Confirmation {
-    /// The subscription is not confirmed. A message would be lost now.
+    /// The subscription is not yet confirmed. A message that is published now would be lost.
     Pending,
-    /// The server sends them.
+    /// The server sends the channel's messages.
     Confirmed,
     /// The server refuses the subscription.
     Refused(Cause),
@@ -83,7 +85,7 @@ impl ChannelEntry {
         self.home.load(Ordering::Relaxed)
     }
 
-    /// Moves the channel to another home. Returns the number of the old one.
+    /// Moves the channel to another home. Returns the number of the old home.
     pub(crate) fn move_to(&self, home: usize) -> usize {
         self.home.swap(home, Ordering::Relaxed)
     }
@@ -135,7 +137,7 @@ impl ChannelEntry {
         self.state.lock().idle_since
     }
 
-    /// Makes all news of the channel wake `waker`, until [`forget`](Self::forget).
+    /// Makes each event of the channel wake `waker`, until [`forget`](Self::forget).
     pub(crate) fn wake(&self, waker: Waker) {
         self.state.lock().waiting.push(waker);
     }
@@ -147,7 +149,7 @@ impl ChannelEntry {
         }
     }
 
-    /// Takes a message of the channel.
+    /// Stores a message that came on the channel.
     pub(crate) fn heard(&self, message: Vec<u8>) {
         let mut state = self.state.lock();
         state.version += 1;
@@ -159,14 +161,16 @@ impl ChannelEntry {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken when their channel is
-        // confirmed, and not before: a waiter that tried earlier could sleep through the next
-        // message. The last message is dropped, since it may be older than the missed ones.
+        // confirmed, and not earlier: a waiter that asked the server earlier could sleep through
+        // the next message. The last message is dropped, since it may be older than the missed
+        // messages.
         state.version += 1;
         state.message.clear();
         Self::wake_all(state);
     }
 
-    /// Notes that the connection is gone. This wakes no thread, since there is no news yet.
+    /// Notes that the connection is gone. This wakes no thread: waiters are woken at the next
+    /// confirmation.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {
@@ -174,12 +178,12 @@ impl ChannelEntry {
         }
     }
 
-    /// Notes that the subscriber asks for the channel, perhaps again.
+    /// Notes that the subscriber has asked for the channel.
     pub(crate) fn ask_again(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all waiters for another reason than news of the channel.
+    /// Wakes all waiters without an event of the channel.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }
@@ -205,7 +209,7 @@ impl ChannelEntry {
 mod tests {
     use super::*;
 
-    /// Later messages may have been missed.
+    /// After the broken connection, the message may be older than messages that were missed.
     #[test]
     fn a_message_from_before_the_connection_broke_is_forgotten() {
         let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);

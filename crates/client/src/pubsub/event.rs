@@ -8,16 +8,16 @@ use redis::{PushKind, RedisError, Value};
 pub(super) enum PubSubEvent {
     Subscribed(Vec<u8>),
     Unsubscribed(Vec<u8>),
-    /// A channel, and a message on it.
+    /// The channel, and the message that came on it.
     Message(Vec<u8>, Vec<u8>),
-    /// These keys have changed; `None`: any may have.
+    /// These keys have changed. If it is `None`, any key may have changed.
     Changed(Option<Vec<Arc<str>>>),
     Refused(RedisError),
     /// The answer to a PING.
     Pong,
-    /// The answer to a question.
+    /// The answer to a question about a hold.
     Reply(Value),
-    /// Any other, for which no thread waits.
+    /// A push or reply for which no thread waits.
     Other,
 }
 

@@ -17,13 +17,14 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 impl PubSub {
-    /// A subscriber thread's whole life.
+    /// The body of a subscriber's thread.
     pub fn run(&self, subscriber: &Arc<Subscriber>) {
         let mut retry = FIRST_RETRY;
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic counts as an outage: it must not leave waiters with a silent channel.
+            // A panic counts as a broken connection: the thread must not end and leave waiters on a
+            // silent channel.
             let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
                 Some(serving) => serving.run(|| retry = FIRST_RETRY),
                 None => Ok::<_, RedisError>(()),
@@ -40,14 +41,14 @@ impl PubSub {
             for entry in state.of_server(subscriber) {
                 entry.disconnected();
             }
-            // Channels that have no listener now need not be subscribed again.
+            // Channels without a listener need not be subscribed to again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
                 subscriber.work.wait_for(&mut state, retry);
                 drop(state);
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
-                    // Another server may have this one's slots now.
+                    // Another server may now have the slots of this one.
                     cluster.look();
                     self.hand_on(subscriber, &mut tracking);
                 }
@@ -55,8 +56,8 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until a thread wants a channel or a hold is to be tracked. `false`: the client was
-    /// shut down, or the server has left the cluster.
+    /// Sleeps until a thread wants a channel or a hold is to be tracked. Returns `false` if the
+    /// client is shut down, or if the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
@@ -80,15 +81,16 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots, and may be gone for good. The subscriber's thread then ends
-    /// unless it is wanted. A thread that wants it later finds no queue and starts another one.
-    /// Both happen under the mutex of all channels.
+    /// Whether the server has no slots, so that it may be gone for good. If so, the subscriber's
+    /// thread ends unless another thread wants it. A thread that wants it later finds no queue and
+    /// starts a new subscriber. The check and the search both take the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }
 
-    /// Whether the thread's work is over: its server has left the cluster and no thread wants it.
-    /// This is the check of [`wait_for_work`](Self::wait_for_work) while there is a connection.
+    /// Whether the thread's work is over: its server has left the cluster and no thread wants a
+    /// channel there. [`wait_for_work`](Self::wait_for_work) makes the same check without a
+    /// connection.
     pub(super) fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         if !self.is_left(subscriber) {
             return false;

@@ -1,15 +1,16 @@
-//! The subscriptions by which wake-ups arrive. Each server has one subscriber thread with one
-//! connection, and each channel has one entry.
+//! The subscriptions that bring wake-ups to this process. Each server has one subscriber thread
+//! with one connection, and each channel has one entry.
 //!
-//! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
-//! thread publishes a message on the client's own channel, which works over TCP, TLS and unix
-//! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
-//! With one server, scripts also send their messages for this client's waiters on that channel. In
-//! a cluster they use a channel of the name, since the client's would belong to another slot.
+//! The subscriber thread sleeps in a read of its connection. If another thread puts a channel into
+//! its queue, that thread publishes a control message on the client's own channel, which wakes the
+//! subscriber. This works over TCP, TLS and unix sockets alike. A control message every few seconds
+//! also shows that the connection is alive. With one server, scripts also use that channel for
+//! messages to this client's waiters. In a cluster they use a channel of the name, since the
+//! client's own channel would belong to another slot.
 //!
-//! An entry has a home: the server that has the channel's slot. When the slot moves to another
-//! server, the entry moves, too, and is confirmed anew. For its waiters this is like a reconnect.
-//! Tracked keys move the same way (`tracking.rs`).
+//! An entry has a home: the server that has the channel's slot. If the slot moves to another
+//! server, the entry moves, too, and is confirmed again. For its waiters this is like a reconnect.
+//! Tracked keys move in the same manner (`tracking.rs`).
 
 mod channels;
 mod comparison;
@@ -40,44 +41,43 @@ use tracking::{MOST_KEYS, Tracking};
 use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::sync::{Condvar, Mutex};
 
-/// How often the control message goes out while there are subscriptions.
+/// How often the control message is published while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
-/// The time within which a message arrives, if it arrives at all.
+/// The longest that a message takes to arrive over a connection that works.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
-/// The channels this process listens to.
+/// The channels that this process listens to.
 pub struct PubSub {
     servers: Servers,
     names: Names,
     channels: Channels,
     state: Mutex<ChannelsState>,
-    /// Whether the server refuses the control message, which is in the log then.
+    /// Whether the server refuses the control message. If so, the log has said so.
     muted: AtomicBool,
-    /// In a cluster, the channel to which all clients with this kind of channels listen.
+    /// In a cluster, the channel that all clients with this kind of channels listen to.
     common: Option<Arc<str>>,
-    /// Whether the client asks for clients with the other kind of channels. It stops when it has
-    /// logged some, or when the server refuses to answer.
+    /// Whether the client searches for clients with the other kind of channels. The search ends
+    /// when it has logged some, or when the server refuses to answer.
     compares: AtomicBool,
     /// Whether the client asks servers to track the keys of its holds.
     may_track: bool,
     shut_down: AtomicBool,
-    /// The only subscriber, if there is one server.
+    /// The only subscriber, if the client has one server.
     sole: OnceLock<Arc<Subscriber>>,
     host: Box<dyn Host>,
 }
 
-/// The control message. The thread that gets it looks at its queue of new channels. The message
-/// also shows that the connection lives.
+/// The control message. A subscriber that receives it reads its queue of new channels. The message
+/// also shows that the connection is alive.
 const CONTROL: &str = "0";
 
-/// The channels of the client.
+/// The names of the client's channels.
 pub struct Names {
     /// The client's own channel.
     pub control: String,
-    /// The client's own channel for a key in a cluster: it must be in the key's slot.
+    /// The client's own channel for a key in a cluster, in the slot of that key.
     pub own: Box<dyn Fn(&str) -> String + Send + Sync>,
-    /// The channel to which all clients of a cluster listen that have sharded channels, or all that
-    /// have not.
+    /// The channel that all clients of a cluster with the same kind of channels listen to.
     pub common: fn(sharded: bool) -> String,
 }
 
@@ -87,19 +87,20 @@ impl fmt::Debug for Names {
     }
 }
 
-/// The client, as its subscribers need it.
+/// The part of the client that its subscribers need.
 pub trait Host: Send + Sync {
-    /// Starts the thread of a subscriber. Called with a mutex held. `false`: the system gives none.
+    /// Starts the thread of a subscriber. It is called with a mutex held. Returns `false` if the
+    /// system cannot create a thread.
     fn start(&self, subscriber: Arc<Subscriber>) -> bool;
 
-    /// Wakes the subscriber thread of a server from its read, with a
-    /// [`control_message`](PubSub::control_message).
+    /// Wakes the subscriber thread of a server from its read. Sends a
+    /// [`control_message`](PubSub::control_message) for this.
     fn tell(&self, node: &Arc<Node>);
 
-    /// As [`tell`](Self::tell), but soon, and without I/O in this call.
+    /// As [`tell`](Self::tell), but later, on another thread, without I/O in this call.
     fn tell_soon(&self, node: Arc<Node>);
 
-    /// Takes a message of the client's own channel, other than a control message. Called on a
+    /// Handles a message on the client's own channel that is no control message. It is called on a
     /// subscriber's thread with no mutex held.
     fn message(&self, message: &[u8]);
 }
@@ -111,8 +112,8 @@ impl fmt::Debug for PubSub {
 }
 
 impl PubSub {
-    /// No method of `host` may block. `may_track`: the client asks servers to report changes of its
-    /// holds' keys.
+    /// Makes the subscriptions of a client. No method of `host` may block. `may_track`: the client
+    /// asks servers to report changes of its holds' keys.
     pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
         let state =
             ChannelsState { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
@@ -134,12 +135,12 @@ impl PubSub {
         }
     }
 
-    /// The only subscriber, with one server.
+    /// The only subscriber of a client that has one server.
     fn sole(&self) -> &Arc<Subscriber> {
         if let Some(sole) = self.sole.get() {
             return sole;
         }
-        // All threads find the same subscriber, and none waits for this one with a mutex held.
+        // All threads get the same subscriber, and no thread waits here with a mutex held.
         let subscriber = self.subscriber(&self.servers.first());
         self.sole.get_or_init(|| subscriber)
     }
@@ -153,8 +154,8 @@ impl PubSub {
         state.queues.entry(node.number()).or_insert_with(|| {
             let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
-                // Every server of a cluster gets a published message, so the channel has the
-                // server's number.
+                // Every server of a cluster receives a published message, so each server has a
+                // channel of its own, with the server's number.
                 own = format!("{own}:{}", node.number());
             }
             let subscriber = Arc::new(Subscriber {
@@ -182,20 +183,20 @@ impl PubSub {
         })
     }
 
-    /// Listens to a channel, whose messages arrive once it is confirmed.
+    /// Listens to a channel. Its messages arrive once the subscription is confirmed.
     pub fn listen(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Shared)
     }
 
-    /// As [`listen`](Self::listen), to a channel that no other thread will listen to.
+    /// As [`listen`](Self::listen), for a channel that no other thread listens to.
     pub fn listen_once(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Single)
     }
 
     fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
         let mut state = self.state.lock();
-        // This is under the mutex: `moved` runs after the servers know of a move, and then finds
-        // this entry.
+        // Look the home up under the mutex: `moved` runs after the servers know of a move, and then
+        // finds this entry.
         let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
@@ -206,18 +207,18 @@ impl PubSub {
                 (Arc::clone(vacant.insert(Arc::new(entry))), true)
             }
         };
-        // This is under the mutex under which the subscriber looks for idle entries, so it cannot
-        // drop this entry between the look-up and here.
+        // The subscriber drops idle entries under the same mutex, so it cannot drop this entry
+        // between the look-up and this call.
         entry.listen();
-        // A refused channel is asked for again, since the user may have got the right in the
-        // meantime.
+        // If the server refused the channel, ask again: the user may have received the right since
+        // then.
         let again = entry.is_refused();
         if again {
             entry.ask_again();
         }
         let mut tell = None;
         if new || again {
-            // If the channel's slot has moved by then, the server says so.
+            // If the channel's slot moves meanwhile, the server redirects the subscriber.
             entry.move_to(home.number());
             tell = self.want(&mut state, &home, &entry);
         }
@@ -226,8 +227,8 @@ impl PubSub {
         Subscription { entry }
     }
 
-    /// Puts a channel into a server's queue. Returns the server if its thread needs a control
-    /// message.
+    /// Puts a channel into a server's queue. Returns the server if its subscriber thread needs a
+    /// control message.
     fn want(
         &self,
         state: &mut ChannelsState,
@@ -240,9 +241,9 @@ impl PubSub {
         queue.reading.then(|| Arc::clone(home))
     }
 
-    /// Takes the news that these slots, which are in order, have another server. The channels move
-    /// there now, and tracked keys when the old server's thread next looks. (There is no hurry,
-    /// since the holds under moved keys are renewed now.)
+    /// Notes that these slots, in ascending order, have another server. Their channels move at
+    /// once. Their tracked keys move when the old server's thread next reads its queue. (This is
+    /// soon enough, since a moved hold is renewed at once.)
     pub fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
@@ -272,14 +273,14 @@ impl PubSub {
     }
 
     /// Listens to the client's own channel, on which scripts send messages for this key's waiters.
-    /// Its version changes when messages may have been missed.
+    /// The version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
         if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
-            // A subscriber with a connection has asked for this channel. After a refusal there is
-            // no connection, so the subscriber asks again when it connects.
+            // A subscriber with a connection has already asked for this channel. After a refusal it
+            // has no connection, so it asks again when it connects.
             if own.is_refused() {
                 own.ask_again();
             }
@@ -291,13 +292,13 @@ impl PubSub {
         }
     }
 
-    /// The client's own channel for this key in a cluster, where it must be in the key's slot.
+    /// The client's own channel for this key in a cluster, in the slot of the key.
     fn own_channel(&self, key: &str) -> String {
         (self.names.own)(key)
     }
 
     /// The version of the client's own channel for this key. It changes when messages may have been
-    /// missed. `None`: no thread listens to the channel.
+    /// missed. Returns `None` if no thread listens to the channel.
     pub fn own_version(&self, key: &str) -> Option<u64> {
         if self.channels == Channels::Server {
             return Some(self.sole().own.version());
@@ -306,7 +307,7 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
     }
 
-    /// Whether the server has confirmed that the client listens to that channel.
+    /// Whether the server has confirmed the subscription to the client's own channel.
     pub fn hears_own(&self, key: &str) -> bool {
         if self.channels == Channels::Server {
             return self.sole().own.is_confirmed();
@@ -315,8 +316,8 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).is_some_and(|entry| entry.is_confirmed())
     }
 
-    /// Whether the server of this key supports tracking, as far as this client knows. Otherwise
-    /// [`track`](Self::track) is useless.
+    /// Whether the server of this key supports tracking, as far as this client knows. If not,
+    /// [`track`](Self::track) has no effect.
     pub fn tracks(&self, key: &str) -> bool {
         if !self.may_track || self.channels == Channels::Server {
             return self.may_track && self.sole().tracks();
@@ -327,7 +328,7 @@ impl PubSub {
     }
 
     /// Makes the subscriber ask the server about `who` at each change of `key`, while there is a
-    /// connection. This does no I/O.
+    /// connection. This call does no I/O.
     pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
@@ -335,7 +336,7 @@ impl PubSub {
         if !queue.subscriber.tracks() || queue.to_track.len() >= MOST_KEYS {
             return;
         }
-        // The thread that put the first hold into the queue has woken the subscriber for all.
+        // The thread that put the first hold into the queue has already woken the subscriber.
         let tell = queue.reading && queue.to_track.is_empty();
         queue.to_track.push((Arc::clone(key), who));
         queue.subscriber.work.notify_one();
@@ -345,11 +346,11 @@ impl PubSub {
         }
     }
 
-    /// Gives the tracked keys that have a new home to the thread of that server.
+    /// Gives each tracked key with a new home to the subscriber of that server.
     fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
-        // This comes before the look, so that the thread looks again after a later move.
+        // Clear the flag before the search, so that a later move makes the thread search again.
         if let Some(queue) = self.state.lock().queues.get_mut(&here) {
             queue.moved = false;
         }
@@ -362,9 +363,9 @@ impl PubSub {
         }
     }
 
-    /// Notes that a thread had to ask for something that a message should have said. The message
-    /// may still be on its way. But if the connection brings nothing at all until this happens
-    /// again, it is dead without an error. This ends it, and the subscriber opens the next one.
+    /// Notes that a thread learned from a reply what a message should have told it. The message may
+    /// still come. But if the connection brings nothing before this happens again, it is dead
+    /// without an error: then this closes it, and the subscriber opens the next connection.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
@@ -386,14 +387,15 @@ impl PubSub {
         }
     }
 
-    /// Notes that a connection has led to another run of this server, or to another server. The
-    /// subscriber's connection may still lead to the last run or server, which may live on. This
-    /// ends it, and the subscriber opens the next one.
+    /// Notes that another connection has led to a new run of this server, or to another server. The
+    /// subscriber's connection may still lead to the old run or server, which may live on. So this
+    /// closes it, and the subscriber opens the next connection.
     pub fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
-        // If the server does not say which run it is, each connection counts as a new run.
+        // If the server does not say which run it is, each connection counts as a new run, so close
+        // nothing.
         if let Some(subscriber) = subscriber
             && subscriber.node.endpoint.says_its_run()
         {
@@ -401,7 +403,7 @@ impl PubSub {
         }
     }
 
-    /// Makes the subscriber open its connection to this server anew, with another user or password.
+    /// Makes the subscriber of this server open a new connection, with the new user or password.
     pub fn open_anew(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
@@ -409,7 +411,7 @@ impl PubSub {
         subscriber.inspect(|subscriber| subscriber.end_connection());
     }
 
-    /// A subscription to a confirmed channel, if there is one.
+    /// A subscription to the channel, if the channel is confirmed.
     pub fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
@@ -417,18 +419,18 @@ impl PubSub {
         Some(Subscription { entry: Arc::clone(entry) })
     }
 
-    /// The command that makes the subscriber thread of a server look at its queue.
+    /// The command that makes the subscriber thread of a server read its queue.
     pub fn control_message(&self, node: &Arc<Node>) -> Command {
         let subscriber = self.subscriber(node);
         Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), CONTROL.as_bytes()])
     }
 
-    /// Sets whether the right to publish is missing from now on. Returns whether it was before.
+    /// Sets whether the client lacks the right to publish. Returns the old value.
     pub fn is_muted(&self, now: bool) -> bool {
         self.muted.swap(now, Ordering::Relaxed)
     }
 
-    /// The servers with a connection whose life a heartbeat should show.
+    /// The servers that need a heartbeat, which shows whether the subscriber's connection is alive.
     pub fn heartbeats(&self) -> Vec<Arc<Node>> {
         let mut state = self.state.lock();
         for queue in state.queues.values_mut().filter(|queue| !queue.runs) {
@@ -438,18 +440,19 @@ impl PubSub {
         reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
     }
 
-    /// Notes that a server has left the cluster. The subscriber's thread ends if it sleeps. (A
-    /// thread in a read checks this at its next control message.)
+    /// Notes that a server has left the cluster. If the subscriber's thread sleeps without a
+    /// connection, it ends. (A thread in a read checks this at its next control message.)
     pub fn let_go(&self, node: &Node) {
         if let Some(queue) = self.state.lock().queues.get(&node.number()) {
             queue.subscriber.work.notify_one();
         }
     }
 
-    /// Ends each subscriber's thread, unless it is opening a connection just now, and every wait.
+    /// Ends every wait and each subscriber's thread. (A thread that is just opening a connection
+    /// ends later.)
     pub fn shut_down(&self) {
-        // This comes before the search for connections: a thread that is opening one puts its
-        // closer there and then finds the flag.
+        // Set the flag before searching for connections: a thread that is opening one first stores
+        // its closer, then reads the flag.
         self.shut_down.store(true, Ordering::SeqCst);
         let state = self.state.lock();
         let queues = state.queues.values();
@@ -457,7 +460,7 @@ impl PubSub {
         let entries: Vec<_> = state.entries.values().cloned().collect();
         drop(state);
         for subscriber in subscribers {
-            // This closes the connection instead of sending a message, which might not get through.
+            // Close the connection instead of sending a message, which might not arrive.
             let closer = subscriber.closer.lock().take();
             if let Some(closer) = closer {
                 closer.close();

@@ -1,4 +1,4 @@
-//! One connection of a subscriber's thread: its requests, and the server's answers and messages.
+//! One connection of a subscriber's thread: its requests, and the server's replies and messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::tracking::{Tracking, TrackingStep, TrackingSteps};
 use super::{CONTROL, PubSub};
 use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
-/// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
-/// and unsubscribe for every wait.
+/// How long a subscription is kept after its last listener. Without this, a busy lock would
+/// subscribe and unsubscribe for every wait.
 const GRACE: Duration = Duration::from_secs(10);
 /// The silence after which the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub(super) struct Serving<'a> {
     subscriber: &'a Arc<Subscriber>,
     tracking: &'a mut Tracking,
     connection: Connection,
-    /// The unanswered requests, in order, since a refusal does not name its channel.
+    /// The unanswered requests in their order, since a refusal does not name its channel.
     asked: VecDeque<Unanswered>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Serving<'a> {
 enum Unanswered {
     Subscribe(Arc<ChannelEntry>),
     Unsubscribe(Arc<ChannelEntry>),
-    /// The PING behind an unsubscription.
+    /// The PING after an unsubscription.
     Barrier(Arc<ChannelEntry>),
     Step(TrackingStep),
 }
@@ -45,7 +45,7 @@ enum ChannelVerb {
 }
 
 impl<'a> Serving<'a> {
-    /// Connects. `None`: the client was shut down.
+    /// Connects. Returns `None` if the client is shut down.
     pub(super) fn begin(
         pubsub: &'a PubSub,
         subscriber: &'a Arc<Subscriber>,
@@ -59,18 +59,18 @@ impl<'a> Serving<'a> {
         if pubsub.is_shut_down() {
             return Ok(None);
         }
-        // A thread has met another run in the meantime. It could not close this connection, which
-        // may still lead to the last run. (If this connection itself met the new run, it is opened
-        // once too often.)
+        // Another thread has met a new run meanwhile. That thread could not close this connection,
+        // which may lead to the old run. (If this connection itself met the new run, the subscriber
+        // connects once more than necessary.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
         Ok(Some(Self { pubsub, subscriber, tracking, connection, asked: VecDeque::new() }))
     }
 
-    /// Subscribes to every channel, and dispatches messages until the connection fails (`Err`), the
-    /// client is shut down, or the server has left the cluster (`Ok`). It calls `works` at each
-    /// confirmation.
+    /// Subscribes to every channel and dispatches messages. Returns an error if the connection
+    /// fails, and `Ok` if the client is shut down or the server has left the cluster. Calls `works`
+    /// at each confirmation.
     pub(super) fn run(mut self, mut works: impl FnMut()) -> Result<(), RedisError> {
         self.ask_for_all()?;
         loop {
@@ -111,11 +111,11 @@ impl<'a> Serving<'a> {
             let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
             queue.wanted.clear();
             queue.left.clear();
-            // From here on a thread that wants a new channel sends a control message. Such a
-            // message is lost before the client's own channel is confirmed, so this thread looks at
-            // the queue again when the confirmation comes.
+            // From here on, a thread that wants a new channel sends a control message. Until the
+            // client's own channel is confirmed, such a message is lost, so this thread reads the
+            // queue again at that confirmation.
             queue.reading = true;
-            // Refused channels are asked for, too, since the server may allow them now.
+            // Ask for refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
             entries.iter().for_each(|entry| entry.ask_again());
             entries
@@ -146,11 +146,11 @@ impl<'a> Serving<'a> {
             Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                 self.asked.pop_front();
             }
-            // The server had ended the subscription by itself and said so. This is its second
-            // message, the answer to the request.
+            // The server had ended the subscription by itself and had sent a message about that.
+            // This is its second message: the reply to the request.
             Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
-            // The slot has left this server. When it is asked again, it says which server has the
-            // slot.
+            // The slot has left this server. The reply to the next request for the channel names
+            // the server that has the slot.
             _ => {
                 if let Some(entry) = self.entry(channel) {
                     entry.disconnected();
@@ -161,7 +161,7 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    /// Takes a message. `true`: it was a control message, and the thread has looked at its queue.
+    /// Handles a message. Returns `true` if it was a control message, after reading the queue.
     fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
         let Some(entry) = self.entry(channel) else { return Ok(false) };
         if entry.kind() != ChannelKind::Own {
@@ -176,7 +176,7 @@ impl<'a> Serving<'a> {
         Ok(true)
     }
 
-    /// Takes the answer to a step, if a step is next.
+    /// Handles the reply to a step towards tracking, if such a step is the next unanswered request.
     fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
@@ -186,8 +186,8 @@ impl<'a> Serving<'a> {
 
     fn refused(&mut self, error: RedisError) -> Result<(), RedisError> {
         match self.asked.pop_front() {
-            // Without its own channel, nothing would ever make this thread look again, so all
-            // waiting ends here.
+            // Without the client's own channel nothing could wake this thread, so end all waits
+            // with the error.
             Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &self.subscriber.own) => {
                 self.refuse_all(&error);
                 return Err(error);
@@ -198,21 +198,21 @@ impl<'a> Serving<'a> {
                     entry.answered(self.subscriber.refused(&error));
                     return Ok(());
                 }
-                // Either the channel has another home now, or this thread connects and asks for all
-                // channels again.
+                // Either the channel has another home now, or this thread connects again and
+                // subscribes to all channels again.
                 self.pubsub.moved(&[slot_of(entry.channel().as_bytes())]);
                 if entry.home() == self.subscriber.node.number() {
                     return Err(error);
                 }
             }
-            // Further messages on that channel find no listener.
+            // If messages on that channel still come, no thread listens to them.
             Some(Unanswered::Unsubscribe(_)) => {}
-            // The server had ended the subscription by itself, and now refuses to end it. The
-            // answer to the PING is still to come.
+            // The server had ended the subscription by itself, so it refuses to end it. The reply
+            // to the PING is still to come.
             Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                 self.asked.push_front(left);
             }
-            // This is the answer to a PING if the user has no right to it.
+            // This answers the PING: the user has no right to send it.
             Some(Unanswered::Barrier(_)) => {}
             Some(Unanswered::Step(step)) => {
                 let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
@@ -230,7 +230,8 @@ impl<'a> Serving<'a> {
 
     fn refuse_all(&self, error: &RedisError) {
         if self.pubsub.may_track {
-            // Without its own channel the thread would not hear of new holds to track, either.
+            // Without the client's own channel, new holds to track could not wake the thread
+            // either.
             self.subscriber.does_not_track();
         }
         let entries = self.pubsub.state.lock().of_server(self.subscriber);
@@ -239,8 +240,8 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Subscribes to new channels, and asks for keys to be tracked. Unsubscribes from channels that
-    /// had no listener for a while, or that now belong to another server.
+    /// Subscribes to new channels, and asks the server to track keys. Unsubscribes from channels
+    /// that had no listener for a while, or that have moved to another server.
     fn look(&mut self) -> Result<(), RedisError> {
         let server = self.subscriber.node.number();
         let (wanted, unwanted, to_track, moved) = {
@@ -249,7 +250,7 @@ impl<'a> Serving<'a> {
             let wanted: Vec<_> = queue.wanted.drain(..).collect();
             let (to_track, moved) = (std::mem::take(&mut queue.to_track), queue.moved);
             let mut unwanted = std::mem::take(&mut queue.left);
-            // A channel may have come back in the meantime.
+            // A moved channel may have come back meanwhile.
             unwanted.retain(|entry| entry.home() != server);
             unwanted.extend(state.sweep(server, GRACE));
             (wanted, unwanted, to_track, moved)
@@ -263,13 +264,13 @@ impl<'a> Serving<'a> {
         self.take(steps)
     }
 
-    /// Takes the request that is answered next, if `is_such` accepts it.
+    /// Takes the oldest unanswered request, if `is_such` accepts it.
     fn next_if(&mut self, is_such: impl FnOnce(&Unanswered) -> bool) -> Option<Unanswered> {
         if self.asked.front().is_some_and(is_such) { self.asked.pop_front() } else { None }
     }
 
-    /// The entry that a server's message concerns. `None`: the channel is unknown or has another
-    /// home by now, so that no waiter gets a message twice.
+    /// The entry of the channel. Returns `None` if the channel is unknown or has another home by
+    /// now: so no waiter gets a message twice.
     fn entry(&self, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
         let channel = std::str::from_utf8(channel).ok()?;
         if channel == &**self.subscriber.own.channel() {
@@ -279,13 +280,13 @@ impl<'a> Serving<'a> {
         entry.filter(|entry| entry.home() == self.subscriber.node.number())
     }
 
-    /// Sends one command for each channel, since the server accepts or refuses each by itself. The
-    /// own and the common channel belong to no slot.
+    /// Sends one command for each channel, since the server accepts or refuses each command as a
+    /// whole. The client's own channel and the common channel belong to no slot.
     ///
-    /// With sharded channels a PING follows each unsubscription, and only the answer to the PING
-    /// (or its refusal) shows that the unsubscription is done. When a slot leaves a server, the
-    /// server ends the subscriptions by itself and says so in the words of an answer. It then
-    /// refuses the request to end them. So without the PING, a request would have one answer or
+    /// With sharded channels a PING follows each unsubscription, and only the reply to the PING (or
+    /// its refusal) shows that the unsubscription is done. The reason: if a slot leaves a server,
+    /// the server ends the subscriptions by itself, with a message that looks like a reply, and
+    /// then refuses the request to end them. Without the PING, a request would have one reply or
     /// two.
     fn ask_each(
         &mut self,
@@ -319,7 +320,7 @@ impl<'a> Serving<'a> {
         self.send(&bytes)
     }
 
-    /// Writes the commands of these steps.
+    /// Writes the commands and notes their steps as unanswered.
     fn take(&mut self, (commands, steps): TrackingSteps) -> Result<(), RedisError> {
         let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
         self.asked.extend(steps.into_iter().map(Unanswered::Step));

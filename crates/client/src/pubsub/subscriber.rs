@@ -1,4 +1,4 @@
-//! The subscriber to one server: its channels, and its knowledge of the server.
+//! The subscriber to one server: its channels, and what it knows about the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::sync::{Condvar, Mutex};
 /// The subscriber to one server.
 pub struct Subscriber {
     pub(super) node: Arc<Node>,
-    /// The client's own channel, which is subscribed to while there is a connection.
+    /// The client's own channel. The thread subscribes to it whenever it connects.
     pub(super) own: Arc<ChannelEntry>,
-    /// In a cluster, the channel by which clients with the other kind of channels find this one.
+    /// In a cluster, the channel by which clients with the other kind of channels find this client.
     pub(super) common: Option<Arc<ChannelEntry>>,
-    /// Wakes the thread for work while it has no connection.
+    /// Wakes the thread while it has no connection.
     pub(super) work: Condvar,
     /// Whether the server tracks keys, as far as this client knows.
     pub(super) tracks: AtomicBool,
-    /// Ends the thread's connection, and so its read.
+    /// Closes the thread's connection, and so ends its read.
     pub(super) closer: Mutex<Option<Closer>>,
-    /// The number of messages and replies of the server so far.
+    /// The number of messages and replies that the server has sent.
     pub(super) heard: AtomicU64,
-    /// The value of `heard` when a thread missed a message, and the time of that.
+    /// The value of `heard` when a thread last missed a message, and the time of that.
     pub(super) suspected: Mutex<Option<(u64, Instant)>>,
 }
 
@@ -42,7 +42,7 @@ impl Subscriber {
         self.tracks.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection. The thread then opens the next one.
+    /// Closes the connection. The thread then opens the next one.
     pub(super) fn end_connection(&self) {
         if let Some(closer) = &*self.closer.lock() {
             closer.close();
@@ -54,7 +54,7 @@ impl Subscriber {
         self.node.endpoint.health().does_without(NO_TRACKING);
     }
 
-    /// Takes the answer to a step towards tracking. Returns the next steps.
+    /// Handles the reply to a step towards tracking. Returns the next steps.
     pub(super) fn step_done(
         &self,
         tracking: &mut Tracking,

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::entry::{ChannelEntry, Confirmation};
 use crate::sync::{Waker, is_forked};
 
-/// A channel that a thread listens to, until this is dropped.
+/// Listens to a channel until it is dropped.
 #[derive(Debug)]
 pub struct Subscription {
     pub(super) entry: Arc<ChannelEntry>,
 }
 
 impl Subscription {
-    /// The version, which changes with all news of the channel. A waiter reads it before it asks
-    /// the server, and sleeps only while it is the same.
+    /// The version of the channel, which changes with each event. A waiter reads the version before
+    /// it asks the server, and sleeps only while the version is unchanged.
     pub fn version(&self) -> u64 {
         self.entry.version()
     }
@@ -24,23 +24,23 @@ impl Subscription {
         self.entry.has_news_since(version)
     }
 
-    /// The last message since the channel was confirmed, or empty if there was none. Calls may skip
-    /// messages, since only the last one is kept.
+    /// The last message since the channel was confirmed. It is empty if there was none. Only the
+    /// last message is kept, so a caller may miss some.
     pub fn message(&self) -> Vec<u8> {
         self.entry.message()
     }
 
-    /// Whether the server sends messages of the channel.
+    /// Whether the server sends the channel's messages.
     pub fn confirmation(&self) -> Confirmation {
         self.entry.confirmation()
     }
 
-    /// Whether the server is known to send them.
+    /// Whether the server has confirmed the subscription.
     pub fn is_confirmed(&self) -> bool {
         self.entry.is_confirmed()
     }
 
-    /// Makes all news of the channel wake `waker` until the result is dropped.
+    /// Makes each event of the channel wake `waker` until the result is dropped.
     pub fn wake(&self, waker: Waker) -> Waking<'_> {
         self.entry.wake(waker.clone());
         Waking { subscription: self, waker }
@@ -49,7 +49,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // In a forked child, a thread of the parent may have left the entry's mutex locked.
+        // In a forked child, the mutex of the entry may be locked for ever.
         if !is_forked() {
             self.entry.leave();
         }

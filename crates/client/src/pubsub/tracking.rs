@@ -1,29 +1,29 @@
-//! How a client learns early of a loss: the server reports changes of a hold's key.
+//! How a client notices a loss early: the server reports changes of a hold's key.
 //!
-//! The subscriber's connection turns on `CLIENT TRACKING`, so that the server tracks the keys that
-//! it reads. (This needs RESP3, where a connection that listens to channels may also ask
-//! questions.) The subscriber asks whether each hold that has lasted for a while is still there.
-//! The question is a read, so the server reports the key's next change, whatever the cause: a
-//! command, the end of the lease, an eviction. The subscriber then asks the same question again,
-//! which makes the server track the key again. If the hold is still there, the change was a
-//! renewal, perhaps this client's own. At any other answer the client renews the hold at once,
-//! which shows whether it is lost.
+//! The subscriber's connection turns on `CLIENT TRACKING`: the server tracks the keys that this
+//! connection reads. (This needs RESP3, in which a connection with subscriptions may also send
+//! other commands.) For each hold that has lasted for a while, the subscriber asks the server
+//! whether the hold is still there. The question reads the key, so the server reports the key's
+//! next change, whatever its cause: a command, the end of the lease, an eviction. The subscriber
+//! then asks the same question again, and the server tracks the key again. If the hold is still
+//! there, the change was a renewal, perhaps by this client. At any other answer the client renews
+//! the hold at once. The reply to the renewal shows whether the hold is lost.
 //!
 //! The server's report is only a hint, and so is the answer to the question: a hold that is just
-//! being released is gone, too. Only a renewal's answer proves a loss.
+//! being released is gone, too. Only the reply to a renewal proves a loss.
 //!
 //! A question follows every reported change, and pushes and replies come in the order of the
-//! server's events. So no change is missed while there is a connection. A new connection begins by
-//! asking about all keys.
+//! server's events. So no change is missed on one connection. A new connection first asks about all
+//! keys.
 //!
 //! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
-//! slot says so at the next question. The key then goes to the thread of the new server, as a new
-//! key. If two servers report a key in the meantime, it is asked for twice.
+//! slot redirects the next question. The key then goes to the subscriber of the new server, as a
+//! new key. If two servers report a key meanwhile, the client asks about it twice.
 //!
-//! A key that changes all the time, such as a semaphore's, is asked for at most [`MOST_ASKS`] times
-//! in a [`PERIOD`]. It is asked for again when the subscriber next looks at its queue, at the
-//! latest at the next heartbeat. So is a key that the server has no room to track, or about which
-//! it could not answer.
+//! If a key changes all the time, as a semaphore's does, the subscriber asks about it at most
+//! [`MOST_ASKS`] times in a [`PERIOD`]. It asks about the key again when it next reads its queue,
+//! at the latest at the next heartbeat. The same holds for a key that the server has no room to
+//! track, or about which it could not answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,19 +36,19 @@ use crate::sync::clock;
 
 /// One or more holds under a key.
 pub trait Tracked: Send + Sync {
-    /// The question to the server. `None`: no hold that needs tracking is left.
+    /// The question to the server. Returns `None` if no hold needs tracking any longer.
     fn question(self: Arc<Self>) -> Option<HoldQuestion>;
 }
 
 /// A key, and a hold under it that has lasted for a while.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
-/// The question whether the server has a hold: a read of its key.
+/// A question to the server that reads a key: does the hold still exist?
 pub struct HoldQuestion {
-    /// The read.
+    /// The command that reads the key.
     pub command: Command,
-    /// Gets the answer, on the subscriber's thread: must not block. `Nil`: the key holds something
-    /// else.
+    /// Gets the answer on the subscriber's thread, so it must not block. The answer is `Nil` if the
+    /// key has another type.
     pub answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
@@ -63,26 +63,26 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
                                       CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
                                       loss at the next renewal, or with a fixed lease at unlock";
 
-/// The most questions for a key in a period, and the period's length.
+/// The most questions about a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
-/// The most tracked keys. Their cost at each renewal should stay small, here and at the server.
+/// The most tracked keys. The limit keeps the cost of each renewal small, here and at the server.
 pub(super) const MOST_KEYS: usize = 10_000;
-/// The number of connections in a row that end before the answer to the first step, after which the
-/// next one does without tracking. The peer then seems to hang up on unknown commands.
+/// After this many connections in a row that end before the reply to the first step, the next
+/// connection does not track: the server seems to close connections at unknown commands.
 const HANG_UPS: u32 = 2;
 
 /// The tracked keys of a subscriber's thread. No other thread uses them.
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// The keys that were asked for too often or without an answer.
+    /// The keys about which the subscriber asked too often, or got no answer.
     late: Vec<Arc<str>>,
     state: Progress,
     hang_ups: u32,
 }
 
-/// The progress of the steps on the present connection.
+/// The progress of the steps towards tracking on the present connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Progress {
     #[default]
@@ -94,7 +94,7 @@ enum Progress {
 #[derive(Default)]
 struct Key {
     held: Vec<Interest>,
-    /// The time at which the key's period began, and the number of questions in it.
+    /// The beginning of the key's period, and the number of questions in it.
     since: u64,
     asks: u32,
     /// Whether the key is in [`Tracking::late`].
@@ -103,7 +103,7 @@ struct Key {
 
 struct Interest {
     who: Weak<dyn Tracked>,
-    /// Whether it has a hold that was not asked for yet.
+    /// Whether the key has a hold about which no question was asked yet.
     has_new: bool,
 }
 
@@ -114,10 +114,10 @@ pub(super) enum TrackingStep {
     Ask { key: Arc<str>, answered: Box<dyn FnOnce(&Value) + Send> },
 }
 
-/// Commands to write, and the step that each of their replies ends, in the same order.
+/// Commands to write, and for each command the step that its reply ends.
 pub(super) type TrackingSteps = (Vec<Command>, Vec<TrackingStep>);
 
-/// Whether the server tracks, according to its last answer.
+/// Whether the server tracks, according to its last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TrackingNews {
     Tracks,
@@ -125,16 +125,16 @@ pub(super) enum TrackingNews {
 }
 
 impl Tracking {
-    /// Begins with a new connection. Returns the first steps on it.
+    /// Begins tracking on a new connection. Returns the first steps.
     pub(super) fn begin(&mut self) -> TrackingSteps {
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;
             return TrackingSteps::default();
         }
         self.state = Progress::Begun;
-        // This does without `REDIRECT`, with which one connection would ask and another would get
-        // the messages, and each may break alone. It does without `NOLOOP`, which would end the
-        // tracking of a key without a message.
+        // There is no `REDIRECT`: with it, one connection would ask and another one would get the
+        // messages, and each may break alone. There is no `NOLOOP`: with it, a key's tracking could
+        // end without a message.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![TrackingStep::Hello, TrackingStep::Begin])
     }
@@ -145,7 +145,7 @@ impl Tracking {
         self.state = Progress::Off;
     }
 
-    /// Forgets the holds that need no tracking. Returns whether any are left.
+    /// Forgets the holds that no longer need tracking. Returns whether any are left.
     pub(super) fn is_needed(&mut self) -> bool {
         self.keys.retain(|_, key| {
             key.held.retain(|held| held.who.upgrade().and_then(Tracked::question).is_some());
@@ -169,7 +169,7 @@ impl Tracking {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
-    /// Asks for new keys, and for those that were asked for too often before.
+    /// Asks about new keys, and about those for which the limit was reached before.
     pub(super) fn look(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
         let now = clock::now();
         let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), TrackingSteps::default());
@@ -179,7 +179,7 @@ impl Tracking {
             }
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
-                // One question covers all its holds, and need not be repeated for each.
+                // One question covers all holds of the key.
                 Some(held) => {
                     held.has_new = true;
                     known.push(key);
@@ -203,7 +203,7 @@ impl Tracking {
         steps
     }
 
-    /// Takes the server's report that these keys have changed. `None`: any key may have changed.
+    /// Handles the server's report that these keys have changed. `None`: any key may have changed.
     pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
         let mut steps = TrackingSteps::default();
@@ -217,7 +217,7 @@ impl Tracking {
         steps
     }
 
-    /// Takes the answer to a step. If the answer says whether the server tracks, returns that and
+    /// Handles the reply to a step. If the reply says whether the server tracks, returns that and
     /// the next steps.
     pub(super) fn answered(
         &mut self,
@@ -227,7 +227,7 @@ impl Tracking {
         match (step, reply) {
             (TrackingStep::Hello, reply) => {
                 self.hang_ups = 0;
-                // In RESP2 the server would track keys without ever reporting a change.
+                // In RESP2 the server would track keys but never report a change.
                 if !matches!(reply, Ok(Value::Map(_))) {
                     self.state = Progress::Off;
                 }
@@ -245,7 +245,7 @@ impl Tracking {
                 Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
             // The server did not read the key (a script may keep it busy), so it does not track the
-            // key either.
+            // key.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None
@@ -257,7 +257,7 @@ impl Tracking {
         }
     }
 
-    /// Asks for a key that has changed, unless the key was asked for too often.
+    /// Asks about a key that has changed, unless the limit is reached.
     fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut TrackingSteps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         if now.saturating_sub(entry.since) >= PERIOD {
@@ -271,7 +271,7 @@ impl Tracking {
         }
     }
 
-    /// Leaves the key for the subscriber's next look at its queue.
+    /// Leaves the key for the subscriber's next read of its queue.
     fn is_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)

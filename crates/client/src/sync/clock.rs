@@ -1,4 +1,4 @@
-//! The clock that leases are counted on.
+//! The clock on which leases are counted.
 
 use std::time::Duration;
 

@@ -3,18 +3,18 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A random number from 0 to 1, evenly distributed. It is good enough for waiting times, not for
-/// secrets.
+/// A random number from 0 to 1, evenly distributed. It is good enough for waiting times, but not
+/// for secrets.
 ///
-/// This is not the `rand` crate's, whose generator is a thread-local. A waiter whose thread-locals
-/// are being destroyed would panic there, which ends the process.
+/// The `rand` crate's generator is a thread-local. A waiter whose thread-locals are being destroyed
+/// would panic there, which ends the process.
 pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // The process's number is asked for once, since that is a system call and a waiter needs a
-    // number for each reply.
+    // The process id is read once: that is a system call, and a waiter needs a random number for
+    // each reply.
     static PROCESS: OnceLock<u32> = OnceLock::new();
-    // This is splitmix64. Processes differ by their number (forked ones by the clock), and calls by
-    // the clock and the count.
+    // This is splitmix64. Its input differs between processes by their id (in a forked child by the
+    // clock), and between calls by the clock and the count.
     let process = u64::from(*PROCESS.get_or_init(std::process::id));
     let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
     let mut bits = count ^ now ^ process.rotate_left(32);

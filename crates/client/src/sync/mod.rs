@@ -1,8 +1,8 @@
-//! The meeting points of a process's threads: mutexes, wakers, the identities of threads and the
-//! process.
+//! Synchronization of a process's threads: mutexes, wakers, and the identities of threads and of
+//! the process.
 //!
-//! `system.rs` has the parts that depend on the system. `model.rs` has the same names for the
-//! models of all interleavings. Only this file chooses between the two.
+//! `system.rs` has the parts that depend on the system. `model.rs` has the same API for the models
+//! of all interleavings. Only this file chooses between the two.
 
 pub mod clock;
 mod jitter;

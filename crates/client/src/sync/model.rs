@@ -2,9 +2,9 @@
 //! shuttle schedules them.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
-//! that a test on real threads meets once a month, and a thread that nobody wakes is an error at
-//! once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
-//! the model tests. A test that fails prints its schedule, which `shuttle::replay` runs again.
+//! that a test on real threads meets once a month, and reports a thread that no other thread wakes
+//! at once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
+//! the model tests. A failed test prints its schedule, which `shuttle::replay` runs again.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ use shuttle::sync;
 pub use shuttle::sync::atomic;
 pub(crate) use shuttle::{thread, thread_local};
 
-/// Whether this is the models' version.
+/// Whether this is the version for the models.
 pub(crate) const IS_MODEL: bool = true;
 
 /// A mutex without poison.
@@ -28,18 +28,17 @@ impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// A mutex that no thread holds.
+    /// A mutex that no thread has locked.
     pub fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
-    /// Waits until no other thread holds it.
+    /// Blocks until no other thread has the mutex.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard { mutex: &self.0, held: Some(locked(&self.0)) }
     }
 
-    /// The value, without locking. The exclusive reference shows that no other thread has the
-    /// mutex.
+    /// The value, without locking: the exclusive reference proves that no thread has the mutex.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,12 +51,12 @@ fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
 /// The right to the value of a [`Mutex`].
 pub struct MutexGuard<'a, T> {
     mutex: &'a sync::Mutex<T>,
-    /// `None` only within a wait.
+    /// `None` only during a wait.
     held: Option<sync::MutexGuard<'a, T>>,
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Replaces the held guard by the one that `wait` returns for it.
+    /// Replaces the held guard by the guard that `wait` returns.
     fn exchange(
         &mut self,
         wait: impl FnOnce(sync::MutexGuard<'a, T>, &'a sync::Mutex<T>) -> sync::MutexGuard<'a, T>,
@@ -93,12 +92,12 @@ pub struct Condvar(sync::Condvar);
 
 impl RefUnwindSafe for Condvar {}
 
-/// The longest sleep that counts as a pause, which no other thread need end: it times out at once.
-/// A longer sleep never times out, since that would hide a lost wake-up.
+/// The longest sleep that counts as a pause and times out at once, without a notification. A longer
+/// sleep never times out, since a timeout would hide a lost wake-up.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Condvar {
-    /// A condition variable that no thread waits for.
+    /// A condition variable on which no thread waits.
     pub fn new() -> Self {
         Self(sync::Condvar::new())
     }
@@ -108,7 +107,7 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Waits for a notification.
+    /// Blocks until a notification.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         guard.exchange(|held, _| self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
@@ -118,7 +117,7 @@ impl Condvar {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits for a notification, for at most `sleep`.
+    /// Blocks until a notification, at most for `sleep`.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> TimedOut {
         if sleep > PAUSE {
             self.wait(guard);
@@ -138,20 +137,20 @@ impl Condvar {
     }
 }
 
-/// Whether the time ended a wait.
+/// Whether a wait ended by its timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedOut(bool);
 
 impl TimedOut {
-    /// Whether the time ended the wait.
+    /// Whether the wait ended by its timeout.
     pub fn timed_out(self) -> bool {
         self.0
     }
 }
 
 /// Runs `scenario` in this number of random orders of its threads' steps, and in as many orders
-/// with few switches between threads, since random orders seldom have few. With `REDLATCH_LONG=1`
-/// it runs ten times as many. Each run tries other orders.
+/// with few switches between threads, which random orders seldom have. With `REDLATCH_LONG=1` it
+/// runs ten times as many. Each run tries other orders.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner};
@@ -169,11 +168,11 @@ pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
 }
 
-/// The number of switches between threads that is enough for nearly every known bug.
+/// The number of switches between threads that suffices for nearly every known bug.
 const SWITCHES: usize = 3;
 
-/// The clock on which leases are counted. Chance and the tests move it, so that a schedule can be
-/// run again.
+/// The clock on which leases are counted. Only the random schedule and the tests move it, so that a
+/// schedule can be repeated.
 pub(super) mod clock {
     pub use self::model::now;
 
@@ -183,7 +182,8 @@ pub(super) mod clock {
 
         use shuttle::rand::{Rng, thread_rng};
 
-        // All threads of a model run on one system thread, and each model has its own.
+        // All threads of a model run on one system thread, and different models run on different
+        // ones.
         thread_local! {
             static NOW: Cell<u64> = const { Cell::new(1) };
         }

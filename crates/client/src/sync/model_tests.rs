@@ -1,4 +1,4 @@
-//! Parkers, in every order of the steps of the sleeper and the waker.
+//! Models of parkers: every order of the steps of the sleeper and the waker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::atomic::{AtomicUsize, Ordering};
 use super::parker::Parker;
 use super::{Thread, explore};
 
-/// Runs every schedule of a scenario that uses no chance.
+/// Runs every schedule of a scenario that uses no randomness.
 fn exhaust(scenario: fn()) {
     shuttle::check_dfs(scenario, None);
 }
@@ -63,15 +63,15 @@ fn a_wake_up_is_kept_and_counts_once() {
         parker.park_until(None);
         let waker = Arc::clone(&parker);
         let waker = thread::spawn(move || waker.unpark());
-        // The two wake-ups made one token, which the first park took. So only the waker ends this
-        // one.
+        // The two wake-ups left one token, which the first park took. So only the waker thread ends
+        // this park.
         parker.park_until(None);
         waker.join().unwrap();
     });
 }
 
-/// All sleepers rely on this: the waker first puts the news where the sleeper looks, and then wakes
-/// it.
+/// All sleepers rely on this: the waker first stores its news where the sleeper reads it, and then
+/// wakes the sleeper.
 #[test]
 fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {
@@ -97,7 +97,7 @@ fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     });
 }
 
-/// Each of the two sleeps until the other has woken it, again and again.
+/// Each of the two threads sleeps until the other thread has woken it, many times.
 #[test]
 fn two_threads_wake_each_other_in_turns() {
     explore(1_000, || {

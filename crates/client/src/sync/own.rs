@@ -1,4 +1,4 @@
-//! The threads that a client starts for itself.
+//! The background threads of a client.
 
 use std::cell::Cell;
 use std::io;
@@ -11,7 +11,7 @@ thread_local! {
     static OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Starts one of a client's own threads, which keeps `alive` until it ends.
+/// Starts a background thread of a client. The thread keeps `alive` until it ends.
 pub fn own_thread(
     name: &str,
     alive: Option<Sender<()>>,
@@ -25,8 +25,8 @@ pub fn own_thread(
     thread.map(drop)
 }
 
-/// Whether the calling thread is one of a client's own. If such a thread drops the last handle (an
-/// `on_lost` callback may own it), it must not wait for itself.
+/// Whether the calling thread is a background thread of a client. If such a thread drops the last
+/// handle (an `on_lost` callback may own it), the thread must not wait for its own end.
 pub fn on_own_thread() -> bool {
     OWN.try_with(Cell::get).unwrap_or(false)
 }

@@ -9,11 +9,12 @@ const EMPTY: u8 = 0;
 const PARKED: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// Lets its thread sleep until [`unpark`](Self::unpark), which may come first.
+/// Lets its thread sleep until [`unpark`](Self::unpark). A call of `unpark` before the sleep
+/// counts, too.
 ///
-/// This is not `std::thread::park`, whose one token for each thread belongs to the user's program.
-/// A thread has one parker for all wake-ups (a grant, a message, a cancel). So each wake-up is a
-/// hint, and the woken thread looks again for the event that it awaits.
+/// This is not `std::thread::park`: each thread has one token there, which belongs to the user's
+/// program. A thread has one parker for all wake-ups (a grant, a message, a cancel). So each
+/// wake-up is only a hint, and the woken thread checks again for the event that it waits for.
 #[derive(Debug)]
 pub(super) struct Parker {
     state: AtomicU8,
@@ -26,15 +27,15 @@ impl Parker {
         Self { state: AtomicU8::new(EMPTY), mutex: Mutex::new(()), condvar: Condvar::new() }
     }
 
-    /// Sleeps until another thread wakes this one, or until `deadline`. It may also return for no
-    /// reason.
+    /// Sleeps until another thread wakes this one, or until `deadline`. May return without a
+    /// wake-up.
     pub(super) fn park_until(&self, deadline: Option<Instant>) {
         if self.take_token() {
             return;
         }
         let mut guard = self.mutex.lock();
-        // The mutex is held from here to the wait. An unpark that finds PARKED takes the mutex
-        // before it notifies, so it cannot notify in the gap between this exchange and the wait.
+        // The mutex is held from here to the wait. An unpark that finds PARKED locks the mutex
+        // before it notifies, so it cannot notify between this exchange and the wait.
         if self.state.compare_exchange(EMPTY, PARKED, Ordering::Acquire, Ordering::Acquire).is_err()
         {
             self.state.swap(EMPTY, Ordering::Acquire);
@@ -52,15 +53,15 @@ impl Parker {
                 return;
             }
             if timed_out {
-                // This is a swap and not a store, so that it takes a token that arrives just now.
-                // Nothing is lost, since the caller then looks at everything that it waits for.
+                // A swap and not a store, so that this takes a token that arrives just now. No
+                // wake-up is lost, since the caller then checks everything that it waits for.
                 self.state.swap(EMPTY, Ordering::Acquire);
                 return;
             }
         }
     }
 
-    /// Wakes the thread, or lets its next `park_until` return at once.
+    /// Wakes the thread. If the thread does not sleep, its next `park_until` returns at once.
     #[inline]
     pub(super) fn unpark(&self) {
         if self.state.swap(NOTIFIED, Ordering::AcqRel) == PARKED {

@@ -1,4 +1,4 @@
-//! The registry of a client's names: one shared entry for each.
+//! The registry of a client's names, with one shared entry for each name.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -6,28 +6,27 @@ use std::sync::{Arc, Weak};
 
 use super::{Mutex, MutexGuard, clock, is_forked};
 
-/// The entries that a client's handles of one name share. An entry lives as long as there is a
-/// handle, and a moment longer: what a process owes to others must not depend on whether it keeps
-/// its handle or makes one for each call. The references are weak, so that an unused name costs
-/// nothing.
+/// The entries that a client's handles of one name share. An entry lives a moment longer than its
+/// last handle: a process that makes a handle for each call must be as fair to other processes as
+/// one that keeps its handle. The references are weak, so that an unused name costs nothing.
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
 }
 
-/// The recently used entries, the oldest first.
+/// The recently used entries, oldest first.
 struct Recent<T> {
     used: VecDeque<(u64, Arc<T>)>,
     closed: bool,
 }
 
-/// The time for which a name is kept after its last use, and the most names that are kept for that
-/// time. The chains and turns that need a name take milliseconds.
+/// How long a name is kept after its last use, and the most names that are kept so. Chains and
+/// turns, which need the name's entry, take milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// Removes the outdated entries. The caller drops them when no mutex is held.
+    /// Removes the outdated entries. The caller drops them after it has unlocked all mutexes.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -45,13 +44,12 @@ impl<T> Default for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// The locked names. `None` in a forked child, where a thread of the parent may have left the
-    /// mutex locked.
+    /// The locked map. Returns `None` in a forked child, where the mutex may be locked for ever.
     fn names(&self) -> Option<MutexGuard<'_, HashMap<Arc<str>, Weak<T>>>> {
         (!is_forked()).then(|| self.names.lock())
     }
 
-    /// The entry of this name. It lives for a moment longer than its last handle.
+    /// The entry of this name. It lives a moment longer than its last handle.
     pub fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let one = self.find(name, make);
         if !is_forked() {
@@ -75,13 +73,13 @@ impl<T> Registry<T> {
         drop(outdated);
     }
 
-    /// Drops the entries that were not used for a while.
+    /// Drops the entries that have not been used for a while.
     pub fn sweep(&self) {
         let outdated = self.recent.lock().outdated(clock::now());
         drop(outdated);
     }
 
-    /// Makes each entry end with its last handle from now on.
+    /// From now on each entry ends with its last handle.
     pub fn close(&self) {
         let mut recent = self.recent.lock();
         recent.closed = true;
@@ -90,8 +88,8 @@ impl<T> Registry<T> {
         drop(used);
     }
 
-    /// The entry of this name. All handles of a name get the same one. In a forked child, where
-    /// handles are useless, each gets its own.
+    /// The entry of this name, the same for all handles. In a forked child, where handles are
+    /// useless, each handle gets an entry of its own.
     pub fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let Some(mut all) = self.names() else { return Arc::new(make(name.into())) };
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
@@ -108,14 +106,14 @@ impl<T> Registry<T> {
         self.names()?.get(name).and_then(Weak::upgrade)
     }
 
-    /// Forgets the name of an entry that is being dropped, unless a new entry has taken the name.
-    /// The entry's `Drop` calls this.
+    /// Forgets the name of an entry that is being dropped, unless a new entry has the name. The
+    /// entry's `Drop` calls this.
     pub fn forget(&self, name: &str) {
         let Some(mut all) = self.names() else { return };
         if all.get(name).is_some_and(|one| one.strong_count() == 0) {
             all.remove(name);
         }
-        // The memory of a busy hour is not kept for ever.
+        // Release the memory of a busy hour.
         if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
             all.shrink_to_fit();
         }

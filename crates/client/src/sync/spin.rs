@@ -1,10 +1,10 @@
-//! Spinning: the first thread in the queue stays awake for a hold that will soon be passed to it.
+//! Spinning: the first thread in the queue stays awake if a hold will soon be passed to it.
 //!
 //! Waking a thread takes 2 to 50 us, longer than many holds last. So a thread that passes a hold
-//! also wakes the next thread in the queue, which then stays awake for a moment: it is awake when
-//! the hold comes. If holds last longer, the spinning is in vain. If other threads want the
-//! processors, it is worse, since the holder may have to wait for one. So spinning has a price:
-//! after vain spins, there must be passes without spinning before the next try.
+//! also wakes the thread that is next after it. That thread spins for a moment, so that it is awake
+//! when the hold comes. If holds last longer, the spin is in vain. If other threads want the
+//! processors, the spin even does harm, since the holder may have to wait for one. So a spin has a
+//! price: after vain spins, the queue must pass some holds without spinning before the next try.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -14,25 +14,27 @@ use std::time::{Duration, Instant};
 
 use super::IS_MODEL;
 
-/// The longest spin: as long as a wake-up may take. After that, sleeping would have been as fast.
+/// The longest spin: as long as a wake-up may take. After a longer spin, a sleep would have been as
+/// fast.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);
 /// In microseconds: the gain if a hold finds its thread awake, the credit for a pass without
-/// spinning, and the most credit.
+/// spinning, and the highest balance.
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MOST_CREDIT: i64 = 100;
-/// The most loss that one spin counts for. A thread that was stopped for a minute says nothing
-/// about the next pass.
+/// The highest loss of one spin. If a thread was stopped for a minute, that says nothing about the
+/// next pass.
 const MOST_LOST: Duration = Duration::from_millis(10);
 
 /// The gain of spinning in one queue so far.
 #[derive(Debug, Default)]
 pub struct Spin {
-    /// The balance in microseconds. Below zero, spinning is not worthwhile.
+    /// The balance in microseconds. Below zero, spinning does not pay.
     balance: AtomicI64,
 }
 
-/// Whether there are several processors. With one, a spinning thread keeps the holder from working.
+/// Whether there are several processors. With one, a spinning thread would keep the holder from
+/// working.
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 
@@ -47,7 +49,7 @@ impl Spin {
     /// which may be on another machine.
     #[inline]
     pub fn has_paid(&self) -> bool {
-        // In a model nothing happens while a thread spins.
+        // In a model, nothing else happens while a thread spins.
         if IS_MODEL {
             return false;
         }
@@ -68,12 +70,12 @@ impl Spin {
         let begun = Instant::now();
         let mut passed = Duration::ZERO;
         while !done() && passed < longest {
-            // The holder may wait behind this thread, on the same processor.
+            // The holder may be waiting for this thread's processor.
             std::thread::yield_now();
             passed = begun.elapsed();
         }
-        // A hold that comes late counts as vain, too: a yield gave the processor to other threads,
-        // which want it.
+        // If the hold came too late, the spin was in vain: a yield gave the processor to other
+        // threads, which want it.
         if passed < longest {
             if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Threads, mutexes and the clock as the system has them.
+//! Threads, mutexes and the clock of the system.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -7,33 +7,33 @@ pub(crate) use std::{thread, thread_local};
 
 pub use parking_lot::{Condvar, MutexGuard};
 
-/// Whether this is the models' version.
+/// Whether this is the version for the models.
 pub(crate) const IS_MODEL: bool = false;
 
 /// A mutex without poison.
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
-// A panic under it would leave the value half changed, and the next thread would not be told. But
-// no panic can happen there: the code of these packages does not panic, and calls no code of a
-// user's under a mutex.
+// A panic while the mutex is locked would leave the value half changed, without a sign to the next
+// thread. But no such panic can happen: the code of these packages does not panic, and calls no
+// user's code with a mutex locked.
 impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// A mutex that no thread holds.
+    /// A mutex that no thread has locked.
     #[inline]
     pub const fn new(value: T) -> Self {
         Self(parking_lot::Mutex::new(value))
     }
 
-    /// Waits until no other thread holds it.
+    /// Blocks until no other thread has the mutex.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock()
     }
 
-    /// The value, without locking: no other thread has the mutex.
+    /// The value, without locking: the exclusive reference proves that no thread has the mutex.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
@@ -46,17 +46,18 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// The clock that leases are counted on.
+/// The clock on which leases are counted.
 pub(super) mod clock {
-    /// Nanoseconds on a clock that never jumps and goes on while the machine is suspended.
+    /// Returns nanoseconds on a clock that never jumps and keeps running while the machine is
+    /// suspended.
     ///
-    /// Redis goes on counting a lease while this machine sleeps. With a clock that stops then (as
+    /// Redis counts a lease also while this machine sleeps. With a clock that stops then (as
     /// `Instant` does on Linux), a client would trust a hold for longer than its lease.
     #[inline]
     pub fn now() -> u64 {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-        // On the BSDs and on macOS this clock goes on during suspend.
+        // On the BSDs and on macOS this clock keeps running while the machine is suspended.
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
         let now = rustix::time::clock_gettime(CLOCK);

@@ -1,5 +1,5 @@
-//! A thread's identity: a number that is never used again, and whether the thread is still alive.
-//! The thread also sleeps and is woken by it.
+//! A thread's identity: a number that is never used again, and whether the thread is still alive. A
+//! thread also sleeps and wakes through it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,11 +10,11 @@ use std::time::Instant;
 use super::parker::Parker;
 use super::thread_local;
 
-/// A thread of this process, for as long as any code needs it.
+/// A thread of this process. The value may outlive the thread.
 ///
-/// This is not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must notice.
-/// The number is redlatch's own, since other crates use a thread's id again after the thread has
-/// ended.
+/// This is not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must notice
+/// that. The number is redlatch's own, since other libraries reuse a thread's id after the thread
+/// has ended.
 pub struct Thread {
     id: u64,
     is_placeholder: bool,
@@ -26,10 +26,10 @@ pub struct Thread {
 impl Thread {
     /// The calling thread.
     ///
-    /// A thread whose thread-locals are being destroyed already counts as dead, so that its holds
-    /// are not renewed for ever. A destructor may still take a lock. For it, this returns another
-    /// `Thread`, which is never dead. Only its [`id`](Self::id) is the same at each call. So the
-    /// thread re-enters its holds, and does not wait for itself.
+    /// A thread whose thread-locals are being destroyed counts as dead, so that its holds are not
+    /// renewed for ever. A destructor may still take a lock. For it, this returns another `Thread`,
+    /// which is never dead. That `Thread` is a new one at each call, but its [`id`](Self::id) is
+    /// always the same, so the destructor re-enters its holds and does not wait for itself.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT
@@ -37,13 +37,13 @@ impl Thread {
             .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
     }
 
-    /// A placeholder for the owner of a hold that belongs to a guard and not to a thread. It is
-    /// never dead. During the wait for the hold it sleeps and wakes like a thread.
+    /// A placeholder for a hold that belongs to a guard and not to a thread. It is never dead.
+    /// While the thread waits for the hold, it sleeps and wakes through the placeholder.
     pub fn placeholder() -> Arc<Self> {
         Arc::new(Self { is_placeholder: true, ..Self::new() })
     }
 
-    /// Whether this is a placeholder, so that no thread comes again under its [`id`](Self::id).
+    /// Whether this is a placeholder: no thread re-enters a hold with its [`id`](Self::id).
     #[inline]
     pub fn is_placeholder(&self) -> bool {
         self.is_placeholder
@@ -79,8 +79,8 @@ impl Thread {
         Waker(Arc::clone(self))
     }
 
-    /// Sleeps until [woken](Waker::wake) or until `deadline`. A wake-up may also come before the
-    /// sleep. This may also return for no reason.
+    /// Sleeps until [woken](Waker::wake) or until `deadline`. A wake-up before the sleep counts,
+    /// too. May return without a wake-up.
     pub fn sleep_until(&self, deadline: Option<Instant>) {
         self.parker.park_until(deadline);
     }
@@ -100,7 +100,7 @@ impl Thread {
     }
 }
 
-/// Wakes a waiter. It does not identify the waiter: a [`Thread`] does.
+/// Wakes a waiter. It does not identify the waiter, as a [`Thread`] does.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Thread>);
 
@@ -110,14 +110,14 @@ impl Waker {
         Self(Thread::current())
     }
 
-    /// Wakes the waiter, or lets its next sleep end at once. For a waiter that is gone, this does
-    /// nothing.
+    /// Wakes the waiter. If the waiter does not sleep, its next sleep ends at once. If the waiter
+    /// is gone, this does nothing.
     #[inline]
     pub fn wake(&self) {
         self.0.parker.unpark();
     }
 
-    /// Sleeps as the waiter, as [`Thread::sleep_until`].
+    /// Sleeps as the waiter: see [`Thread::sleep_until`].
     pub fn sleep_until(&self, deadline: Option<Instant>) {
         self.0.sleep_until(deadline);
     }
@@ -139,7 +139,7 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The calling thread's id after its [`CURRENT`] was destroyed.
+/// The id of the calling thread after its [`CURRENT`] was destroyed.
 fn late_id() -> u64 {
     let id = LATE.try_with(|late| {
         if late.get() == 0 {
@@ -160,7 +160,7 @@ impl Drop for Local {
 
 thread_local! {
     static CURRENT: Local = Local(Arc::new(Thread::named()));
-    /// The id of a thread after [`CURRENT`] was destroyed. 0: none yet. It has no destructor, so it
-    /// lives as long as the thread.
+    /// The id of a thread after [`CURRENT`] was destroyed, or 0 if it has none yet. It has no
+    /// destructor, so it lives as long as the thread.
     static LATE: Cell<u64> = const { Cell::new(0) };
 }
