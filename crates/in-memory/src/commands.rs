@@ -1,4 +1,4 @@
-//! The commands about keys: those that the scripts and the client use, as Redis 7.0 has them.
+//! The commands about keys that the scripts and the client use, as Redis 7.0 runs them.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ use crate::store::{Kept, Store};
 type Hash = Vec<(Vec<u8>, Vec<u8>)>;
 type List = VecDeque<Vec<u8>>;
 type Sorted = Vec<(f64, Vec<u8>)>;
-/// A refusal is an error reply.
+/// The reply of a command. `Err` is an error reply.
 type Reply = Result<Value, Value>;
 
 /// The longest name of a command.
 const LONGEST: usize = 24;
 
-/// One command, at one time.
+/// What one command works on.
 pub(super) struct Step<'a> {
     pub(super) store: &'a mut Store,
     pub(super) peers: &'a mut Peers,
@@ -94,7 +94,7 @@ impl Step<'_> {
                 if first < 0 && last < 0 && first > last {
                     return Ok(bulk(b""));
                 }
-                // Unlike in a list: an end before the first byte counts as the first byte.
+                // Unlike in a list, an end before the first byte means the first byte.
                 let last = place(last, text.len())
                     .map_or(0, |last| i64::try_from(last).unwrap_or(i64::MAX));
                 Ok(bulk(range(first, last, text.len()).map_or(&[], |range| &text[range])))
@@ -174,7 +174,8 @@ impl Step<'_> {
         }
     }
 
-    /// So many different fields by chance, or if that is negative, as many that may be the same.
+    /// Returns `number` random fields, all different. If `number` is negative, returns as many
+    /// fields, which may repeat.
     fn some_fields(&mut self, key: &[u8], number: i64, with_values: bool) -> Reply {
         let mut fields = self.fields(key)?;
         let chosen: Hash = match usize::try_from(number) {
@@ -439,7 +440,7 @@ impl Step<'_> {
         let chosen: Sorted = match between {
             Some(between) => {
                 let (offset, most) = limit.unwrap_or((0, -1));
-                // A negative offset finds nothing, and a negative count bounds nothing.
+                // A negative offset finds nothing, and a negative count means no limit.
                 let offset = usize::try_from(offset).unwrap_or(usize::MAX);
                 let most = usize::try_from(most).unwrap_or(usize::MAX);
                 all.into_iter().filter(|it| between.has(it.0)).skip(offset).take(most).collect()
@@ -514,7 +515,8 @@ impl Step<'_> {
         Ok(count(ended.is_some().into()))
     }
 
-    /// In ms; -1: it has no end; -2: there is no key.
+    /// The time until the key expires, in ms. Returns -1 if the key does not expire, and -2 if
+    /// there is no such key.
     fn time_left(&mut self, key: &[u8]) -> i64 {
         let now = self.millis();
         match self.store.entry(self.peers, now, key) {
@@ -523,7 +525,7 @@ impl Step<'_> {
         }
     }
 
-    /// All keys at once.
+    /// Returns all keys in one call.
     fn scan(&self, options: &[&[u8]]) -> Reply {
         let (mut pattern, mut kind) = (&b"*"[..], None);
         for option in options.chunks(2) {
@@ -579,7 +581,7 @@ fn insert(sorted: &mut Sorted, score: f64, member: Vec<u8>) {
     sorted.insert(at, (score, member));
 }
 
-/// Scores from one to another.
+/// A range of scores. A bound whose flag is true is not in the range.
 struct Between {
     least: (f64, bool),
     most: (f64, bool),
@@ -602,13 +604,13 @@ impl Between {
     }
 }
 
-/// The place of an element; from the end, if it is negative.
+/// The index of an element. A negative one counts from the end.
 fn place(at: i64, length: usize) -> Option<usize> {
     let at = if at < 0 { at.checked_add(i64::try_from(length).ok()?)? } else { at };
     usize::try_from(at).ok()
 }
 
-/// The places from one to another, both included; `None`: there are none.
+/// The indexes from `first` to `last`, both included. Returns `None` if there are none.
 fn range(first: i64, last: i64, length: usize) -> Option<std::ops::Range<usize>> {
     let first = place(first, length).unwrap_or(0);
     let last = place(last, length)?.min(length.checked_sub(1)?);
@@ -627,7 +629,7 @@ fn count(number: usize) -> Value {
     Value::Int(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// As strictly as a server reads it: neither `+1` nor `01`.
+/// Parses an integer as strictly as a server does: `+1` and `01` are errors.
 fn integer(text: &[u8]) -> Result<i64, Value> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let is_plain = matches!(digits, [b'0'] if digits.len() == text.len())
@@ -654,7 +656,8 @@ fn wrong_number(name: &[u8]) -> Value {
     refusal(&format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// A command that a server may know: this one knows what the scripts and the client use.
+/// The error for a command that this server does not have: it has only those that the scripts and
+/// the client use.
 fn unknown(name: &[u8]) -> Value {
     let name = String::from_utf8_lossy(name);
     refusal(&format!("ERR unknown command '{name}', or so many arguments, in the server in memory"))

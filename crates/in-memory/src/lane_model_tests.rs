@@ -1,5 +1,5 @@
-//! The client's lanes, in many orders of their threads' actions: call, post, look, combine, and lose
-//! connections.
+//! Models of the client's lanes, in many orders of their threads' steps. Threads call, post, look
+//! and combine, and connections break.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +22,10 @@ const THREADS: usize = 3;
 const ROUNDS: usize = 3;
 const LOOKS: usize = 4;
 
-/// Returns its argument. The server does not know it from the start.
+/// A script that returns its argument. At first the server does not know the script.
 const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
-/// A server without keys, whose only script returns its argument. Keeps the arguments.
+/// A server without keys, whose only script returns its argument. It keeps the arguments.
 #[derive(Debug, Default)]
 struct NoKeys {
     ran: Vec<Vec<u8>>,
@@ -42,7 +42,7 @@ impl Keys for NoKeys {
     }
 }
 
-/// A post's receiver: counts its outcomes.
+/// The receiver of a post, which keeps the outcomes.
 #[derive(Default)]
 struct Heard {
     outcomes: Mutex<Vec<Outcome>>,
@@ -59,7 +59,7 @@ struct Play {
     server: Arc<Server<NoKeys>>,
     /// How often the background thread was asked to look.
     asked: AtomicUsize,
-    /// The takes whose threads left without an answer.
+    /// The takes whose threads left without a reply.
     left: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -76,7 +76,8 @@ impl Play {
         };
         let endpoint = Endpoint::of("redis://localhost", &settings).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
-        // No thread posts on a lane that was never open: posts give back taken locks or permits.
+        // No thread posts on a lane that was never open: posts return locks or permits that were
+        // taken.
         let _ = lane.connect();
         Arc::new(Self {
             lane: Arc::new(lane),
@@ -96,12 +97,12 @@ impl Play {
         heard
     }
 
-    /// Posts only.
+    /// A thread that only posts.
     fn poster(&self, me: usize) -> Vec<Arc<Heard>> {
         (0..ROUNDS).map(|round| self.post(&format!("post {me} {round}"))).collect()
     }
 
-    /// Posts, and looks without having been asked to.
+    /// A thread that posts, and looks without having been asked to.
     fn looker(&self, me: usize) -> Vec<Arc<Heard>> {
         let look = |post| {
             let _left = self.lane.look(MINUTE, MINUTE);
@@ -110,7 +111,7 @@ impl Play {
         self.poster(me).into_iter().map(look).collect()
     }
 
-    /// Posts and calls.
+    /// A thread that posts and calls.
     fn user(&self, me: usize) -> Vec<Arc<Heard>> {
         let mut posts = Vec::new();
         for round in 0..ROUNDS {
@@ -121,7 +122,7 @@ impl Play {
             let script = round == ROUNDS - 1;
             match self.lane.call_once(&if script { returned(&what) } else { echo(&what) }) {
                 Ok(reply) => assert_eq!(reply, Value::BulkString(what.into_bytes())),
-                // The connection broke, or could not be had.
+                // The connection broke, or could not be opened.
                 Err(Failure::Reset(_) | Failure::Unsent(_)) => {}
                 Err(other) => panic!("{other:?}"),
             }
@@ -129,7 +130,7 @@ impl Play {
         posts
     }
 
-    /// A caller whose token is cancelled at any time, and another that waits as long as it takes.
+    /// A caller whose token is cancelled at any time. Caller 0 has no token.
     fn leaver(&self, me: usize) -> Vec<Arc<Heard>> {
         if me == 0 {
             return self.user(me);
@@ -156,7 +157,7 @@ impl Play {
                     }
                     Err(other) => panic!("{other:?}"),
                 }
-                // As a leaver gives up a place in a queue.
+                // This stands for the post by which a waiter that leaves gives up its queue entry.
                 posts.push(self.post(&format!("post {me} {round}")));
             }
         }
@@ -164,14 +165,14 @@ impl Play {
         posts
     }
 
-    /// The background thread's work once it was asked.
+    /// The background thread, which looks if it was asked to.
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0
                 && !self.lane.look(MINUTE, MINUTE)
                 && self.lane.look_after() == Posted::LookAfter
             {
-                // A thread combines, or there is more: it comes again.
+                // Another thread combines, or there is more to do, so look again.
                 self.asked.fetch_add(1, Ordering::SeqCst);
             }
             thread::yield_now();
@@ -183,23 +184,23 @@ fn echo(what: &str) -> Command {
     Command::plain(&[b"ECHO", what.as_bytes()])
 }
 
-/// The same with a script, which is sent once more while the server does not know it.
+/// As [`echo`], by a script. The call is sent again if the server does not know the script.
 fn returned(what: &str) -> Command {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT));
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
-/// As [`returned`], and useless once its thread has left.
+/// As [`returned`], for a command that need not run once its thread has left.
 fn taken(what: &str) -> Command {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT).takes());
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
-/// How many takes never ran whose threads left while they stood in a connection.
+/// The number of takes that never ran because their threads left while the commands were unwritten.
 static TAKEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread may leave its reply unread when it waits no more: the next caller reads it before its
-/// own.
+/// Runs threads that may leave before their reply is read. The next caller reads such a reply
+/// before its own.
 fn play_leaving(breaks: usize) {
     let (play, posts) = play_with(breaks, Play::leaver, true);
     if breaks == 0 {
@@ -248,17 +249,17 @@ fn play_with(
     background.join().unwrap();
 
     while leaves && play.lane.rest().combines {
-        // A thread that opens a connection in the place of one that has left.
+        // A new thread opens a connection in place of a thread that has left.
         thread::yield_now();
     }
     let rest = play.lane.rest();
     assert!(!rest.combines, "nobody combines, and nobody ever can");
     assert!(rest.queued == 0 || !rest.has_room, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
-    // The next caller reads replies left unread.
+    // If threads leave, the next caller reads the replies that are left.
     let is_read = rest.owed == 0 || leaves;
     assert!(asked || (is_read && rest.queued == 0), "replies that nobody will read");
-    // A packet each, or a part of one.
+    // Each look handles one packet, or a part of one.
     let looks = (1..1_000).find(|_| play.lane.look(MINUTE, MINUTE));
     assert!(looks.is_some(), "nothing is left in the end");
     for post in &posts {
@@ -273,9 +274,9 @@ fn each_caller_gets_its_own_reply_and_all_run_in_the_order_sent() {
         let (play, posts) = play(0, Play::user);
         assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
         let echoed = play.server.echoed();
-        // The last calls are scripts.
+        // The last call of each thread is a script, so it is not echoed.
         assert_eq!(echoed.len(), posts.len() + THREADS * (ROUNDS - 1));
-        // A thread's post comes before its next call: a release before the next acquire.
+        // A thread's post runs before its next call, as a release must run before the next acquire.
         let at: HashMap<_, _> = echoed.into_iter().zip(0..).collect();
         let position = |what: String| at[what.as_bytes()];
         for me in 0..THREADS {

@@ -1,8 +1,8 @@
-//! A Redis server inside the process, for the tests of [redlatch](https://docs.rs/redlatch)'s users.
-//! For the models of all interleavings, whose keys and scripts are their own, too.
+//! A Redis server inside the process, for the tests of [redlatch](https://docs.rs/redlatch)'s
+//! users. redlatch's models of all interleavings also use it, with keys and scripts of their own.
 //!
-//! This is a part of redlatch, published because a package needs the packages that it is made of.
-//! Its API makes no promise of its own: use redlatch's feature `in-memory`.
+//! This package is a part of redlatch. It is published because redlatch needs it. Its API is not
+//! stable: use redlatch's feature `in-memory`.
 
 mod commands;
 #[cfg(all(test, models))]

@@ -1,4 +1,4 @@
-//! The scripts, in the language that Redis runs them in.
+//! The scripts, run by Lua 5.1, as Redis runs them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::peers::Peers;
 use crate::resp::refusal;
 use crate::store::Store;
 
-/// Redis's keys, and the scripts about them.
+/// Redis's keys, and the scripts that work on them.
 pub struct Scripts {
     data: Arc<Mutex<Data>>,
     lua: Lua,
@@ -23,18 +23,18 @@ pub struct Scripts {
     known: BTreeMap<String, Function>,
 }
 
-/// What a script's commands work on.
+/// The data that a script's commands work on.
 #[derive(Default)]
 struct Data {
     store: Store,
-    /// The server's, while a script runs.
+    /// The server's connections, while a script runs.
     peers: Peers,
-    /// The server's time when the script began, in µs: for a script it stands still.
+    /// The server's time in µs when the script began. For a script, time stands still.
     now: i64,
 }
 
 impl Scripts {
-    /// No keys and no scripts yet. An error: Lua has no memory.
+    /// Makes a server without keys and scripts. Returns an error if Lua cannot allocate memory.
     pub fn new() -> Result<Self, String> {
         let data = Arc::new(Mutex::new(Data::default()));
         let in_lua = || {
@@ -72,7 +72,7 @@ impl Scripts {
     }
 
     fn call(&self, script: &Function, keys: usize, arguments: &[&[u8]]) -> mlua::Result<Value> {
-        // Texts that are UTF-8 have a shorter way.
+        // Arguments that are UTF-8 go a faster way.
         let mut ten = [None; 10];
         let mut fits = arguments.len() <= ten.len();
         for (place, argument) in ten.iter_mut().zip(arguments) {
@@ -155,7 +155,7 @@ impl fmt::Debug for Scripts {
     }
 }
 
-/// A command's reply, as Redis gives it to a script.
+/// A command's reply, in the form in which Redis gives it to a script.
 fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
     let only = |field: &str, text: &str| {
         let table = lua.create_table_with_capacity(0, 1)?;
@@ -187,7 +187,7 @@ fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
     }
 }
 
-/// A script's result, as Redis makes a reply of it: numbers lose their fraction, and a list ends at
+/// A script's result as a reply, as Redis makes it: a number loses its fraction, and a list ends at
 /// its first nil.
 fn of_lua(result: &LuaValue) -> mlua::Result<Value> {
     Ok(match result {
@@ -215,7 +215,7 @@ fn of_lua(result: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// The reply of a script that ended with this error.
+/// The reply to a script that ended with this error.
 fn failure(error: &LuaValue) -> mlua::Result<Value> {
     Ok(match error {
         LuaValue::Table(_) => match of_lua(error)? {
@@ -228,8 +228,8 @@ fn failure(error: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// As C's `%.17g` writes whole numbers and halves, which are all that the scripts use; others as Rust
-/// does.
+/// Writes whole numbers and halves as C's `%.17g` does: the scripts use no others. Writes other
+/// numbers as Rust does.
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();

@@ -1,6 +1,6 @@
-//! A server without a network: a state machine without threads, without a clock (each command comes with the
-//! time) and without chance. What is the same for all keys is here: greetings, channels, scripts by
-//! their hashes.
+//! A server without a network: a state machine without threads, clock and randomness. Each command
+//! comes with the time. This file has the parts that do not depend on the keys: greetings,
+//! channels, and scripts by their hashes.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,18 +9,18 @@ use redis::{PushKind, Value};
 use crate::peers::{Peer, Peers};
 use crate::resp::{refusal, text};
 
-/// The keys of a server. Its time comes with each call, in µs since 1970.
+/// The keys of a server. Each call gets the server's time, in µs since 1970.
 pub trait Keys: Send + 'static {
-    /// Runs a command that is about keys.
+    /// Runs a command about keys.
     fn command(&mut self, peers: &mut Peers, now: i64, command: &[&[u8]]) -> Value;
 
-    /// Learns the script of this hash.
+    /// Stores the script with this hash.
     fn learn(&mut self, sha: &str, code: &[u8]) -> Result<(), Value> {
         let _ = (sha, code);
         Ok(())
     }
 
-    /// Runs the script of this hash. The first `keys` arguments are its keys.
+    /// Runs the script with this hash. The first `keys` arguments are its keys.
     fn script(
         &mut self,
         peers: &mut Peers,
@@ -30,7 +30,8 @@ pub trait Keys: Send + 'static {
         arguments: &[&[u8]],
     ) -> Value;
 
-    /// When a key that a connection has read ends, if that is known: the connection is told then.
+    /// The time when a key ends, if it is known. The connections that have read the key are told of
+    /// its end.
     fn ends(&self, key: &[u8]) -> Option<i64> {
         let _ = key;
         None
@@ -41,10 +42,10 @@ pub trait Keys: Send + 'static {
 #[derive(Debug)]
 pub struct Redis<K> {
     pub(super) keys: K,
-    /// The hashes of the scripts that it knows.
+    /// The hashes of the scripts that the server knows.
     pub(super) scripts: BTreeSet<String>,
     pub(super) peers: Peers,
-    /// The echoed texts, in order.
+    /// The texts of `ECHO` commands, in the order of arrival.
     pub(super) echoed: Vec<Vec<u8>>,
     pub(super) faults: Faults,
 }
@@ -52,17 +53,18 @@ pub struct Redis<K> {
 /// The faults that a test asks for.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// So many of the next scripts are refused.
+    /// The number of scripts, from the next one on, that are refused.
     pub refusals: usize,
-    /// The replies of so many of the next scripts get lost, and with each its connection.
+    /// The number of scripts, from the next one on, whose replies are lost. Each loss breaks the
+    /// connection.
     pub lost_replies: usize,
     /// The scripts of these hashes are refused.
     pub refused: HashSet<String>,
-    /// Channels' messages get lost.
+    /// Whether the messages of channels are lost.
     pub loses_messages: bool,
-    /// No connection opens, and those that are open break at their next command.
+    /// Whether no connection opens, and open ones break at their next command.
     pub is_out: bool,
-    /// So many have not opened.
+    /// The number of attempts to open a connection that failed.
     pub unopened: u64,
 }
 
@@ -84,7 +86,8 @@ impl<K: Keys> Redis<K> {
         peer
     }
 
-    /// Runs a command of a connection. A message goes to its listeners; the result is the reply.
+    /// Runs a command of a connection and returns the reply. If the command publishes a message,
+    /// the channel's listeners get it.
     pub fn run(&mut self, peer: usize, now: i64, command: &[&[u8]]) -> Value {
         let argument = |at: usize| command.get(at).copied().unwrap_or_default();
         match argument(0) {
@@ -165,7 +168,8 @@ impl<K: Keys> Redis<K> {
                 self.peers.confirm(peer, PushKind::Unsubscribe, channel)
             }
             _ => {
-                // Before the key is tracked: its end may be found now, which is no news then.
+                // Run the command before the key is tracked: if the command finds that the key has
+                // ended, that is not a change to report.
                 let reply = self.keys.command(&mut self.peers, now, command);
                 self.peers.change(peer, |peer| {
                     if let Some(tracked) = &mut peer.tracked
@@ -179,19 +183,19 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Runs a command of a connection, and sends it the reply, unless that gets lost. Then the
-    /// connection breaks: the next reply would be taken for the lost one.
+    /// Runs a command of a connection, and sends the reply unless it is to be lost. A loss breaks
+    /// the connection, or the client would take the next reply for the lost one.
     pub fn answer(&mut self, peer: usize, now: i64, command: &[&[u8]]) {
         let reply = self.run(peer, now, command);
         let is_script = matches!(command.first(), Some(&(b"EVAL" | b"EVALSHA")));
-        // A refused script has done nothing.
+        // A refused script has changed nothing.
         let is_done = is_script && !matches!(reply, Value::ServerError(_));
         let is_lost = is_done && self.faults.lost_replies > 0;
         self.faults.lost_replies -= usize::from(is_lost);
         self.peers.change(peer, |peer| if is_lost { peer.break_off() } else { peer.push(&reply) });
     }
 
-    /// Takes the bytes that were sent to a connection and not read.
+    /// Takes the bytes that were sent to a connection and that the client has not read.
     pub fn take_unread(&mut self, peer: usize) -> Vec<u8> {
         let unread = self.peers.get(peer).map(|peer| std::mem::take(&mut peer.replies));
         unread.into_iter().flatten().flatten().collect()
@@ -215,7 +219,7 @@ impl<K: Keys> Redis<K> {
         Ok(())
     }
 
-    /// Runs a script that it knows, with the rest of the command.
+    /// Runs a script that the server knows. `command` is the whole command.
     fn script(&mut self, now: i64, sha: &str, command: &[&[u8]]) -> Value {
         let keys = command.get(2).and_then(|keys| str::from_utf8(keys).ok()?.parse().ok());
         let arguments = command.get(3..).unwrap_or_default();
@@ -252,8 +256,8 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Tells the connection of its tracked keys that have ended by now. Returns when the next one
-    /// does.
+    /// Tells the connection which of its tracked keys have ended by now. Returns the time when the
+    /// next tracked key ends.
     pub(super) fn expire(&mut self, peer: usize, now: i64) -> Option<i64> {
         let tracked = self.peers.get(peer)?.tracked.as_ref()?;
         let ends = |key: &Vec<u8>| self.keys.ends(key);
@@ -268,7 +272,7 @@ impl<K: Keys> Redis<K> {
     }
 }
 
-/// As scripts ask for it, and the server says it.
+/// The version that the server reports to clients and to scripts.
 const VERSION: &str = "7.0.15";
 
 impl Faults {

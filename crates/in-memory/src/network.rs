@@ -1,7 +1,7 @@
-//! The network before the server: connections, which break where a test allows that.
+//! The network before the server: its connections, which break where a test allows it.
 //!
-//! The server answers at once, in the order asked. In a model a read that no reply will end sleeps
-//! for ever, which is reported.
+//! The server replies at once, in the order of the requests. In a model, a read that no reply will
+//! end sleeps for ever, and the model reports it.
 
 use std::borrow::Cow;
 use std::io;
@@ -17,14 +17,14 @@ use crate::machine::{Faults, Keys, Redis};
 use crate::peers::{Peer, Peers};
 use crate::resp::split;
 
-/// A server that connections lead to.
+/// A server to which connections lead.
 #[derive(Debug)]
 pub struct Server<K> {
     state: Mutex<State<K>>,
-    /// Whether a write may find no room. Unwritten bytes are then left to the background thread, if
-    /// no other comes, and most models have none.
+    /// Whether a write may find no room. If no other thread comes, the background thread must write
+    /// the unwritten bytes, and most models have no background thread.
     has_little_room: AtomicBool,
-    /// A number from zero to this one, by chance.
+    /// A function that returns a random number from zero to its argument.
     chance: fn(usize) -> usize,
 }
 
@@ -32,15 +32,15 @@ pub struct Server<K> {
 struct State<K> {
     redis: Redis<K>,
     clock: Clock,
-    /// How often a connection may still break.
+    /// How many more times a connection may break.
     breaks: usize,
 }
 
-/// A server's clock, in µs since 1970.
+/// A server's clock. It shows µs since 1970.
 #[derive(Clone, Copy, Debug)]
 enum Clock {
     Still(i64),
-    /// It showed this then.
+    /// The clock showed this time at this instant.
     Runs(i64, Instant),
 }
 
@@ -58,8 +58,8 @@ fn micros(duration: Duration) -> i64 {
 }
 
 impl<K: Keys> Server<K> {
-    /// Starts one whose connections break at most so many times. Its clock shows `now`, in ms, and
-    /// stands still.
+    /// Starts a server whose connections break at most `breaks` times. Its clock shows `now`, in
+    /// ms, and stands still.
     pub fn start(
         redis: Redis<K>,
         now: i64,
@@ -71,14 +71,14 @@ impl<K: Keys> Server<K> {
         Arc::new(Self { state, has_little_room: AtomicBool::new(false), chance })
     }
 
-    /// Starts one that leaves nothing to chance. Its clock shows `now`, in µs, and runs.
+    /// Starts a server without random behaviour. Its clock shows `now`, in µs, and runs.
     pub fn run(redis: Redis<K>, now: i64) -> Arc<Self> {
         let clock = Clock::Runs(now, Instant::now());
         let state = Mutex::new(State { redis, clock, breaks: 0 });
         Arc::new(Self { state, has_little_room: AtomicBool::new(false), chance: |most| most })
     }
 
-    /// Leads all connections of a client to this server.
+    /// A dialer that leads all connections of a client to this server.
     pub fn dialer(self: &Arc<Self>) -> Dialer {
         let server = Arc::clone(self);
         Dialer::new(move |_, _| {
@@ -96,7 +96,7 @@ impl<K: Keys> Server<K> {
         })
     }
 
-    /// Looks at the keys, or changes them as another client does.
+    /// Reads the keys, or changes them as another client would.
     pub fn with<R>(&self, act: impl FnOnce(&mut K, &mut Peers, i64) -> R) -> R {
         let mut state = self.state.lock();
         let now = state.clock.now();
@@ -114,7 +114,7 @@ impl<K: Keys> Server<K> {
         let mut state = self.state.lock();
         let (Clock::Still(now) | Clock::Runs(now, _)) = &mut state.clock;
         *now = now.saturating_add(micros(time));
-        // Readers look again which of their tracked keys are left.
+        // Readers check again which of their tracked keys are left.
         for peer in state.redis.peers.each() {
             peer.news.notify_all();
         }
@@ -135,7 +135,7 @@ impl<K: Keys> Server<K> {
         self.state.lock().redis.scripts.clear();
     }
 
-    /// Breaks the subscribers' connections.
+    /// Breaks the connections of subscribers.
     pub fn break_subscribers(&self) {
         let peers = &mut self.state.lock().redis.peers;
         peers.each().filter(|peer| !peer.channels.is_empty()).for_each(Peer::break_off);
@@ -154,15 +154,16 @@ struct ServerEnd<K: Keys> {
     server: Arc<Server<K>>,
     peer: usize,
     news: Arc<Condvar>,
-    /// In ns.
+    /// The timeout of reads, in ns.
     read_timeout: AtomicU64,
 }
 
 impl<K: Keys> ServerEnd<K> {
-    /// Waits until there is something to read, or the connection is broken. `None`: not in time.
+    /// Waits until there is something to read or the connection is broken. Returns `None` if that
+    /// takes too long.
     fn with_peer<R>(&self, within: Duration, read: impl FnOnce(&mut Peer) -> R) -> Option<R> {
         let mut state = self.server.state.lock();
-        // Most replies are there: then no clock is read.
+        // Most replies have come already, so this reads no clock for them.
         let mut until = None;
         loop {
             let peer = state.redis.peers.get(self.peer)?;
@@ -170,7 +171,7 @@ impl<K: Keys> ServerEnd<K> {
                 return Some(read(peer));
             }
             let until = *until.get_or_insert_with(|| Instant::now().checked_add(within));
-            // A tracked key's end is news, too.
+            // The end of a tracked key is an event for the reader, too.
             let now = state.clock.now();
             let ends = state.redis.expire(self.peer, now);
             if state.redis.peers.get(self.peer)?.replies.is_empty() {
@@ -187,7 +188,7 @@ impl<K: Keys> ServerEnd<K> {
 }
 
 impl<K: Keys> Transport for ServerEnd<K> {
-    /// One reply at most, so that the reader may leave behind each.
+    /// Reads one reply at most, so that the reader may leave after each.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let within = Duration::from_nanos(self.read_timeout.load(Ordering::Relaxed));
         let read = self.with_peer(within, |peer| {
@@ -221,14 +222,14 @@ impl<K: Keys> Transport for ServerEnd<K> {
             Cow::Owned([&std::mem::take(&mut peer.commands), bytes].concat())
         };
         let (commands, rest) = split(&all);
-        // If it breaks now: some of the commands have run, some of those were answered, and the
-        // writer may have noticed.
+        // If the connection breaks now, some of the commands have run, some of these were answered,
+        // and the writer may get an error.
         let breaks = server.breaks(&mut state);
         let run = if breaks { (server.chance)(commands.len()) } else { commands.len() };
         let answered = if breaks { (server.chance)(run) } else { run };
         let now = state.clock.now();
         for (at, command) in commands[..run].iter().enumerate() {
-            // A lost reply takes the connection along.
+            // A lost reply has broken the connection.
             if state.redis.peers.get(self.peer).is_none_or(|peer| peer.broken) {
                 break;
             }
@@ -248,7 +249,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
         if breaks && (server.chance)(1) == 0 { Err(broken()) } else { Ok(bytes.len()) }
     }
 
-    /// There may be room for none of the bytes, or for some.
+    /// There may be no room, or room for only some of the bytes.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
         if !self.server.has_little_room.load(Ordering::SeqCst) {
             return self.write(bytes);
@@ -267,7 +268,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
         Ok(())
     }
 
-    /// As on a network, a reply may take its time, and so may room to write.
+    /// A reply may be late, and so may room for a write, as on a network.
     fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool> {
         let may_be_late = match way {
             IoDirection::Read => true,

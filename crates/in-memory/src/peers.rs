@@ -1,4 +1,5 @@
-//! The server's connections, from its side: what they listen to, and what they are told.
+//! The server's side of its connections: the channels they listen to, and what the server has sent
+//! them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use redlatch_client::sync::Condvar;
 
 use crate::resp::{encode, refusal, text};
 
-/// The connections of a server, from its side.
+/// The server's side of its connections.
 #[derive(Debug, Default)]
 pub struct Peers {
     pub(super) all: Vec<Option<Peer>>,
@@ -17,17 +18,18 @@ pub struct Peers {
 
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// The first part of a command whose rest is still to come.
+    /// The first part of a command that has not come as a whole.
     pub(super) commands: Vec<u8>,
     /// The replies and messages that the client has not read.
     pub(super) replies: VecDeque<Vec<u8>>,
     pub(super) channels: Vec<Vec<u8>>,
-    /// The keys it has read since it last heard of a change, if it is told of changes.
+    /// The keys that the connection has read since the server last reported a change of them.
+    /// `None` if the connection does not track.
     pub(super) tracked: Option<Vec<Vec<u8>>>,
     pub(super) broken: bool,
     pub(super) speaks_resp3: bool,
     pub(super) name: Vec<u8>,
-    /// A reply or a message, or the end: the reader may sleep.
+    /// Wakes the reader when there is a reply, a message or the end of the connection.
     pub(super) news: Arc<Condvar>,
 }
 
@@ -51,13 +53,13 @@ impl Peers {
         peer.is_some_and(|peer| !peer.speaks_resp3 && !peer.channels.is_empty())
     }
 
-    /// The answer to a subscription or its end.
+    /// The reply to a subscription, or to its end.
     pub(super) fn confirm(&mut self, peer: usize, kind: PushKind, channel: Vec<u8>) -> Value {
         let count = self.get(peer).map_or(0, |peer| peer.channels.len());
         Value::Push { kind, data: vec![Value::BulkString(channel), Value::Int(count as i64)] }
     }
 
-    /// `PUBSUB`, about the channels.
+    /// `PUBSUB`: questions about the channels.
     pub fn ask(&self, question: &[&[u8]]) -> Value {
         let all = || self.all.iter().flatten().flat_map(|peer| &peer.channels);
         match question {
@@ -77,7 +79,7 @@ impl Peers {
         }
     }
 
-    /// Sends a message, and returns how many connections listen to the channel.
+    /// Sends a message. Returns the number of connections that listen to the channel.
     pub fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64 {
         let (mut heard, loses) = (0, self.loses_messages);
         for peer in self.each().filter(|peer| peer.channels.iter().any(|own| own == channel)) {
@@ -95,7 +97,7 @@ impl Peers {
         self.all.iter().flatten().any(|peer| peer.channels.iter().any(|own| own == channel))
     }
 
-    /// The key has changed: connections that have read it are told once.
+    /// Notes that the key has changed: each connection that has read it is told once.
     pub fn changed(&mut self, key: &[u8]) {
         for peer in self.each() {
             let Some(tracked) = &mut peer.tracked else { continue };
@@ -123,7 +125,7 @@ impl Peer {
     }
 }
 
-/// Whether a name matches a pattern with `*` and `?`. A backslash makes the next byte a plain one.
+/// Whether a name matches a pattern with `*` and `?`. After a backslash, a byte stands for itself.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern, name) {
         ([], _) => name.is_empty(),

@@ -1,10 +1,12 @@
--- What Redis gives to its scripts. Receives a function that makes three of a command's name, which run
--- it with one, two and three arguments, and one that runs a command of any number of parts; returns
--- two that run a script: with ten keys and arguments at most, and with any number. (What a script
--- costs here is mostly the way between Lua and Rust: fixed numbers of texts take half as long.)
+-- The functions that Redis provides for its scripts. The first argument is a function that makes,
+-- for a command's name, three functions, which run that command with one, two and three arguments.
+-- The second argument is a function that runs a command with any number of parts. This chunk
+-- returns two functions that run a script: one with at most ten keys and arguments, and one with
+-- any number. (Most of a script's time is the passage between Lua and Rust: a fixed number of
+-- strings takes half as long.)
 local of_name, any = ...
 
--- The functions by the commands' names.
+-- The functions, by the commands' names.
 local one, two, three = {}, {}, {}
 for _, functions in ipairs({one, two, three}) do
     setmetatable(functions, {
@@ -47,7 +49,7 @@ local function only(field)
     end
 end
 
--- How many parts each command has, its name among them; below zero: so many at least.
+-- The number of parts of each command, with its name. A negative number is a minimum.
 local ARITY = {
     dbsize = 1, decr = 2, decrby = 3, del = -2, exists = -2, flushall = -1, flushdb = -1, get = 2,
     getrange = 4, hdel = -3, hexists = 3, hget = 3, hgetall = 2, hkeys = 2, hlen = 2, hmget = -3,
@@ -63,8 +65,8 @@ redis = {
     pcall = calls(false),
     error_reply = only('err'),
     status_reply = only('ok'),
-    -- There are no users here: each may run all. As the newest servers, it refuses a command with
-    -- fewer arguments than that takes.
+    -- This server has no users, so each command is allowed. Like the newest servers, this refuses a
+    -- command with fewer arguments than the command takes.
     acl_check_cmd = function(name, ...)
         local parts, arity = 1 + select('#', ...), ARITY[string.lower(name)]
         if not arity then
@@ -76,7 +78,7 @@ redis = {
     end,
 }
 
--- A script that takes a name for a global one has a bug.
+-- A script that uses an undefined global name has a bug.
 local globals = _G
 local names, arguments = {}, {}
 KEYS, ARGV = names, arguments
@@ -101,8 +103,8 @@ local function run_any(script, keys, ...)
     return pcall(script)
 end
 
--- The same two tables each time (no script changes them): to make them would take as long as one
--- command.
+-- The two tables are used again for each script (no script changes them): making new ones would
+-- take as long as a command.
 local function run_ten(script, keys, a, b, c, d, e, f, g, h, i, j)
     local K, A = names, arguments
     K[1], K[2], K[3] = a, b, c

@@ -1,4 +1,4 @@
-//! What goes over a connection: commands and replies, as a server reads and writes them.
+//! The bytes of a connection: commands and replies, as a server reads and writes them.
 
 use redis::Value;
 use redlatch_client::write_decimal;
@@ -59,7 +59,7 @@ pub(super) fn encode(value: &Value, in_resp3: bool, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The commands that are there as a whole, each in its parts, and the bytes behind them.
+/// The complete commands, each in its parts, and the bytes after them.
 pub(super) fn split(bytes: &[u8]) -> (Vec<Vec<&[u8]>>, &[u8]) {
     let (mut commands, mut rest) = (Vec::new(), bytes);
     while let Some((command, behind)) = command(rest) {
@@ -69,7 +69,7 @@ pub(super) fn split(bytes: &[u8]) -> (Vec<Vec<&[u8]>>, &[u8]) {
     (commands, rest)
 }
 
-/// The first command, and the bytes behind it.
+/// The first command, and the bytes after it.
 fn command(bytes: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
     let (parts, mut rest) = number(bytes)?;
     let mut command = Vec::with_capacity(parts.min(1_024));
@@ -81,7 +81,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
     Some((command, rest))
 }
 
-/// The number of a line behind its first byte, and the bytes behind the line.
+/// The number in a line after its first byte, and the bytes after the line.
 fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let mut number = 0_usize;
     for (at, byte) in bytes.iter().enumerate().skip(1) {
@@ -96,7 +96,7 @@ pub(super) fn text(bytes: &[u8]) -> Value {
     Value::BulkString(bytes.to_vec())
 }
 
-/// An error reply: its code, and the details.
+/// An error reply, whose text is its code and its details.
 pub fn refusal(text: &str) -> Value {
     let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
     redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)

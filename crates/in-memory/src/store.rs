@@ -1,4 +1,4 @@
-//! The keys of a server in this process: their values, and when they end.
+//! The keys of a server in this process: their values, and the times when they end.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,12 +7,12 @@ use redis::Value;
 use crate::peers::Peers;
 use crate::resp::refusal;
 
-/// All keys, of all types that the scripts use: no sets and no streams.
+/// All keys. There are the types that the scripts use, so no sets and no streams.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// In order: a test has few, which are found faster so than by a hash.
+    /// Sorted, and not hashed: a test has few keys, and finds them faster in a sorted map.
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// The number of entries at which those that have ended are swept out.
+    /// The number of entries at which those that have ended are removed.
     sweep_at: usize,
     /// The state of the random numbers.
     random: u64,
@@ -21,17 +21,17 @@ pub(super) struct Store {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) kept: Kept,
-    /// The last ms of its life.
+    /// The last millisecond in which the key exists.
     pub(super) ends: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kept {
     Text(Vec<u8>),
-    /// In the order in which the fields came, as a server keeps small ones.
+    /// In the order in which the fields were set, as a server keeps small hashes.
     Hash(Vec<(Vec<u8>, Vec<u8>)>),
     List(VecDeque<Vec<u8>>),
-    /// By score, and members of one score by their bytes.
+    /// By score, and then by the bytes of the member.
     Sorted(Vec<(f64, Vec<u8>)>),
 }
 
@@ -55,7 +55,7 @@ impl Kept {
     }
 }
 
-/// A type of values: how it is found in an entry.
+/// A type of value.
 pub(super) trait ValueKind: Sized {
     fn of(kept: &mut Kept) -> Option<&mut Self>;
     fn empty() -> Kept;
@@ -86,7 +86,7 @@ kinds! {
 }
 
 impl Store {
-    /// The key's entry, if it has not ended by `now`, in ms.
+    /// The key's entry. Returns `None` if the key has ended by `now`, in ms.
     pub(super) fn entry(&mut self, peers: &mut Peers, now: i64, key: &[u8]) -> Option<&mut Entry> {
         if self.entries.get(key)?.ends.is_some_and(|ends| ends < now) {
             self.entries.remove(key);
@@ -96,7 +96,8 @@ impl Store {
         self.entries.get_mut(key)
     }
 
-    /// The value under a key, of this type: an error, if it has another. `None`: there is no key.
+    /// The value under a key. Returns `None` if there is no key, and an error if its value has
+    /// another type.
     pub(super) fn value<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
@@ -109,7 +110,7 @@ impl Store {
         }
     }
 
-    /// The same, but the key is made if there is none.
+    /// As [`value`](Self::value), but makes the key if there is none.
     pub(super) fn value_or_new<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
@@ -131,7 +132,7 @@ impl Store {
         self.entries.insert(key.to_vec(), Entry { kept, ends });
     }
 
-    /// The key's value has changed: it goes, if nothing is left of it.
+    /// Notes that the key's value has changed. Removes the key if the value is empty.
     pub(super) fn changed(&mut self, peers: &mut Peers, key: &[u8]) {
         if self.entries.get(key).is_some_and(|entry| entry.kept.is_empty()) {
             self.entries.remove(key);
@@ -152,19 +153,19 @@ impl Store {
         std::mem::take(&mut self.entries).keys().for_each(|key| peers.changed(key));
     }
 
-    /// When the key ends, in ms. `None`: never, or there is none.
+    /// The time when the key ends, in ms. Returns `None` if the key does not end or does not exist.
     pub(super) fn ends(&self, key: &[u8]) -> Option<i64> {
         self.entries.get(key)?.ends
     }
 
-    /// All keys that have not ended, in order.
+    /// All keys that have not ended, in ascending order.
     pub(super) fn all(&self, now: i64) -> Vec<(&[u8], &Entry)> {
         let lives = |entry: &Entry| entry.ends.is_none_or(|ends| ends >= now);
         let entries = self.entries.iter().filter(|(_, entry)| lives(entry));
         entries.map(|(key, entry)| (key.as_slice(), entry)).collect()
     }
 
-    /// A number below this one: the same numbers in each run.
+    /// A random number below this one. Each run gets the same numbers.
     pub(super) fn random(&mut self, below: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.random >> 33) as usize % below.max(1)
