@@ -1,15 +1,15 @@
 //! Redisson's algorithms as a plain baseline for the benches: a straightforward port with plain
 //! threads.
 //!
-//! Each handle has its own connection for commands, and a client has one more for its
-//! subscriptions. A thread that finds a lock taken subscribes to its channel (if no other thread of
-//! the client has), and tries again. It then sleeps until a message comes or the remaining time
-//! that the last try returned has passed. A release publishes a message, upon which one local
-//! waiter wakes and tries. Commands that are always the same are encoded in advance, and
-//! connections send at once (`TCP_NODELAY`).
+//! Each handle has its own connection for commands, and a client has one more connection for its
+//! subscriptions. A thread that finds a lock taken subscribes to the lock's channel (unless another
+//! thread of the client has done so), and tries again. The thread then sleeps until a message
+//! comes, or until the remaining lease that the last try returned is over. A release publishes a
+//! message, and one waiter of each client wakes and tries again. Commands that are always the same
+//! are encoded in advance, and connections send at once (`TCP_NODELAY`).
 //!
 //! Three things are left out: the key by which Redisson makes a resent unlock harmless (one more
-//! `SET` in each unlock, and a `DEL` after it), renewal, and reconnecting (an error ends a wait).
+//! `SET` in each unlock, and a `DEL` after it), renewal, and reconnection (an error ends a wait).
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -37,10 +37,10 @@ pub use lock::{
 };
 use subscriber::Subscriber;
 
-/// The lease of a hold if no other is given: Redisson's default.
+/// The lease of a hold, unless the caller gives one: Redisson's default.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// One process of the baseline: an identity and a connection for subscriptions.
+/// One process of the baseline: an identity, and a connection for subscriptions.
 #[derive(Clone)]
 pub struct PlainClient {
     shared: Arc<Shared>,
@@ -60,11 +60,11 @@ impl fmt::Debug for PlainClient {
 }
 
 impl PlainClient {
-    /// A client of the server at this URL (`redis://`).
+    /// Returns a client of the server at this URL (`redis://`).
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn connect(url: &str) -> RedisResult<Self> {
         let redis = commander::client(url)?;
         let subscriber = Subscriber::connect(redis.get_connection_info())?;
@@ -72,43 +72,43 @@ impl PlainClient {
         Ok(Self { shared: Arc::new(Shared { redis, id: random_id(), threads, subscriber }) })
     }
 
-    /// Redisson's lock of this name.
+    /// Returns Redisson's lock of this name.
     #[must_use]
     pub fn lock(&self, name: &str) -> PlainLock {
         PlainLock::new(self.clone(), name, LEASE)
     }
 
-    /// As [`lock`](Self::lock), with holds that last for `lease`.
+    /// As [`lock`](Self::lock), with the lease `lease`.
     #[must_use]
     pub fn lock_with_lease(&self, name: &str, lease: Duration) -> PlainLock {
         PlainLock::new(self.clone(), name, lease)
     }
 
-    /// Redisson's fair lock of this name.
+    /// Returns Redisson's fair lock of this name.
     #[must_use]
     pub fn fair_lock(&self, name: &str) -> PlainFairLock {
         PlainFairLock::new(self.clone(), name, LEASE)
     }
 
-    /// Redisson's read-write lock of this name.
+    /// Returns Redisson's read-write lock of this name.
     #[must_use]
     pub fn read_write_lock(&self, name: &str) -> PlainReadWriteLock {
         PlainReadWriteLock::new(self.clone(), name, LEASE)
     }
 
-    /// Redisson's semaphore of this name.
+    /// Returns Redisson's semaphore of this name.
     #[must_use]
     pub fn semaphore(&self, name: &str) -> PlainSemaphore {
         PlainSemaphore::new(self.clone(), name)
     }
 
-    /// Redisson's permit-expirable semaphore of this name.
+    /// Returns Redisson's permit-expirable semaphore of this name.
     #[must_use]
     pub fn expirable_semaphore(&self, name: &str) -> PlainExpirableSemaphore {
         PlainExpirableSemaphore::new(self.clone(), name, LEASE)
     }
 
-    /// Redisson's count-down latch of this name.
+    /// Returns Redisson's count-down latch of this name.
     #[must_use]
     pub fn latch(&self, name: &str) -> PlainLatch {
         PlainLatch::new(self.clone(), name)
@@ -122,7 +122,7 @@ impl PlainClient {
         &self.shared.subscriber
     }
 
-    /// An owner for one handle, which stands for one thread.
+    /// An owner for a handle. A handle acts as one thread.
     fn new_owner(&self) -> String {
         let thread = self.shared.threads.fetch_add(1, Ordering::Relaxed);
         format!("{}:{thread}", self.shared.id)
@@ -136,7 +136,7 @@ fn random_id() -> String {
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// Redisson's rule for the names of helper keys and channels.
+/// Redisson's rule for the names of additional keys and channels.
 fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }

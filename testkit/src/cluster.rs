@@ -7,7 +7,7 @@ use redis::{Connection, RedisResult, Value, cmd};
 
 use crate::{Server, ServerBuilder, ServerError, wait_until};
 
-/// How long the servers may take until each knows all others, or until they agree on a new master.
+/// The longest time until each server knows all others, or until the servers agree on a new master.
 const BOUND: Duration = Duration::from_secs(60);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOTS: u16 = 16_384;
@@ -20,11 +20,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts three masters and three replicas. Returns when each knows all others.
+    /// Starts three masters and three replicas. Returns when each server knows all others.
     ///
     /// # Errors
     ///
-    /// If the server program knows no clusters, or one does not start.
+    /// The server program has no cluster mode, or a server does not start.
     pub fn start() -> Result<Self, ServerError> {
         Self::of(3, true, |builder, _| node(&builder))
     }
@@ -38,7 +38,8 @@ impl Cluster {
         Self::of(3, false, |builder, _| node(&builder))
     }
 
-    /// Starts three masters without replicas, which want this password, of letters and digits.
+    /// Starts three masters without replicas, with this password. It must have only letters and
+    /// digits.
     ///
     /// # Errors
     ///
@@ -52,7 +53,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start), and if the program has no TLS.
+    /// As [`start`](Self::start), and if the program was built without TLS.
     pub fn with_tls(password: &str) -> Result<Self, ServerError> {
         Self::of(3, false, |builder, first| {
             let builder = builder.password(password).tls_among(first);
@@ -84,7 +85,8 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // The numbers were set before, since a server that knows another takes no number.
+        // Each server has its number already, since a server that knows another one accepts no
+        // number.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -114,7 +116,7 @@ impl Cluster {
         }
         self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
         if self.servers.len() > self.masters {
-            // Otherwise no replica would take the place of a master that is killed at once.
+            // Without this, no replica would replace a master that is killed at once.
             for master in &self.servers[..self.masters] {
                 wait_until("a master knows its replica", BOUND, || {
                     let info: RedisResult<String> =
@@ -125,8 +127,8 @@ impl Cluster {
         }
     }
 
-    /// Makes all servers known to each other. A server gives up a handshake that takes longer than
-    /// its node timeout, as on a machine that stands still. Then it needs another handshake.
+    /// Makes all servers known to each other. If a handshake takes longer than the node timeout, as
+    /// on a machine that stands still, the server gives it up and needs another one.
     fn introduce(&self) {
         let ids: Vec<_> = self.servers.iter().map(|server| self.id(server)).collect();
         let mut nodes: Vec<_> = self.servers.iter().map(Server::connection).collect();
@@ -167,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// `redis-cluster://host:port,…` with all servers.
+    /// Returns `redis-cluster://host:port,…` with all servers.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<_> =
@@ -175,11 +177,11 @@ impl Cluster {
         format!("redis-cluster://{}", hosts.join(","))
     }
 
-    /// `rediss-cluster://password@host:port,…` with the ports for TLS.
+    /// Returns `rediss-cluster://password@host:port,…` with the TLS ports.
     ///
     /// # Panics
     ///
-    /// If the servers have no TLS.
+    /// The servers have no TLS.
     #[must_use]
     pub fn tls_url(&self) -> String {
         let hosts: Vec<_> = self.servers.iter().map(Server::tls_url).collect();
@@ -193,7 +195,7 @@ impl Cluster {
         format!("rediss-cluster://{login}@{}", hosts.join(","))
     }
 
-    /// The servers: first the masters, and then their replicas in the same order.
+    /// The servers: first the masters, then their replicas in the same order.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -209,11 +211,11 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("no slot: {error}"))
     }
 
-    /// The server that says that it has a slot.
+    /// The server that says that it has this slot.
     ///
     /// # Panics
     ///
-    /// If no server has it for a long time.
+    /// For a long time no server says so.
     #[must_use]
     pub fn owner(&self, slot: u16) -> &Server {
         let mut found = None;
@@ -224,11 +226,11 @@ impl Cluster {
         found.map_or_else(|| panic!("no server has slot {slot}"), |at| &self.servers[at])
     }
 
-    /// A master without the slot.
+    /// A master that does not have this slot.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// There is no such master.
     #[must_use]
     pub fn another(&self, slot: u16) -> &Server {
         let owner = self.owner(slot).port();
@@ -250,15 +252,15 @@ impl Cluster {
         self.end_move(slot, to);
     }
 
-    /// The first step of [`move_slot`](Self::move_slot). From here on each of the two servers may
-    /// have some of the slot's keys.
+    /// The first step of [`move_slot`](Self::move_slot). After it, each of the two servers may have
+    /// some of the slot's keys.
     pub fn begin_move(&self, slot: u16, to: &Server) {
         let from = self.owner(slot);
         set_slot(to, slot, &["IMPORTING", &self.id(from)]);
         set_slot(from, slot, &["MIGRATING", &self.id(to)]);
     }
 
-    /// The second step: moves the keys that are there now.
+    /// The second step: moves the keys that are in the slot now.
     pub fn move_keys(&self, slot: u16, to: &Server) {
         let mut from = self.owner(slot).connection();
         loop {
@@ -275,13 +277,13 @@ impl Cluster {
         }
     }
 
-    /// Moves one key, after [`begin_move`](Self::begin_move).
+    /// Moves one key. Call it after [`begin_move`](Self::begin_move).
     pub fn move_key(&self, key: &str, to: &Server) {
         self.move_key_of(&mut self.home(key).connection(), &[key.to_owned()], to);
     }
 
     fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
-        // The others exclude a server that was too busy to answer them, until they hear from it
+        // If a server was too busy to answer the other servers, they exclude it until it answers
         // again.
         wait_until("the keys are moved", BOUND, || {
             let moved: Result<Value, _> = cmd("MIGRATE")
@@ -301,16 +303,16 @@ impl Cluster {
         });
     }
 
-    /// The last step: gives the slot to the other server.
+    /// The last step: makes the other server the owner of the slot.
     pub fn end_move(&self, slot: u16, to: &Server) {
         let (from, id) = (self.owner(slot), self.id(to));
         set_slot(to, slot, &["NODE", &id]);
         set_slot(from, slot, &["NODE", &id]);
         let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
         masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
-        // Each move has a number, and the highest one counts. A later move of the slot that begins
-        // before all servers know of this one may get the same number, and then the servers never
-        // agree.
+        // Each move has an epoch, and the highest epoch wins. If another move of the slot began
+        // before all servers know of this one, it might get the same epoch, and then the servers
+        // would never agree.
         let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
         wait_until("all know of the move", BOUND, || {
             let number = epoch(to);
@@ -320,7 +322,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until a server other than `old` has the slot. Returns the time of that.
+    /// Waits until a server other than `old` has the slot. Returns the time when it was seen.
     pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
         wait_until("another server has taken over", BOUND, || {
             let others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -336,12 +338,13 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
-    /// Cuts a server off from the others: it no longer sees or hears them. (They still see it.)
+    /// Cuts a server off from the others: it no longer receives anything from them. (They still
+    /// receive its messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // This is one transaction, since servers after Redis 7.0 inform the servers that they still
-        // know of the one to forget. Other Valkey servers would make themselves known again, so the
-        // server must be deaf to them.
+        // This is one transaction: newer servers than Redis 7.0 tell the servers that they still
+        // know which one to forget. Other Valkey servers would introduce themselves again, so the
+        // server must ignore them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
@@ -352,14 +355,14 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("FORGET: {error}"));
     }
 
-    /// Makes the replica of a slot's master take the master's place, without asking the master or
-    /// the others. Waits until all others know, and returns the replica.
+    /// Makes the replica of a slot's master replace the master, without the agreement of the master
+    /// or the other servers. Waits until all others know of it, and returns the replica.
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);
         let at = at.unwrap_or_default();
         let new = &self.servers[at + self.masters];
-        // The replica takes over with the data it has.
+        // The replica takes over with the data that it has, so it must have all.
         let written = offset(&self.servers[at], "master_repl_offset");
         wait_until("the replica has what its master has", BOUND, || {
             offset(new, "slave_repl_offset").is_some_and(|it| written.is_some_and(|at| it >= at))
@@ -385,7 +388,7 @@ impl Cluster {
     }
 }
 
-/// Begins a handshake.
+/// Begins a handshake between two servers.
 fn meet(node: &mut Connection, other: &Server) {
     let _: Value = cmd("CLUSTER")
         .arg("MEET")
@@ -396,14 +399,14 @@ fn meet(node: &mut Connection, other: &Server) {
         .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
 }
 
-/// The number of bytes written, or received from the master.
+/// The number of bytes that a master has written, or that a replica has received.
 fn offset(server: &Server, which: &str) -> Option<u64> {
     let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).ok()?;
     info.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')?.parse().ok())
 }
 
-/// The difference between a server's port and the one on which the servers talk to each other. (The
-/// default is 10,000, which does not give a valid port for each server.)
+/// The difference between a server's port and its port for the other servers. (The default of
+/// 10,000 does not give a valid port for each server.)
 const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
@@ -437,16 +440,16 @@ fn has(server: &Server, slot: u16) -> bool {
     own.contains("master") && names(&own, slot)
 }
 
-/// The line about a server in one server's list.
+/// The line about a server (an id or an address) in another server's list.
 fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();
-    // A replica's line also names its master, behind its own name and its role.
+    // A replica's line also has its master's id, in a later column.
     let is_it = |line: &&str| line.split(' ').take(3).any(|column| column.contains(word));
     nodes.lines().find(is_it).map(str::to_owned)
 }
 
-/// Whether a slot is among those of such a line.
+/// Whether this line of the list contains the slot.
 fn names(line: &str, slot: u16) -> bool {
     line.split(' ').skip(8).any(|range| {
         let mut ends = range.split('-').map(str::parse::<u16>);

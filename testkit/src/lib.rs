@@ -4,7 +4,7 @@
 //!   none.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
-//! - [`Proxy`]: a network in front of a server. It can be slow, and can fail when a test says so.
+//! - [`Proxy`]: a network in front of a server. A test can make it slow or make it fail.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
 //! - [`signal`] and [`Guard`]: to stop a process that is not a worker.
 //! - [`PlainClient`]: plain ports of Redisson's algorithms, with which the benches compare.

@@ -1,4 +1,4 @@
-//! A network that can be slow and can fail: a TCP proxy in front of a server.
+//! A network that a test can make slow or make fail: a TCP proxy in front of a server.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -20,7 +20,7 @@ use rules::Rule;
 pub use rules::{Action, Direction};
 use state::{Shared, State};
 
-/// The time for which the proxy tries to get its port back.
+/// How long the proxy tries to bind its port again.
 const BIND_BOUND: Duration = Duration::from_secs(5);
 
 /// A TCP proxy on a free port of 127.0.0.1, in front of a server.
@@ -37,11 +37,11 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy in front of this address, such as `127.0.0.1:6379`.
+    /// Starts a proxy in front of this address, such as `127.0.0.1:6379`.
     ///
     /// # Panics
     ///
-    /// If the address is none.
+    /// `upstream` is not an address.
     #[must_use]
     pub fn start(upstream: &str) -> Self {
         let resolved = upstream.to_socket_addrs().ok().and_then(|mut found| found.next());
@@ -51,11 +51,11 @@ impl Proxy {
         Self::to(address, String::new())
     }
 
-    /// A proxy in front of this server; its [`Proxy::url`] has the server's password.
+    /// Starts a proxy in front of this server. [`Proxy::url`] contains the server's password.
     ///
     /// # Panics
     ///
-    /// If there is no port to listen on.
+    /// There is no free port.
     #[must_use]
     pub fn before(server: &Server) -> Self {
         Self::to(SocketAddr::from(([127, 0, 0, 1], server.port())), server.credentials())
@@ -66,7 +66,7 @@ impl Proxy {
         let (port, address, listener) = loop {
             let port = ports::free();
             let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
-            // Another process may have been quicker.
+            // Another process may have taken the port.
             if let Ok(listener) = TcpListener::bind(address) {
                 break (port, address, listener);
             }
@@ -79,46 +79,46 @@ impl Proxy {
         Self { shared, address, _port: port, credentials, acceptor: Some(acceptor) }
     }
 
-    /// `redis://127.0.0.1:<port>/`, with the server's password if it has one.
+    /// Returns `redis://127.0.0.1:<port>/`, with the server's password if it has one.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}{}/", self.credentials, self.address)
     }
 
-    /// Where the proxy listens.
+    /// The address on which the proxy listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Delays all bytes by this time, each way. Delays do not add up for bytes that are on their
-    /// way together. A round trip takes longer by twice the time.
+    /// Delays all bytes by this time in each direction, so that a round trip takes longer by twice
+    /// this time. Bytes that are in flight at the same time share the delay.
     pub fn set_delay(&self, one_way: Duration) {
         self.shared.set_delay(one_way);
     }
 
-    /// Delivers replies byte by byte from here on.
+    /// Makes the proxy deliver later replies byte by byte, or as a whole again.
     pub fn trickle(&self, on: bool) {
         self.shared.set_trickle(on);
     }
 
-    /// Stops delivering, both ways, without closing anything.
+    /// Stops delivery in both directions, without closing a connection.
     pub fn freeze(&self) {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Delivers again, beginning with the bytes that have come in the meantime.
+    /// Resumes delivery, beginning with the bytes that came meanwhile.
     pub fn thaw(&self) {
         self.shared.change(|state| state.frozen = false);
     }
 
     /// Makes new connections lead to this server, as behind a name whose address has changed. Open
-    /// connections stay where they are.
+    /// connections are not changed.
     pub fn lead_to(&self, server: &Server) {
         *self.shared.upstream() = SocketAddr::from(([127, 0, 0, 1], server.port()));
     }
 
-    /// Refuses new connections. Returns when the port is closed. Open connections stay.
+    /// Refuses new connections. Returns when the port is closed. Open connections stay open.
     pub fn refuse(&self) {
         self.shared.change(|state| state.refusing = true);
         self.wake_acceptor();
@@ -129,20 +129,20 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// If another process has taken the port.
+    /// Another process has taken the port.
     pub fn accept(&self) {
         self.shared.change(|state| state.refusing = false);
         self.wait_state("it listens again (is its port taken?)", |state| state.listening);
     }
 
-    /// Closes all connections at once. Returns how many there were.
+    /// Closes all connections at once. Returns their number.
     pub fn cut_all(&self) -> usize {
         self.cut_matching(b"")
     }
 
-    /// Closes the connections on which these bytes were sent lately (in the last 64 KiB), or ever
-    /// as a part of a command's name in upper case, such as `SUBSCRIBE`. Returns how many there
-    /// were.
+    /// Closes the connections on which the client has sent these bytes lately (in the last 64 KiB).
+    /// A part of a command's name in upper case, such as `SUBSCRIBE`, matches even if it was sent
+    /// earlier. Returns the number of closed connections.
     pub fn cut_matching(&self, pattern: impl AsRef<[u8]>) -> usize {
         let mut connections = self.open();
         connections.retain(|connection| connection.has_sent(pattern.as_ref()));
@@ -152,34 +152,35 @@ impl Proxy {
         connections.len()
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.open().len()
     }
 
-    /// How many commands have come from clients so far.
+    /// The number of commands that have come from clients.
     #[must_use]
     pub fn commands(&self) -> u64 {
         self.shared.commands()
     }
 
-    /// Makes the next command that contains these bytes (an owner, a script's hash, a key) fire
-    /// this action, once.
+    /// Sets a rule that fires this action once, at the next command that contains these bytes (an
+    /// owner, a script's hash, a key).
     pub fn on_request(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Request, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Makes the next bytes from the server that contain these fire this action, once.
+    /// Sets a rule that fires this action once, at the next bytes from the server that contain this
+    /// pattern.
     pub fn on_reply(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Reply, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Fires this action the next `shots` times that the predicate is true. Of several matching
-    /// rules, the one that was set first fires. An action on a reply also hits the replies to
-    /// earlier commands that are still on their way over the connection.
+    /// Sets a rule that fires this action each time that the predicate is true, `shots` times at
+    /// most. If several rules match, the one that was set first fires. An action on a reply also
+    /// affects the replies to earlier commands that are still in flight on the connection.
     pub fn on(
         &self,
         direction: Direction,
@@ -191,28 +192,28 @@ impl Proxy {
         self.shared.change(|state| state.rules.push(rule));
     }
 
-    /// Takes back all rules that have shots left.
+    /// Removes all rules that have shots left.
     pub fn clear_rules(&self) {
         self.shared.change(|state| state.rules.clear());
     }
 
-    /// Delivers the replies held back by [`Action::HoldReply`] so far.
+    /// Delivers the replies that [`Action::HoldReply`] holds back now.
     pub fn release(&self) {
         self.shared.change(|state| state.releases += 1);
     }
 
-    /// How many times rules have fired so far. A rule about a reply has fired when that reply has
+    /// The number of times that rules have fired. A rule about a reply fires when that reply has
     /// come from the server, so that the command has run.
     #[must_use]
     pub fn fired(&self) -> usize {
         self.shared.state().fired
     }
 
-    /// Waits until rules have fired `count` times in all.
+    /// Waits until rules have fired `count` times in total.
     ///
     /// # Panics
     ///
-    /// If they have not in time.
+    /// They have not fired so often within the timeout.
     #[track_caller]
     pub fn wait_fired(&self, count: usize, timeout: Duration) {
         let until = Instant::now() + timeout;
@@ -259,7 +260,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Takes connections until the proxy stops; closes the port while it refuses.
+/// Accepts connections until the proxy stops. While the proxy refuses, the port is closed.
 fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
     let mut listener = first;
     loop {
@@ -269,7 +270,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
                 break;
             }
             drop(state);
-            // A client without a server sees its connection closed.
+            // If the server cannot be reached, the client's connection is closed.
             let _ = connect(shared, client);
         }
         drop(listener);
@@ -283,7 +284,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
             match TcpListener::bind(address) {
                 Ok(listener) => break listener,
                 Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-                // The thread that waits for the port reports the failure.
+                // The thread that waits for the port panics then.
                 Err(_) => return,
             }
         };
@@ -295,7 +296,7 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
     let upstream = TcpStream::connect(*shared.upstream())?;
     let (connection, threads) = Connection::start(client, upstream, shared)?;
     shared.change(|state| {
-        // Ended threads are forgotten when there is a new one.
+        // Each new thread removes the threads that have ended.
         state.threads.retain(|thread| !thread.is_finished());
         state.connections.retain(|other| !other.is_closed());
         state.threads.extend(threads);

@@ -1,4 +1,4 @@
-//! A master with its replicas, and the Sentinels that choose another one when it fails.
+//! A master with its replicas, and Sentinels that choose a new master when it fails.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,35 +11,36 @@ use crate::{Server, ServerError, wait_until};
 const SERVICE: &str = "redlatch";
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
-/// How long the servers and Sentinels may take until each knows all others, or until they agree on
-/// a new master. If an attempt of theirs fails, the next one comes 6 s later, and on a busy machine
-/// several may fail.
+/// The longest time until the servers and Sentinels all know each other, or until they agree on a
+/// new master. If an attempt fails, the next one begins 6 s later, and on a busy machine several
+/// may fail.
 const BOUND: Duration = Duration::from_secs(60);
-/// How long a master may be silent. See [`PINGS`].
+/// How long a master may be silent by default. See [`PINGS`].
 const DOWN_AFTER: Duration = Duration::from_millis(1200);
-/// The time between two pings of a Sentinel. It counts a new master's silence from the switch on,
-/// and pings the master this time after the switch. If this were as long as a master may be silent,
-/// each new master that answers a little late would be replaced at once. While a master is down,
-/// the Sentinels ask the replicas each second, and choose none that was silent for five times this.
+/// The time between two pings of a Sentinel. A Sentinel counts a new master's silence from the
+/// switch, and first pings that master this time after the switch. If this time were as long as a
+/// master may be silent, a new master that answers a little late would be replaced at once. While a
+/// master is down, the Sentinels ask the replicas each second, and choose no replica that was
+/// silent for five times this time.
 const PINGS: &str = "500";
-/// The time between two looks of a Sentinel at the servers. While the Sentinels replace a master
-/// that answers, they choose no replica whose state is older than three times this, and none of
-/// them tries again.
+/// The time between two requests of a Sentinel for a server's state. If the Sentinels replace a
+/// master that answers, they choose no replica whose state is older than three times this time. If
+/// they find no replica, no Sentinel tries again.
 const LOOKS: &str = "400";
-/// The time between two exchanges of the Sentinels' views. A Sentinel that has not heard of a new
-/// master makes it a replica again after four times this. Another Sentinel may take a second to see
-/// that it is the master.
+/// The time between two exchanges of the Sentinels' views. If a Sentinel has not been told of a new
+/// master after four times this time, it makes that master a replica again. The leading Sentinel
+/// may need a second to notice that the server is the master.
 const TELLS: &str = "400";
-/// How long a Sentinel that is asked to begin a failover, or has begun one, may take to answer. If
-/// the test turned to another Sentinel, there would be two failovers.
+/// How long a Sentinel may take to answer a request to begin a failover, or a question whether it
+/// has begun one. If the test asked another Sentinel too early, there would be two failovers.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a Sentinel that stood still for 2 s (for example because of a busy disk) does nothing.
-/// The default is half a minute. If the master is gone meanwhile, its replicas are then without one
-/// for more than ten times as long as a master may be silent. So none of them is ever chosen, and
-/// only an operator helps.
+/// How long a Sentinel does nothing after it stood still for 2 s (for example because of a busy
+/// disk). The default is half a minute. If the master is gone during that time, its replicas are
+/// without a master for more than ten times as long as a master may be silent. Then no replica is
+/// ever chosen, and only an operator can help.
 const RESTS: &str = "1000";
 
-/// A master, two replicas and three Sentinels: real ones, on free ports of 127.0.0.1.
+/// A master, two replicas and three Sentinels, on free ports of 127.0.0.1.
 #[derive(Debug)]
 pub struct Sentinels {
     sentinels: Vec<Server>,
@@ -47,7 +48,7 @@ pub struct Sentinels {
     options: SentinelsBuilder,
 }
 
-/// The settings of new Sentinels. See [`Sentinels::builder`].
+/// The settings for [`Sentinels`]. See [`Sentinels::builder`].
 #[derive(Clone, Debug)]
 pub struct SentinelsBuilder {
     down_after: Duration,
@@ -57,16 +58,17 @@ pub struct SentinelsBuilder {
 }
 
 impl Sentinels {
-    /// Starts them with default settings. Returns when each knows all others.
+    /// Starts the servers and Sentinels with default settings. Returns when they all know each
+    /// other.
     ///
     /// # Errors
     ///
-    /// If the server program knows no Sentinels, or one does not start.
+    /// The server program has no Sentinel mode, or a server does not start.
     pub fn start() -> Result<Self, ServerError> {
         Self::builder().start()
     }
 
-    /// A builder for other settings.
+    /// Returns a builder for other settings.
     #[must_use]
     pub fn builder() -> SentinelsBuilder {
         SentinelsBuilder {
@@ -77,19 +79,20 @@ impl Sentinels {
         }
     }
 
-    /// The master's name.
+    /// The Sentinels' name for the master.
     #[must_use]
     pub fn service(&self) -> &str {
         SERVICE
     }
 
-    /// `redis-sentinel://host:port,…/service` (`rediss-` with TLS), with the passwords if there are any.
+    /// Returns `redis-sentinel://host:port,…/service` (`rediss-` with TLS), with the passwords if
+    /// there are any.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_of(&self.sentinels.iter().map(Server::known_port).collect::<Vec<_>>())
     }
 
-    /// As [`url`](Self::url), with these ports of 127.0.0.1 instead of the Sentinels'.
+    /// As [`url`](Self::url), with these ports of 127.0.0.1 in place of the Sentinels' own.
     #[must_use]
     pub fn url_of(&self, ports: &[u16]) -> String {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
@@ -102,29 +105,29 @@ impl Sentinels {
         format!("{scheme}-sentinel://{credentials}{}/{SERVICE}{parameter}", hosts.join(","))
     }
 
-    /// The authority (a certificate in PEM) of all of them, with TLS.
+    /// The authority (a certificate in PEM) of all servers and Sentinels with TLS.
     #[must_use]
     pub fn tls_authority(&self) -> PathBuf {
         self.servers.first().map(Server::tls_authority).unwrap_or_default()
     }
 
-    /// The Sentinels, to be killed, paused or asked.
+    /// The Sentinels, which a test may kill, pause or ask.
     #[must_use]
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
-    /// The servers, in any role.
+    /// The servers, whatever their roles are.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// The server that most of the Sentinels name.
+    /// The server that most of the Sentinels name as the master.
     ///
     /// # Panics
     ///
-    /// If they do not agree for long.
+    /// The Sentinels do not agree for a long time.
     #[must_use]
     pub fn master(&self) -> &Server {
         let mut found = None;
@@ -144,11 +147,12 @@ impl Sentinels {
         self.servers.iter().filter(|server| server.port() != master).collect()
     }
 
-    /// Waits until most of the Sentinels name a master other than `old`. Returns the time of that.
+    /// Waits until most of the Sentinels name a master other than `old`. Returns the time when this
+    /// was seen.
     ///
     /// # Panics
     ///
-    /// If they do not for long.
+    /// This takes too long.
     pub fn wait_switched(&self, old: &Server) -> Instant {
         self.wait_until("the Sentinels have chosen another master", || {
             self.agreed().is_some_and(|port| port != old.known_port())
@@ -156,17 +160,17 @@ impl Sentinels {
         Instant::now()
     }
 
-    /// Makes the Sentinels choose another master now, though nothing has failed. Returns when they
-    /// have.
+    /// Makes the Sentinels choose another master now, although nothing has failed. Returns when
+    /// they have chosen one.
     ///
     /// # Panics
     ///
-    /// If they do not.
+    /// They choose none.
     pub fn fail_over(&self) {
         let old = self.master().known_port();
         self.wait_until("the Sentinels have chosen another master on command", || {
-            // A Sentinel that gives up does not try again by itself. It gives up if no replica has
-            // reported its state lately, or the chosen one has become slow.
+            // A Sentinel that gives a failover up does not try again by itself. It gives up if no
+            // replica has reported its state lately, or if the chosen replica has become slow.
             if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
                 let _begun = self.sentinels.iter().any(begins);
             }
@@ -174,12 +178,12 @@ impl Sentinels {
         });
     }
 
-    /// Starts a killed server again, or lets a paused one go on, without data and as a replica.
-    /// Returns when everything is as after the start, perhaps with another master.
+    /// Starts a killed server again, or resumes a paused one, without data and as a replica.
+    /// Returns when all know each other again, perhaps with another master.
     ///
     /// # Panics
     ///
-    /// If it does not start, or is not taken in.
+    /// The server does not start, or the others do not accept it.
     pub fn revive(&self, server: &Server) {
         let port = server.port();
         if self.master().port() != port {
@@ -190,13 +194,13 @@ impl Sentinels {
         self.wait_ready();
     }
 
-    /// Waits until every replica has its data from the master, and every Sentinel knows all.
+    /// Waits until every replica has its data from the master, and every Sentinel knows all others.
     ///
     /// # Panics
     ///
-    /// If that takes long.
+    /// This takes too long.
     pub fn wait_ready(&self) {
-        // The servers may have any roles, since the Sentinels may choose another master even now.
+        // The servers may have any roles here: the Sentinels may choose another master even now.
         self.wait_until("all follow one master, and each Sentinel knows all others", || {
             self.replicas().into_iter().all(follows) && self.sentinels.iter().all(knows_all)
         });
@@ -214,7 +218,7 @@ impl Sentinels {
         }
     }
 
-    /// The views of all, for the error of a vain wait.
+    /// The views of all servers and Sentinels, for the panic's message.
     fn situation(&self) -> String {
         let mut said = String::new();
         for server in &self.servers {
@@ -231,7 +235,7 @@ impl Sentinels {
         said
     }
 
-    /// The port that most of the Sentinels name.
+    /// The port of the master that most of the Sentinels name.
     fn agreed(&self) -> Option<u16> {
         let named = |sentinel: &Server| -> Option<u16> {
             let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
@@ -244,40 +248,40 @@ impl Sentinels {
 }
 
 impl SentinelsBuilder {
-    /// How long a master may be silent until a Sentinel takes it for dead: 1.2 s.
+    /// Sets how long a master may be silent until a Sentinel counts it as dead. The default is 1.2
+    /// s.
     #[must_use]
     pub fn down_after(mut self, silent: Duration) -> Self {
         self.down_after = silent;
         self
     }
 
-    /// A password of letters and digits that the servers want.
+    /// Sets a password for the servers, of letters and digits.
     #[must_use]
     pub fn server_password(mut self, password: &str) -> Self {
         self.server_password = Some(password.to_owned());
         self
     }
 
-    /// A password of letters and digits that the Sentinels want.
+    /// Sets a password for the Sentinels, of letters and digits.
     #[must_use]
     pub fn sentinel_password(mut self, password: &str) -> Self {
         self.sentinel_password = Some(password.to_owned());
         self
     }
 
-    /// Uses TLS with the clients, and between the servers. (The kit looks at them over ports
-    /// without TLS.)
+    /// Uses TLS with the clients and between the servers. (The kit itself uses ports without TLS.)
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// Starts them. Returns when each knows all others.
+    /// Starts the servers and Sentinels. Returns when they all know each other.
     ///
     /// # Errors
     ///
-    /// If the server program knows no Sentinels, or one does not start.
+    /// The server program has no Sentinel mode, or a server does not start.
     pub fn start(self) -> Result<Sentinels, ServerError> {
         let mut servers: Vec<Server> = Vec::new();
         for _ in 0..=REPLICAS {
@@ -317,7 +321,8 @@ impl SentinelsBuilder {
                 builder = builder.password(password);
             }
             let sentinel = builder.start()?;
-            // (Their own are seconds, which a test would wait for.) An older one has its own pace.
+            // Sets short times. (The defaults are seconds, for which a test would wait.) An older
+            // Sentinel does not have these settings.
             for [what, pace] in [
                 ["PING-PERIOD", PINGS],
                 ["INFO-PERIOD", LOOKS],
@@ -355,8 +360,8 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
-/// Whether the Sentinel chooses another master now, or has done so. Waits as long for the answer as
-/// [`begins`].
+/// Whether the Sentinel is choosing another master, or has chosen one. Waits for the answer as long
+/// as [`begins`] does.
 fn is_leaving(sentinel: &Server, old: u16) -> bool {
     let question = ["SENTINEL", "MASTER", SERVICE];
     let fields: HashMap<String, String> =
@@ -366,8 +371,8 @@ fn is_leaving(sentinel: &Server, old: u16) -> bool {
         || fields.get("flags").is_some_and(|flags| flags.contains("failover_in_progress"))
 }
 
-/// Makes a Sentinel begin a failover. Waits long for the answer, since a second Sentinel would
-/// begin another failover.
+/// Makes a Sentinel begin a failover. Waits long for the answer: a request to a second Sentinel
+/// would begin another failover.
 fn begins(sentinel: &Server) -> bool {
     let question = ["SENTINEL", "FAILOVER", SERVICE];
     match ask_within::<String>(sentinel, &question, PATIENCE) {
@@ -376,8 +381,8 @@ fn begins(sentinel: &Server) -> bool {
     }
 }
 
-/// Asks over a separate connection, in bounded time, since the server may be stopped. `None`: no
-/// answer.
+/// Asks over a connection of its own and with a time limit, since the server may be stopped.
+/// Returns `None` if there is no answer.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
     ask_within(server, question, Duration::from_millis(300)).ok()
 }
@@ -393,7 +398,7 @@ fn ask_within<T: redis::FromRedisValue>(
     let mut tries = 3;
     loop {
         match redis::Cmd::new().arg(question).query(&mut connection) {
-            // A child's end sends a signal, which ends a read that has a timeout.
+            // If a child process ends, its signal ends a read that has a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => {
                 tries -= 1;
                 thread::sleep(Duration::from_millis(5));
@@ -419,8 +424,8 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // The call returns when the Sentinels name another master. (They may change their minds
-        // after that.)
+        // The call returns when the Sentinels name another master. (Later they may name yet another
+        // one.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }
@@ -430,7 +435,7 @@ mod tests {
         let Ok(sentinels) = Sentinels::start() else { return };
         let master = sentinels.master();
         sentinels.sentinels().iter().for_each(Server::pause);
-        // The Sentinels take such a long pause for a fault of their clocks.
+        // After such a long pause, the Sentinels believe that their clocks are wrong.
         thread::sleep(Duration::from_millis(2500));
         master.kill();
         sentinels.sentinels().iter().for_each(Server::resume);
@@ -442,8 +447,8 @@ mod tests {
     fn a_failover_that_came_to_nothing_is_begun_again() {
         let Ok(sentinels) = Sentinels::start() else { return };
         let replicas = sentinels.replicas();
-        // While no Sentinel has noticed that these are gone, one of them may be chosen, and then
-        // does not act.
+        // Until a Sentinel has noticed that these replicas are paused, the Sentinels may choose one
+        // of them, which then does not answer.
         replicas.iter().for_each(|replica| replica.pause());
         thread::scope(|scope| {
             let failover = scope.spawn(|| sentinels.fail_over());

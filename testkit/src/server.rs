@@ -23,10 +23,10 @@ pub use builder::ServerBuilder;
 use ports::Port;
 use process::{Process, Started};
 
-/// How long a server may take until it answers.
+/// The longest time until a server answers.
 const START_BOUND: Duration = Duration::from_secs(10);
 
-/// Why there is no server: a text with the attempts and with advice.
+/// Why a server could not be started: a text with the attempts and with advice.
 #[derive(Clone, Debug)]
 pub struct ServerError {
     message: String,
@@ -46,11 +46,11 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// A Redis (or Valkey) server of one's own, on a free port of 127.0.0.1 and on a Unix socket,
-/// without persistence.
+/// A private Redis (or Valkey) server, on a free port of 127.0.0.1 and on a Unix socket, without
+/// persistence.
 ///
-/// The server ends when this value is dropped, and also when this process ends in any way,
-/// `SIGKILL` and Ctrl-C included.
+/// The server ends when this value is dropped, and also when this process ends in any way, even by
+/// `SIGKILL` or Ctrl-C.
 #[derive(Debug)]
 pub struct Server {
     options: ServerBuilder,
@@ -58,18 +58,18 @@ pub struct Server {
     port: u16,
     tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
-    /// The ports, which stay reserved while the server is killed.
+    /// The ports. They stay reserved after the server has been killed.
     ports: Vec<Port>,
     dir: TempDir,
 }
 
 impl Server {
-    /// Starts a server with default settings. If no server program can be had, the process ends.
-    /// See [`ServerBuilder::start`].
+    /// Starts a server with default settings. If there is no server program and none can be
+    /// downloaded, the process ends. See [`ServerBuilder::start`].
     ///
     /// # Errors
     ///
-    /// If it does not start.
+    /// The server does not start.
     pub fn start() -> Result<Self, ServerError> {
         Self::builder().start()
     }
@@ -83,19 +83,19 @@ impl Server {
         Self::builder().args(args).start()
     }
 
-    /// A builder for other settings.
+    /// Returns a builder for other settings.
     #[must_use]
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// A server for an example: the one at this URL, otherwise a private one. The server in
-    /// `REDIS_URL` is never used, since in many shells it is one that matters. If the variable is
-    /// set, a line on standard error says so.
+    /// Returns a server for an example: the one at this URL, or else a private one. The server in
+    /// `REDIS_URL` is never used, since in many shells it is a server with real data. If the
+    /// variable is set, a line on standard error says so.
     ///
     /// # Errors
     ///
-    /// If a private one is needed, and there is none or it does not start. A URL is taken as it is.
+    /// A private server is needed, but it cannot be had or does not start. (A URL is not checked.)
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
         match url {
             Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
@@ -109,21 +109,21 @@ impl Server {
         }
     }
 
-    /// Whether the server program on this machine, and `openssl`, can do TLS.
+    /// Whether the server program on this machine and `openssl` support TLS.
     #[must_use]
     pub fn supports_tls() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
-        // Programs built without TLS differ in how they refuse, so this starts one to find out.
+        // Programs without TLS refuse in different ways, so this starts one to find out.
         *KNOWN.get_or_init(|| Self::builder().tls().start().is_ok())
     }
 
-    /// `redis://127.0.0.1:<port>/`, with the password if there is one.
+    /// Returns `redis://127.0.0.1:<port>/`, with the password if there is one.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}127.0.0.1:{}/", self.credentials(), self.port)
     }
 
-    /// `redis+unix://<path>`, with the password if there is one.
+    /// Returns `redis+unix://<path>`, with the password if there is one.
     #[must_use]
     pub fn unix_url(&self) -> String {
         let socket = self.socket();
@@ -133,11 +133,12 @@ impl Server {
         }
     }
 
-    /// `rediss://127.0.0.1:<port>/#insecure`: no client here knows the certificate's authority.
+    /// Returns `rediss://127.0.0.1:<port>/#insecure`: clients do not know the authority of the
+    /// certificate.
     ///
     /// # Panics
     ///
-    /// If the server was started without [`ServerBuilder::tls`].
+    /// The server was started without [`ServerBuilder::tls`].
     #[must_use]
     pub fn tls_url(&self) -> String {
         let Some(port) = self.tls_port else {
@@ -152,7 +153,7 @@ impl Server {
         certificate::authority(self.dir.path())
     }
 
-    /// A client's certificate and key (in PEM) that the authority has signed.
+    /// The certificate and the key (in PEM) of a client, signed by the authority.
     #[must_use]
     pub fn tls_client(&self) -> [PathBuf; 2] {
         certificate::client(self.dir.path())
@@ -164,12 +165,12 @@ impl Server {
         self.port
     }
 
-    /// The port that other servers learn: the one with TLS, if there is one.
+    /// The port that other servers are told: the TLS port, if there is one.
     pub(crate) fn known_port(&self) -> u16 {
         self.tls_port.unwrap_or(self.port)
     }
 
-    /// Reserves this port, which is the server's, from here on.
+    /// Keeps this port, the server's own, reserved from now on.
     pub(crate) fn with_reserved(mut self, port: Port) -> Self {
         self.ports.push(port);
         self
@@ -179,7 +180,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If the server has been killed and not restarted.
+    /// The server has been killed and not restarted.
     #[must_use]
     pub fn pid(&self) -> u32 {
         match &*self.process() {
@@ -194,42 +195,43 @@ impl Server {
         &self.binary.path
     }
 
-    /// A connection to look at keys with. It has no timeouts.
+    /// Returns a connection for reading and changing keys. It has no timeouts.
     ///
     /// # Panics
     ///
-    /// If the server does not answer for ten seconds.
+    /// The server does not answer for ten seconds.
     #[must_use]
     pub fn connection(&self) -> redis::Connection {
         connect(&self.url())
     }
 
-    /// Stops the server's process (`SIGSTOP`). Connections stay, but nothing answers.
+    /// Stops the server's process (`SIGSTOP`). Connections stay open, but the server does not
+    /// answer.
     pub fn pause(&self) {
         signal::stop(self.pid());
     }
 
-    /// Lets a paused server go on.
+    /// Resumes a paused server.
     pub fn resume(&self) {
         signal::go_on(self.pid());
     }
 
-    /// Whether the server runs: it was not killed, or was started again.
+    /// Whether the server runs: it was never killed, or it was started again.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.process().is_some()
     }
 
-    /// Kills the server and waits until it is gone. Nothing happens if it is gone already.
+    /// Kills the server and waits until it is gone. If it is gone already, does nothing.
     pub fn kill(&self) {
         *self.process() = None;
     }
 
-    /// Kills the server if it still runs, and starts it again on the same port, without data.
+    /// Kills the server if it runs, and starts it again on the same port, without data.
     ///
     /// # Panics
     ///
-    /// If it does not start.
+    /// The server does not start.
     pub fn restart_empty(&self) {
         self.kill();
         let until = Instant::now() + START_BOUND;
@@ -239,7 +241,7 @@ impl Server {
                     *self.process() = Some(process);
                     return;
                 }
-                // Another process, such as another test, may use the port for a moment.
+                // Another process, for example another test, may use the port for a moment.
                 Ok(Started::PortTaken(_)) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -273,13 +275,13 @@ impl Server {
         .map_err(|error| self.failed(&error, &self.log()))
     }
 
-    /// Waits until a replica has its master's data, and the master counts on it.
+    /// Waits until a replica has its master's data and the master counts it as a replica.
     fn await_master(&self, port: u16, until: Instant) -> Result<(), ServerError> {
         let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
         let own = format!("port={},state=online,offset=", self.port);
         loop {
-            // The publish gives the replica a command to acknowledge. Only after the
-            // acknowledgement does the master send the rest.
+            // The PUBLISH gives the replica a command to acknowledge. The master sends later
+            // commands only after this acknowledgement.
             let _: Result<(), _> = redis::cmd("PUBLISH").arg("hear").arg("").query(&mut master);
             let info: String =
                 redis::cmd("INFO").arg("replication").query(&mut master).unwrap_or_default();
@@ -302,7 +304,7 @@ impl Server {
         set("--save", "");
         set("--appendonly", "no");
         set("--dir", &self.dir.path().display().to_string());
-        // A replica has the data at once, and not when others might have come, too.
+        // The master sends its data at once: it does not wait for more replicas.
         set("--repl-diskless-sync-delay", "0");
         if let Some(password) = &self.options.password {
             set("--requirepass", password);
@@ -331,7 +333,7 @@ impl Server {
         ]
     }
 
-    /// A Sentinel writes its view into its file, so each start makes the file anew.
+    /// A Sentinel writes its view into its file, so each start writes a new file.
     fn sentinel_arguments(&self, lines: &str) -> Result<Vec<String>, ServerError> {
         let (dir, file) = (self.dir.path(), self.dir.path().join("sentinel.conf"));
         let mut text = format!(
@@ -377,7 +379,7 @@ impl Server {
     }
 }
 
-/// A server that the user named, or a private one. See [`Server::find_or_start`].
+/// A server that the user named, or a private server. See [`Server::find_or_start`].
 #[derive(Debug)]
 pub struct Provided {
     url: String,
@@ -397,17 +399,17 @@ impl Provided {
         self.server.is_some()
     }
 
-    /// The private server, if it is one.
+    /// The private server, if there is one.
     #[must_use]
     pub fn server(&self) -> Option<&Server> {
         self.server.as_ref()
     }
 
-    /// A connection to look at keys with. It has no timeouts.
+    /// Returns a connection for reading and changing keys. It has no timeouts.
     ///
     /// # Panics
     ///
-    /// If the server does not answer for ten seconds.
+    /// The server does not answer for ten seconds.
     #[must_use]
     pub fn connection(&self) -> redis::Connection {
         connect(&self.url)
@@ -418,8 +420,8 @@ fn connect(url: &str) -> redis::Connection {
     let bound = Duration::from_secs(10);
     let until = Instant::now() + bound;
     loop {
-        // The timeout is for the set-up only. Later on there is none: a signal to this process
-        // (a child's end, say) makes a read with a timeout fail now and then.
+        // The timeout is for connecting only. Later there is none: a signal to this process (when a
+        // child ends, say) makes a read with a timeout fail now and then.
         let opened =
             redis::Client::open(url).and_then(|client| client.get_connection_with_timeout(bound));
         match opened {

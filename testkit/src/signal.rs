@@ -1,4 +1,4 @@
-//! Signals to processes that the tests started.
+//! Signals to processes that tests have started.
 
 use std::fs;
 use std::path::Path;
@@ -11,38 +11,38 @@ use rustix::process::{Pid, Signal, kill_process};
 ///
 /// # Panics
 ///
-/// If `pid` is no process id.
+/// `pid` is not a process id.
 pub fn stop(pid: u32) {
     send(pid, Signal::STOP);
-    // The signal reaches one thread after the other.
+    // The signal reaches the threads one after another.
     let until = Instant::now() + Duration::from_secs(1);
     while runs(pid) && Instant::now() < until {
         thread::sleep(Duration::from_micros(100));
     }
 }
 
-/// Whether a thread of the process is neither stopped nor at its end.
+/// Whether a thread of the process still runs: it is neither stopped nor a zombie.
 fn runs(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        // The process is gone, or the system has no `/proc`. In that case a short pause must do.
+        // The process is gone, or the system has no `/proc` and a short pause must suffice.
         thread::sleep(Duration::from_millis(10));
         return false;
     };
     threads.flatten().any(|thread| state(&thread.path()).is_some_and(|it| !"TtZX".contains(it)))
 }
 
-/// The state's letter in `/proc`.
+/// The letter of a process's or thread's state in `/proc`.
 fn state(folder: &Path) -> Option<char> {
     let stat = fs::read_to_string(folder.join("stat")).ok()?;
-    // The program's name before it is in brackets, and may itself contain brackets.
+    // The program's name before the letter is in brackets, and may itself contain brackets.
     stat.rsplit(')').next()?.trim().chars().next()
 }
 
-/// Lets a stopped process go on.
+/// Resumes a stopped process.
 ///
 /// # Panics
 ///
-/// If `pid` is no process id.
+/// `pid` is not a process id.
 pub fn go_on(pid: u32) {
     send(pid, Signal::CONT);
 }
@@ -60,7 +60,7 @@ fn send(pid: u32, signal: Signal) {
 pub(crate) fn is_alive(pid: u32) -> bool {
     let proc = Path::new("/proc");
     if proc.join("self/stat").exists() {
-        // A zombie has ended: it only waits for its parent to look.
+        // A zombie has ended. It only waits until its parent reads its status.
         return state(&proc.join(pid.to_string())).is_some_and(|it| it != 'Z' && it != 'X');
     }
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Further processes for a test, and waiting for conditions that no event announces.
+//! More processes for a test, and waiting for conditions that no event announces.
 
 use std::collections::VecDeque;
 use std::env;
@@ -15,15 +15,15 @@ use crate::signal;
 
 const ROLE: &str = "REDLATCH_TESTKIT_ROLE";
 const ARGS: &str = "REDLATCH_TESTKIT_ARGS";
-/// The separator of arguments. No test needs it inside one.
+/// The separator of arguments. No argument of a test contains it.
 const SEPARATOR: char = '\u{1f}';
-/// The beginning of each line of a worker, since the test harness writes to the same output.
+/// Each line of a worker begins with this, since the test harness writes to the same output.
 const MARK: &str = ">> ";
 
 /// Another process that runs this same executable in a role.
 ///
-/// The executable looks for its role with [`Job::from_env`]. The worker is killed when this value
-/// is dropped, and ends on its own when this process ends in any way, even while it is stopped.
+/// The executable gets its role from [`Job::from_env`]. The worker is killed when this value is
+/// dropped. It also ends when this process ends in any way, even if the worker is stopped then.
 #[derive(Debug)]
 pub struct Worker {
     role: String,
@@ -35,12 +35,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this executable in a role. It is for benches and examples with a `main` of their own,
-    /// which begins with `if let Some(job) = Job::from_env() { .. }`.
+    /// Starts this executable in a role. For benches and examples with their own `main`, which must
+    /// begin with `if let Some(job) = Job::from_env() { .. }`.
     ///
     /// # Panics
     ///
-    /// If the executable cannot be started again.
+    /// The executable cannot be started again.
     #[must_use]
     pub fn spawn(role: &str, args: &[&str]) -> Self {
         Self::spawn_with(&this_executable(), role, args, &[])
@@ -50,18 +50,19 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If it cannot be started.
+    /// The build cannot be started.
     #[must_use]
     pub fn spawn_build(exe: &Path, role: &str, args: &[&str]) -> Self {
         Self::spawn_with(exe, role, args, &[])
     }
 
-    /// Starts this test executable in a role, with `test` as its entry. That is the full name of a
-    /// `#[test]` which returns at once if [`Job::from_env`] returns `None`.
+    /// Starts this test executable in a role. `test` is the full name of the `#[test]` at which the
+    /// worker begins. In a process without a job ([`Job::from_env`] returns `None`), that test must
+    /// return at once.
     ///
     /// # Panics
     ///
-    /// If the executable cannot be started again.
+    /// The executable cannot be started again.
     #[must_use]
     pub fn spawn_test(test: &str, role: &str, args: &[&str]) -> Self {
         let harness = ["--exact", test, "--nocapture", "--include-ignored"];
@@ -76,8 +77,8 @@ impl Worker {
             .env(ARGS, args.join(&separator))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The worker has a process group of its own, so Ctrl-C does not reach it. The end of
-            // its input does.
+            // The worker has its own process group, so Ctrl-C does not reach it. The end of its
+            // input does.
             .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));
@@ -106,7 +107,7 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If the worker has ended.
+    /// The worker has ended.
     pub fn send_line(&mut self, line: &str) {
         let sent = self.stdin.as_mut().map(|stdin| writeln!(stdin, "{line}"));
         if !matches!(sent, Some(Ok(()))) {
@@ -114,12 +115,12 @@ impl Worker {
         }
     }
 
-    /// Waits for a line that begins with `prefix`, and returns the rest of it. Skips other lines
-    /// before it.
+    /// Waits for a line that begins with `prefix`, skipping other lines. Returns the line without
+    /// the prefix.
     ///
     /// # Panics
     ///
-    /// If no such line comes in time, with the last lines that came.
+    /// No such line comes within the timeout. The message has the last lines that came.
     pub fn expect_line(&mut self, prefix: &str, timeout: Duration) -> String {
         let until = Instant::now() + timeout;
         loop {
@@ -139,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// The worker's next line, if one comes in time.
+    /// Returns the worker's next line, if one comes within the timeout.
     pub fn try_line(&mut self, timeout: Duration) -> Option<String> {
         self.next(Instant::now() + timeout).ok()
     }
@@ -162,16 +163,16 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If there is no shell to guard it.
+    /// The shell that would kill the worker cannot be started.
     pub fn sigstop(&mut self) {
-        // The guard comes before the stop, since this process may be killed at any moment.
+        // Start the guard first, since this process may be killed at any moment.
         if self.guard.is_none() {
             self.guard = Some(Guard::of(self.pid()));
         }
         signal::stop(self.pid());
     }
 
-    /// Lets a stopped worker go on.
+    /// Resumes a stopped worker.
     pub fn sigcont(&self) {
         signal::go_on(self.pid());
     }
@@ -179,7 +180,7 @@ impl Worker {
     /// Kills the worker and waits until it is gone.
     pub fn sigkill(&mut self) {
         let _ = self.child.kill();
-        // The guard ends before the wait, since another process may get the id after it.
+        // End the guard before the wait, since another process may get the id after the wait.
         self.guard = None;
         let _ = self.child.wait();
     }
@@ -188,7 +189,7 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If it has not ended in time.
+    /// The worker does not end within the timeout.
     pub fn wait_exit(&mut self, timeout: Duration) -> ExitStatus {
         let until = Instant::now() + timeout;
         loop {
@@ -217,19 +218,19 @@ fn this_executable() -> PathBuf {
     env::current_exe().unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"))
 }
 
-/// Kills a process when this process dies, since a stopped process does not see the end of its
-/// input. Make it before the stop, and drop it before you wait for the process.
+/// Kills a process when this process dies: a stopped process does not notice the end of its input.
+/// Make the guard before stopping the process, and drop the guard before waiting for the process.
 #[derive(Debug)]
 pub struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    /// A guard of the process with this id, which this process has started.
+    /// Returns a guard of the process with this id, which this process has started.
     ///
     /// # Panics
     ///
-    /// If there is no shell.
+    /// No shell can be started.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         let shell = Command::new("sh")
@@ -254,7 +255,7 @@ impl Drop for Guard {
     }
 }
 
-/// The work of a process started by [`Worker`].
+/// The role of a process that [`Worker`] has started.
 ///
 /// The process ends (with status 0) as soon as its parent closes the pipe or dies.
 #[derive(Debug)]
@@ -265,8 +266,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// The job that a [`Worker`] of the parent process has given to this one; `None` in a process
-    /// that was started otherwise. Call it once.
+    /// Returns the job that the parent's [`Worker`] gave to this process, or `None` if this process
+    /// is not a worker. Call it once.
     #[must_use]
     pub fn from_env() -> Option<Self> {
         let role = env::var(ROLE).ok()?;
@@ -292,17 +293,17 @@ impl Job {
         &self.role
     }
 
-    /// The arguments given.
+    /// The arguments from the parent.
     #[must_use]
     pub fn args(&self) -> &[String] {
         &self.args
     }
 
-    /// One of the arguments.
+    /// The argument at this index.
     ///
     /// # Panics
     ///
-    /// If the parent gave fewer.
+    /// The parent gave fewer arguments.
     #[must_use]
     pub fn arg(&self, index: usize) -> &str {
         match self.args.get(index) {
@@ -311,47 +312,48 @@ impl Job {
         }
     }
 
-    /// Sends the parent a line.
+    /// Sends a line to the parent.
     pub fn say(&self, line: &str) {
-        // The harness may have left an unfinished line.
+        // The test harness may have written an unfinished line.
         let text = format!("\n{MARK}{line}\n");
         let mut stdout = std::io::stdout().lock();
         let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     }
 
-    /// The parent's next line, if one comes in time.
+    /// Returns the parent's next line, if one comes within the timeout.
     #[must_use]
     pub fn next_line(&self, timeout: Duration) -> Option<String> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.recv_timeout(timeout).ok()
     }
 
-    /// Waits for the parent's next line, for as long as the parent lives.
+    /// Waits for the parent's next line, as long as the parent lives.
     #[must_use]
     pub fn wait_line(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        // No more lines: the process is ending.
+        // There are no more lines, so the process is ending.
         lines.recv().unwrap_or_else(|_| exit(0))
     }
 
-    /// Ends the process, so that the test harness writes nothing more.
+    /// Ends the process at once, so that the test harness writes nothing more.
     pub fn done(&self) -> ! {
         exit(0)
     }
 }
 
-/// Waits for a condition that no event announces. Looks at it every millisecond, later less often.
+/// Waits for a condition that no event announces. Checks it every millisecond, later less often.
 ///
 /// # Panics
 ///
-/// If it has not come true in time. The message has `what`.
+/// The condition is not true within the timeout. The message contains `what`.
 #[track_caller]
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
     let since = Instant::now();
     while !condition() {
         let waited = since.elapsed();
         assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
-        // Hundreds of threads that look each millisecond would leave a small machine no time.
+        // If hundreds of threads checked each millisecond, a small machine would have no time for
+        // others.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
 }

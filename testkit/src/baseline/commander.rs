@@ -1,4 +1,4 @@
-//! A thread's own connection for commands.
+//! A connection for the commands of one thread.
 
 use std::io::Write;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use redis::{Client, Connection, ConnectionLike, IntoConnectionInfo, RedisResult,
 
 use super::scripts;
 
-/// How long a connection may take.
+/// The longest time to connect.
 const CONNECT_BOUND: Duration = Duration::from_secs(10);
 
 /// A client whose connections send at once (`TCP_NODELAY`).
@@ -66,7 +66,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The start of a call with `args` arguments.
+    /// Begins a call that will have `args` arguments.
     pub(super) fn new(script: &str, keys: &[&str], args: usize) -> Self {
         let mut call = Self { bytes: Vec::with_capacity(512), fixed: 0 };
         let _ = write!(call.bytes, "*{}\r\n", 3 + keys.len() + args);
@@ -83,7 +83,7 @@ impl Call {
         let _ = write!(self.bytes, "${}\r\n{arg}\r\n", arg.len());
     }
 
-    /// Fixes the arguments so far, which later calls keep.
+    /// Fixes the arguments that the call has now. Later calls keep them.
     pub(super) fn fix(mut self) -> Self {
         self.fixed = self.bytes.len();
         self

@@ -21,11 +21,11 @@ impl PlainSemaphore {
         Self { client, name: name.to_owned() }
     }
 
-    /// One thread's side of the semaphore, with a connection of its own.
+    /// Returns a handle for one thread, with its own connection.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainSemaphoreHandle> {
         let channel = prefixed("redisson_sc", &self.name);
         Ok(PlainSemaphoreHandle {
@@ -39,7 +39,7 @@ impl PlainSemaphore {
     }
 }
 
-/// One thread's side of a [`PlainSemaphore`].
+/// A handle to a [`PlainSemaphore`], for one thread.
 pub struct PlainSemaphoreHandle {
     client: PlainClient,
     commander: Commander,
@@ -56,11 +56,11 @@ impl fmt::Debug for PlainSemaphoreHandle {
 }
 
 impl PlainSemaphoreHandle {
-    /// Sets the number of permits if none was set. False if one was.
+    /// Sets the number of permits if it is not set yet. Returns whether this call set it.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn try_set_permits(&mut self, permits: usize) -> RedisResult<bool> {
         let keys = [self.name.as_str(), &self.channel];
         let reply =
@@ -68,20 +68,20 @@ impl PlainSemaphoreHandle {
         Ok(reply == Value::Int(1))
     }
 
-    /// Takes a permit if there is one.
+    /// Takes a permit if one is free. Returns whether it got one.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn try_acquire(&mut self) -> RedisResult<bool> {
         Ok(self.commander.send(&self.acquire)? == Value::Int(1))
     }
 
-    /// Waits for a permit.
+    /// Blocks until it gets a permit.
     ///
     /// # Errors
     ///
-    /// If the server or a connection fails.
+    /// The server or a connection fails.
     pub fn acquire(&mut self) -> RedisResult<()> {
         if self.try_acquire()? {
             return Ok(());
@@ -94,11 +94,11 @@ impl PlainSemaphoreHandle {
         Ok(())
     }
 
-    /// Gives a permit back.
+    /// Returns a permit to the semaphore.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn release(&mut self) -> RedisResult<()> {
         self.commander.send(&self.release).map(drop)
     }
@@ -117,11 +117,11 @@ impl PlainExpirableSemaphore {
         Self { client, name: name.to_owned(), lease }
     }
 
-    /// One thread's side of the semaphore, with a connection of its own.
+    /// Returns a handle for one thread, with its own connection.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainExpirableSemaphoreHandle> {
         Ok(PlainExpirableSemaphoreHandle {
             channel: prefixed("redisson_sc", &self.name),
@@ -134,7 +134,7 @@ impl PlainExpirableSemaphore {
     }
 }
 
-/// One thread's side of a [`PlainExpirableSemaphore`].
+/// A handle to a [`PlainExpirableSemaphore`], for one thread.
 pub struct PlainExpirableSemaphoreHandle {
     client: PlainClient,
     commander: Commander,
@@ -153,22 +153,22 @@ impl fmt::Debug for PlainExpirableSemaphoreHandle {
 }
 
 impl PlainExpirableSemaphoreHandle {
-    /// Sets the number of permits if none was set. False if one was.
+    /// Sets the number of permits if it is not set yet. Returns whether this call set it.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn try_set_permits(&mut self, permits: usize) -> RedisResult<bool> {
         let keys = [self.name.as_str(), &self.channel];
         let set = call(scripts::SET_PERMITS, &keys, &[&permits.to_string()]);
         Ok(self.commander.send(&set)? == Value::Int(1))
     }
 
-    /// Waits for a permit. Returns its id.
+    /// Blocks until it gets a permit. Returns the permit's id.
     ///
     /// # Errors
     ///
-    /// If the server or a connection fails.
+    /// The server or a connection fails.
     pub fn acquire(&mut self) -> RedisResult<String> {
         if let Ok(id) = self.try_acquire()? {
             return Ok(id);
@@ -178,13 +178,13 @@ impl PlainExpirableSemaphoreHandle {
         loop {
             match self.try_acquire()? {
                 Ok(id) => return Ok(id),
-                // A message or the end of the next lease wakes it.
+                // A message, or the end of the next lease, wakes the thread.
                 Err(left) => drop(subscription.wakeups.acquire(left)),
             }
         }
     }
 
-    /// Tries to take a permit. Returns its id, or the time until the next lease ends.
+    /// Tries to take a permit. Returns the permit's id, or the time until the next lease ends.
     fn try_acquire(&mut self) -> RedisResult<Result<String, Option<Duration>>> {
         let id = self.client.new_owner();
         let now = now();
@@ -204,11 +204,11 @@ impl PlainExpirableSemaphoreHandle {
         })
     }
 
-    /// Gives a permit back. False: its lease had ended.
+    /// Returns a permit to the semaphore. Returns false if the permit's lease had ended.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn release(&mut self, id: &str) -> RedisResult<bool> {
         let keys = [self.name.as_str(), &self.channel, &self.timeouts];
         let args = [id, "1", &now().to_string()];
@@ -217,7 +217,7 @@ impl PlainExpirableSemaphoreHandle {
     }
 }
 
-/// This machine's clock, which Redisson counts leases on.
+/// This machine's wall clock, on which Redisson counts leases.
 pub(super) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
@@ -234,13 +234,13 @@ impl PlainLatch {
         Self { client, name: name.to_owned() }
     }
 
-    /// One thread's side of the latch, with a connection of its own.
+    /// Returns a handle for one thread, with its own connection.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainLatchHandle> {
-        // This name is always in braces, unlike those of the other channels.
+        // Redisson always puts this name in braces, unlike the names of other channels.
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", self.name);
         Ok(PlainLatchHandle {
             count: cmd("GET").arg(&self.name).get_packed_command(),
@@ -253,7 +253,7 @@ impl PlainLatch {
     }
 }
 
-/// One thread's side of a [`PlainLatch`].
+/// A handle to a [`PlainLatch`], for one thread.
 pub struct PlainLatchHandle {
     client: PlainClient,
     commander: Commander,
@@ -270,41 +270,41 @@ impl fmt::Debug for PlainLatchHandle {
 }
 
 impl PlainLatchHandle {
-    /// Sets the count if there is none. False if there is one.
+    /// Sets the count if there is no count. Returns whether this call set it.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn try_set_count(&mut self, count: usize) -> RedisResult<bool> {
         let keys = [self.name.as_str(), &self.channel];
         let args = ["1", &count.to_string()];
         Ok(self.commander.send(&call(scripts::SET_COUNT, &keys, &args))? == Value::Int(1))
     }
 
-    /// The count; 0 if there is none.
+    /// Returns the count, or 0 if there is none.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn count(&mut self) -> RedisResult<i64> {
         let value = self.commander.send(&self.count)?;
         Ok(redis::from_redis_value::<Option<i64>>(value)?.unwrap_or(0))
     }
 
-    /// Counts down by one; at zero, all waiters go on.
+    /// Counts down by one. At zero, all waiters wake.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn count_down(&mut self) -> RedisResult<()> {
         self.commander.send(&self.count_down).map(drop)
     }
 
-    /// Waits until the count is zero.
+    /// Blocks until the count is zero.
     ///
     /// # Errors
     ///
-    /// If the server or a connection fails.
+    /// The server or a connection fails.
     pub fn wait(&mut self) -> RedisResult<()> {
         if self.count()? <= 0 {
             return Ok(());

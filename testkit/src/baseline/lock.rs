@@ -10,7 +10,7 @@ use super::subscriber::{Kind, Subscriber};
 use super::{PlainClient, prefixed, scripts};
 
 const CHANNEL: &str = "redisson_lock__channel";
-/// The time after which a fair lock's waiter counts as dead, in milliseconds.
+/// The time in milliseconds after which a waiter of a fair lock counts as dead.
 const FAIR_WAIT: &str = "300000";
 
 /// Redisson's lock. Each thread takes a [`handle`](Self::handle).
@@ -26,11 +26,11 @@ impl PlainLock {
         Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
     }
 
-    /// One thread's side of the lock, with a connection and an owner of its own.
+    /// Returns a handle for one thread, with its own connection and owner.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainLockHandle> {
         let owner = self.client.new_owner();
         let channel = prefixed(CHANNEL, &self.name);
@@ -45,7 +45,7 @@ impl PlainLock {
     }
 }
 
-/// One thread's side of a [`PlainLock`] or of a [`PlainReadWriteLock`].
+/// A handle to a [`PlainLock`] or a [`PlainReadWriteLock`], for one thread.
 pub struct PlainLockHandle {
     client: PlainClient,
     commander: Commander,
@@ -61,30 +61,30 @@ impl fmt::Debug for PlainLockHandle {
 }
 
 impl PlainLockHandle {
-    /// Takes the lock if it is free or this handle already holds it. Returns false otherwise.
+    /// Takes the lock if it is free or if this handle already holds it. Returns whether it got the lock.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn try_lock(&mut self) -> RedisResult<bool> {
         Ok(time_left(self.commander.send(&self.acquire)?)?.is_none())
     }
 
-    /// Waits for the lock.
+    /// Blocks until it gets the lock.
     ///
     /// # Errors
     ///
-    /// If the server or a connection fails.
+    /// The server or a connection fails.
     pub fn lock(&mut self) -> RedisResult<()> {
         let Self { client, commander, channel, acquire, .. } = self;
         wait_for(client.subscriber(), channel, || time_left(commander.send(acquire)?))
     }
 
-    /// Gives one hold back. False if there is none.
+    /// Releases one level of the lock. Returns false if this handle does not hold the lock.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn unlock(&mut self) -> RedisResult<bool> {
         Ok(self.commander.send(&self.unlock)? != Value::Nil)
     }
@@ -103,11 +103,11 @@ impl PlainFairLock {
         Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
     }
 
-    /// One thread's side of the lock, with a connection and an owner of its own.
+    /// Returns a handle for one thread, with its own connection and owner.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainFairLockHandle> {
         let owner = self.client.new_owner();
         let channel = prefixed(CHANNEL, &self.name);
@@ -132,7 +132,7 @@ impl PlainFairLock {
     }
 }
 
-/// One thread's side of a [`PlainFairLock`].
+/// A handle to a [`PlainFairLock`], for one thread.
 pub struct PlainFairLockHandle {
     client: PlainClient,
     commander: Commander,
@@ -149,11 +149,11 @@ impl fmt::Debug for PlainFairLockHandle {
 }
 
 impl PlainFairLockHandle {
-    /// Waits for the lock, in the order of arrival.
+    /// Blocks until it gets the lock, in the order of arrival.
     ///
     /// # Errors
     ///
-    /// If the server or a connection fails.
+    /// The server or a connection fails.
     pub fn lock(&mut self) -> RedisResult<()> {
         let Self { client, commander, channel, acquire, .. } = self;
         wait_for(client.subscriber(), channel, || {
@@ -161,18 +161,18 @@ impl PlainFairLockHandle {
         })
     }
 
-    /// Gives one hold back. False if there is none.
+    /// Releases one level of the lock. Returns false if this handle does not hold the lock.
     ///
     /// # Errors
     ///
-    /// If the server or the connection fails.
+    /// The server or the connection fails.
     pub fn unlock(&mut self) -> RedisResult<bool> {
         Ok(self.commander.send(self.unlock.with(&epoch_ms()))? != Value::Nil)
     }
 }
 
-/// Redisson's read-write lock. Each thread takes a handle, to [`read`](Self::read) or to
-/// [`write`](Self::write).
+/// Redisson's read-write lock. Each thread takes a handle for reading ([`read`](Self::read)) or for
+/// writing ([`write`](Self::write)).
 #[derive(Clone, Debug)]
 pub struct PlainReadWriteLock {
     client: PlainClient,
@@ -185,11 +185,11 @@ impl PlainReadWriteLock {
         Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
     }
 
-    /// One thread's side of the lock for readers, with a connection and an owner of its own.
+    /// Returns a handle to the read lock for one thread, with its own connection and owner.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn read(&self) -> RedisResult<PlainLockHandle> {
         let owner = self.client.new_owner();
         let channel = prefixed("redisson_rwlock", &self.name);
@@ -208,11 +208,11 @@ impl PlainReadWriteLock {
         )
     }
 
-    /// One thread's side of the lock for writers, with a connection and an owner of its own.
+    /// Returns a handle to the write lock for one thread, with its own connection and owner.
     ///
     /// # Errors
     ///
-    /// If there is no connection to the server.
+    /// The connection to the server fails.
     pub fn write(&self) -> RedisResult<PlainLockHandle> {
         let owner = format!("{}:write", self.client.new_owner());
         let channel = prefixed("redisson_rwlock", &self.name);
@@ -235,7 +235,8 @@ impl PlainReadWriteLock {
     }
 }
 
-/// Redisson's wait loop: try, subscribe, try, and then sleep and try until the lock is taken.
+/// Redisson's wait loop: tries, subscribes, tries again, then sleeps and tries until it has the
+/// lock.
 fn wait_for(
     subscriber: &Subscriber,
     channel: &str,
@@ -246,14 +247,14 @@ fn wait_for(
     }
     let subscription = subscriber.subscribe(channel, Kind::Lock)?;
     while let Some(left) = attempt()? {
-        // Without a time to live (-1), only a message helps.
+        // If the holder's lease does not end (-1), only a message ends the sleep.
         let timeout = u64::try_from(left).ok().map(Duration::from_millis);
         subscription.wakeups.acquire(timeout)?;
     }
     Ok(())
 }
 
-/// The remaining milliseconds of the present hold. `None`: this handle has got the lock.
+/// The remaining lease of the present holder, in milliseconds. `None` if this handle got the lock.
 fn time_left(reply: Value) -> RedisResult<Option<i64>> {
     match reply {
         Value::Nil => Ok(None),

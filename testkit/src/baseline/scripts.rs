@@ -1,6 +1,6 @@
 //! Redisson's scripts, written anew.
 
-/// `KEYS[1]` name; `ARGV` lease, owner. Nil, or the time that is left.
+/// `KEYS[1]` name; `ARGV` lease, owner. Returns nil if granted, or the remaining lease.
 pub(super) const ACQUIRE: &str = r"
 local name, owner = KEYS[1], ARGV[2]
 if redis.call('exists', name) == 0 or redis.call('hexists', name, owner) == 1 then
@@ -11,7 +11,8 @@ end
 return redis.call('pttl', name)
 ";
 
-/// `KEYS` name, channel; `ARGV` message, lease, owner. Nil: not the owner; 0: held on; 1: free.
+/// `KEYS` name, channel; `ARGV` message, lease, owner. Returns nil if not the owner, 0 if the owner
+/// still holds a level, 1 if the lock is free.
 pub(super) const UNLOCK: &str = r"
 local name, owner = KEYS[1], ARGV[3]
 if redis.call('hexists', name, owner) == 0 then
@@ -26,7 +27,8 @@ redis.call('publish', KEYS[2], ARGV[1])
 return 1
 ";
 
-/// `KEYS` name, timeouts; `ARGV` lease, owner, owner as a writer. Nil, or the time that is left.
+/// `KEYS` name, timeouts; `ARGV` lease, owner, the owner as a writer. Returns nil if granted, or
+/// the remaining lease.
 pub(super) const READ_ACQUIRE: &str = r"
 local name, owner = KEYS[1], ARGV[2]
 local mode = redis.call('hget', name, 'mode')
@@ -43,8 +45,8 @@ redis.call('pexpire', name, math.max(redis.call('pttl', name), ARGV[1]))
 return nil
 ";
 
-/// `KEYS` name, channel, timeouts, the beginning of all timeouts; `ARGV` message, owner. Nil: not
-/// the owner; 0: held on; 1: free.
+/// `KEYS` name, channel, timeouts, the common prefix of all timeouts; `ARGV` message, owner.
+/// Returns nil if not the owner, 0 if the lock is still held, 1 if it is free.
 pub(super) const READ_UNLOCK: &str = r"
 local name, owner = KEYS[1], ARGV[2]
 local mode = redis.call('hget', name, 'mode')
@@ -76,7 +78,7 @@ redis.call('publish', KEYS[2], ARGV[1])
 return 1
 ";
 
-/// `KEYS[1]` name; `ARGV` lease, owner. Nil, or the time that is left.
+/// `KEYS[1]` name; `ARGV` lease, owner. Returns nil if granted, or the remaining lease.
 pub(super) const WRITE_ACQUIRE: &str = r"
 local name, owner = KEYS[1], ARGV[2]
 local mode = redis.call('hget', name, 'mode')
@@ -89,7 +91,8 @@ redis.call('pexpire', name, math.max(redis.call('pttl', name), 0) + ARGV[1])
 return nil
 ";
 
-/// `KEYS` name, channel; `ARGV` message, lease, owner. Nil: not the owner; 0: held on; 1: free.
+/// `KEYS` name, channel; `ARGV` message, lease, owner. Returns nil if not the owner, 0 if the owner
+/// still holds a level, 1 if the lock is free.
 pub(super) const WRITE_UNLOCK: &str = r"
 local name, owner = KEYS[1], ARGV[3]
 if redis.call('hget', name, 'mode') ~= 'write' or redis.call('hexists', name, owner) == 0 then
@@ -185,7 +188,7 @@ redis.call('del', name)
 return wake_head()
 ";
 
-/// `KEYS[1]` name; `ARGV[1]` how many. 1 or 0.
+/// `KEYS[1]` name; `ARGV[1]` the number of permits. Returns 1 if granted, else 0.
 pub(super) const TAKE_PERMITS: &str = r"
 local value = tonumber(redis.call('get', KEYS[1]) or '0')
 if value >= tonumber(ARGV[1]) then
@@ -195,12 +198,13 @@ end
 return 0
 ";
 
-/// `KEYS` name, channel; `ARGV[1]` how many.
+/// `KEYS` name, channel; `ARGV[1]` the number of permits.
 pub(super) const RETURN_PERMITS: &str = r"
 redis.call('publish', KEYS[2], redis.call('incrby', KEYS[1], ARGV[1]))
 ";
 
-/// `KEYS` name, channel; `ARGV[1]` how many. 1 if there was no value yet, else 0.
+/// `KEYS` name, channel; `ARGV[1]` the number of permits. Returns 1 if there was no value yet, else
+/// 0.
 pub(super) const SET_PERMITS: &str = r"
 if redis.call('set', KEYS[1], ARGV[1], 'NX') then
     redis.call('publish', KEYS[2], ARGV[1])
@@ -209,8 +213,8 @@ end
 return 0
 ";
 
-/// `KEYS` name, timeouts, channel; `ARGV` permits, when the lease ends, now, no end, id. "OK", `:` and
-/// when the next lease ends, or nil.
+/// `KEYS` name, timeouts, channel; `ARGV` permits, the end of the lease, now, the end of an
+/// unlimited lease, id. Returns "OK" if granted, `:` and the end of the next lease, or nil.
 pub(super) const TAKE_LEASED_PERMIT: &str = r"
 local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[3], 'limit', 0, ARGV[1])
 if #lapsed > 0 then
@@ -237,7 +241,7 @@ end
 return nil
 ";
 
-/// `KEYS` name, channel, timeouts; `ARGV` id, permits, now. 1, or 0: too late.
+/// `KEYS` name, channel, timeouts; `ARGV` id, permits, now. Returns 1, or 0 if the lease had ended.
 pub(super) const RETURN_LEASED_PERMIT: &str = r"
 local ends = redis.call('zscore', KEYS[3], ARGV[1])
 if redis.call('zrem', KEYS[3], ARGV[1]) ~= 1 then
@@ -247,7 +251,7 @@ redis.call('publish', KEYS[2], redis.call('incrby', KEYS[1], ARGV[2]))
 return tonumber(ends) > tonumber(ARGV[3]) and 1 or 0
 ";
 
-/// `KEYS` name, channel; `ARGV` message, count. 1 if there was no count yet, else 0.
+/// `KEYS` name, channel; `ARGV` message, count. Returns 1 if there was no count yet, else 0.
 pub(super) const SET_COUNT: &str = r"
 if redis.call('set', KEYS[1], ARGV[2], 'NX') then
     redis.call('publish', KEYS[2], ARGV[1])

@@ -15,11 +15,11 @@ use super::wakeups::Wakeups;
 /// The meaning of a channel's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `0` wakes one waiter, `1` as many as there are.
+    /// `0` wakes one waiter, `1` wakes all waiters.
     Lock,
-    /// The number of permits there are now.
+    /// The number of free permits.
     Semaphore,
-    /// `0` opens the gate, `1` closes it.
+    /// `0` opens the latch, `1` closes it.
     Latch,
 }
 
@@ -45,7 +45,7 @@ struct State {
     broken: bool,
 }
 
-/// A waiter's share in a subscription, given back when it is dropped.
+/// A waiter's share in a subscription. The last waiter's drop unsubscribes.
 pub(super) struct Subscription {
     board: Arc<Board>,
     channel: String,
@@ -78,7 +78,7 @@ impl Subscriber {
         Ok(Self { board, thread: Some(thread) })
     }
 
-    /// Joins the waiters of a channel, and waits until it is subscribed.
+    /// Adds a waiter to a channel, and blocks until the subscription is confirmed.
     pub(super) fn subscribe(&self, channel: &str, kind: Kind) -> RedisResult<Subscription> {
         let mut state = self.board.state();
         if state.broken {
@@ -121,7 +121,8 @@ impl Drop for Subscription {
         entry.waiters -= 1;
         if entry.waiters == 0 {
             state.entries.remove(&self.channel);
-            // One connection keeps the order, so a new subscription can follow at once.
+            // Commands on one connection keep their order, so a new subscription may follow at
+            // once.
             self.board.send("UNSUBSCRIBE", &self.channel);
         }
     }
@@ -132,8 +133,8 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be called with the state locked, which keeps the order. If it fails, the reading thread
-    /// notices.
+    /// Call this with the state locked, so that commands keep their order. If the write fails, the
+    /// reading thread notices.
     fn send(&self, command: &str, channel: &str) {
         let _ = (&self.stream).write_all(&cmd(command).arg(channel).get_packed_command());
     }
@@ -176,7 +177,7 @@ impl Entry {
     }
 }
 
-/// The kind of push, the channel, and the message's number.
+/// The kind of push, the channel, and the number that is the message.
 fn parts(value: &Value) -> Option<(&[u8], &str, Option<i64>)> {
     let Value::Array(items) = value else {
         return None;

@@ -15,7 +15,7 @@ fn set_up() -> (Server, PlainClient) {
     (server, client)
 }
 
-/// Runs it in a thread, which says when it is done.
+/// Runs `body` in a thread. The receiver gets a message at its end.
 fn in_thread(body: impl FnOnce() + Send + 'static) -> Receiver<()> {
     let (done, end) = channel();
     thread::spawn(move || {
@@ -25,7 +25,8 @@ fn in_thread(body: impl FnOnce() + Send + 'static) -> Receiver<()> {
     end
 }
 
-/// So many threads of two clients each take and give back, so often; never more than `most` have.
+/// Many threads of two clients take and release again and again. Never may more than `most` of them
+/// hold at the same time.
 fn hammer<H: Send + 'static>(
     server: &Server,
     most: i64,
@@ -194,8 +195,8 @@ fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
     let short = super::PlainExpirableSemaphore::new(client.clone(), "e", lease);
     let (mut first, mut second) = (short.handle().unwrap(), short.handle().unwrap());
     assert!(first.try_set_permits(1).unwrap());
-    // On the clock that counts the leases, in whole milliseconds. By another clock a lease may be up
-    // to 1 ms shorter.
+    // On the clock that counts the leases, in whole milliseconds. On another clock a lease may be
+    // up to 1 ms shorter.
     let begun = counters::now();
     let lapsing = first.acquire().unwrap();
     let id = second.acquire().unwrap();

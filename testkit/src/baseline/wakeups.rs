@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult};
 
-/// Permits for waiters to try again, and a gate that stays open.
+/// Wake-ups for waiters, each of which lets one waiter try again; and a gate that stays open.
 #[derive(Debug, Default)]
 pub(super) struct Wakeups {
     state: Mutex<State>,
@@ -26,7 +26,7 @@ impl Wakeups {
         self.changed.notify_all();
     }
 
-    /// The connection is gone: no message will wake a waiter any more.
+    /// Notes that the connection is gone, so that no message will wake a waiter.
     pub(super) fn break_off(&self) {
         self.state().broken = true;
         self.changed.notify_all();
@@ -46,12 +46,13 @@ impl Wakeups {
         self.changed.notify_all();
     }
 
-    /// Waits until the subscription is in force.
+    /// Blocks until the subscription is confirmed.
     pub(super) fn wait_confirmed(&self) -> RedisResult<()> {
         self.wait(None, |state| state.confirmed)
     }
 
-    /// Waits for a permit, or until the time has passed; without one, for ever.
+    /// Blocks until it gets a wake-up or the timeout is over. Without a timeout, it may block for
+    /// ever.
     pub(super) fn acquire(&self, timeout: Option<Duration>) -> RedisResult<()> {
         self.wait(timeout, |state| {
             let got = state.permits > 0;

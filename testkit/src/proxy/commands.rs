@@ -1,10 +1,10 @@
-//! The bounds of the commands in a client's bytes.
+//! Finds where the commands in a client's bytes begin and end.
 
-/// Cuts a client's bytes into whole commands.
+/// Splits a client's bytes into whole commands.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     buffer: Vec<u8>,
-    /// Whether the bytes are no commands (as with TLS), and go on as they come.
+    /// Whether the bytes are not commands (as with TLS). Such bytes are passed on as they come.
     opaque: bool,
 }
 
@@ -13,7 +13,7 @@ impl Commands {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole command, if it is there.
+    /// The next whole command, if all of it has come.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         if self.buffer.is_empty() {
             return None;
@@ -31,7 +31,7 @@ impl Commands {
 
 struct NoCommand;
 
-/// The length of the command at the start: an array of bulk strings. `None` if more must come.
+/// The length of the first command, an array of bulk strings. `None` if the command is incomplete.
 fn length(bytes: &[u8]) -> Result<Option<usize>, NoCommand> {
     let mut at = 0;
     let Some(count) = header(bytes, &mut at, b'*')? else {

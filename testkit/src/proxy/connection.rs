@@ -13,15 +13,15 @@ use super::pump::Pump;
 use super::state::Shared;
 use super::{commands, rules};
 
-/// The least number of a client's bytes that the proxy remembers.
+/// The proxy remembers at least this many of a client's last bytes.
 const REMEMBERED: usize = 64 * 1024;
 
-/// The treatment of the replies.
+/// How the proxy treats replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replies {
     Pass,
-    /// Drops replies until the server has closed. The connection is then cut, and the rule has
-    /// fired.
+    /// Drops replies until the server has closed the connection. Then the proxy cuts the connection
+    /// and counts the rule as fired.
     Swallow,
     /// Delays the next reply.
     Delay(Duration),
@@ -53,7 +53,7 @@ struct Sent {
 }
 
 impl Connection {
-    /// Takes over both sockets. The threads end when both sides have closed, or with a cut.
+    /// Takes over both sockets. The threads end when both sides have closed, or at a cut.
     pub(super) fn start(
         client: TcpStream,
         upstream: TcpStream,
@@ -87,10 +87,11 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// As [`cut`](Self::cut), and counts the rules that have fired. A thread that notices the cut
-    /// finds them counted.
+    /// As [`cut`](Self::cut), and counts `fired` rules. A thread that notices the cut finds them
+    /// counted.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // This is under the lock, or a thread that is about to wait for a change would miss it.
+        // Under the lock: otherwise a thread that is about to wait for a change would miss this
+        // one.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);
@@ -99,7 +100,7 @@ impl Connection {
         let _ = self.upstream.shutdown(Shutdown::Both);
     }
 
-    /// Notes that one way has ended. The second end closes the connection.
+    /// Notes that one direction has ended. The second end closes the connection.
     pub(super) fn end_one_way(&self, shared: &Shared, to: &TcpStream) {
         let _ = to.shutdown(Shutdown::Write);
         if self.half_closed.swap(true, Ordering::SeqCst) {
@@ -128,7 +129,7 @@ impl Connection {
         sent.last.extend_from_slice(command);
     }
 
-    /// Whether the client has sent these bytes lately, or ever as (a part of) a command's name.
+    /// Whether the client has sent these bytes lately, or ever as a part of a command's name.
     pub(super) fn has_sent(&self, pattern: &[u8]) -> bool {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         sent.names.iter().any(|name| rules::contains(name.as_bytes(), pattern))

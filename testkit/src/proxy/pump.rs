@@ -1,5 +1,5 @@
-//! The threads of a connection. For each way, one reads, and one delivers the bytes when they are
-//! due.
+//! The threads of a connection. In each direction, one thread reads bytes, and another one delivers
+//! them when they are due.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -14,20 +14,19 @@ use super::rules::{Action, Direction};
 use super::state::Shared;
 
 const CHUNK: usize = 64 * 1024;
-/// The number of earlier bytes that a rule for replies sees again, for patterns that were cut in
-/// two.
+/// The number of earlier bytes that a rule for replies gets again, for patterns that lie across two
+/// reads.
 const OVERLAP: usize = 256;
-/// The time by which a sleep may be too long, even with the least timer slack. A thread spins for
-/// it instead.
+/// How much too long a sleep may be, even with the least timer slack. A thread spins for this time.
 const SPIN: Duration = Duration::from_micros(60);
-/// A wait longer than this must end when the connection is cut.
+/// A wait that is longer than this must end when the connection is cut.
 const LONG: Duration = Duration::from_millis(5);
 
-/// A reader's item for its writer. The channel's end is the sender's end of file.
+/// An item from a reader to its writer. The end of the channel stands for the sender's end of file.
 pub(super) enum Item {
-    /// Bytes to deliver at this time, and not before the proxy has had `releases` releases.
+    /// Bytes to deliver at `due`, but not before the proxy has had `releases` releases.
     Bytes { due: Instant, bytes: Vec<u8>, releases: Option<u64> },
-    /// The place at which to cut the connection. The rule then counts as fired.
+    /// Cut the connection here. The rule then counts as fired.
     Cut,
 }
 
@@ -51,7 +50,7 @@ impl Pump {
             }
             let due = Instant::now() + self.shared.delay();
             commands.add(&chunk[..length]);
-            // Commands that came together go on together.
+            // Commands that came together are passed on together.
             let mut bytes = Vec::with_capacity(length);
             while let Some(command) = commands.next() {
                 self.connection.note(&command);
@@ -68,8 +67,8 @@ impl Pump {
                 }
                 match action {
                     Some(Action::LoseReply) => {
-                        // At the end of file, the server runs the commands before it, answers, and
-                        // closes. Then it has certainly run them.
+                        // At the end of file, the server runs the commands before it, answers them,
+                        // and closes the connection. So the commands have certainly run by then.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }
@@ -187,7 +186,7 @@ impl Pump {
                 return;
             }
         }
-        // The end of file goes on like the bytes before it.
+        // The end of file is delayed like the bytes before it.
         self.wait_for(Instant::now() + self.shared.delay(), None);
         self.connection.end_one_way(&self.shared, to);
     }
@@ -209,7 +208,7 @@ impl Pump {
     }
 }
 
-/// Reads available bytes; `None` at the end.
+/// Reads the bytes that have come. Returns `None` at the end of file.
 fn read(mut socket: &TcpStream, chunk: &mut [u8]) -> Option<usize> {
     loop {
         match socket.read(chunk) {
@@ -235,7 +234,7 @@ fn sleep_until(due: Instant) {
     }
 }
 
-/// Otherwise the system makes each short sleep about 50 us longer.
+/// Sets the least timer slack. Without it, the system makes each short sleep about 50 us longer.
 fn least_timer_slack() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

@@ -1,33 +1,33 @@
-//! The rules for bytes, and their actions.
+//! The rules that match bytes, and the actions that they fire.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The direction of bytes.
+/// The direction in which bytes move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server. A rule sees one whole command at a time.
     Request,
-    /// From the server to the client. A rule sees the bytes that have come together, with the end
-    /// of those before.
+    /// From the server to the client. A rule sees the bytes of one read, after the last bytes of
+    /// the read before.
     Reply,
 }
 
-/// The action of a rule on the connection that it fires on.
+/// What a rule does with the connection on which it fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The command is not passed on, and the connection is cut. The command never runs. (In a rule
-    /// for replies, this is the same as [`Action::LoseReply`].)
+    /// Drops the command and cuts the connection, so that the command never runs. (In a rule for
+    /// replies, this is the same as [`Action::LoseReply`].)
     LoseRequest,
-    /// The command runs, but the connection is cut before the reply. The rule counts as fired once
-    /// both are done.
+    /// Lets the command run, but cuts the connection before the reply. The rule counts as fired
+    /// when both have happened.
     LoseReply,
-    /// The reply comes this much later, and the replies behind it after it.
+    /// Delays the reply by this time. Later replies come after it.
     DelayReply(Duration),
-    /// Replies are held back until [`Proxy::release`](super::Proxy::release).
+    /// Holds replies back until [`Proxy::release`](super::Proxy::release).
     HoldReply,
-    /// Nothing more passes either way, but nothing is closed: a half-open connection. The command
-    /// itself still runs.
+    /// Passes nothing more in either direction and closes nothing: a half-open connection. The
+    /// command that matched still runs.
     Silence,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Takes one shot of the first rule that these bytes fire. Returns its action.
+/// Takes one shot of the first rule that these bytes match. Returns the rule's action.
 pub(super) fn fire(rules: &mut Vec<Rule>, direction: Direction, bytes: &[u8]) -> Option<Action> {
     let index = rules
         .iter()

@@ -1,4 +1,4 @@
-//! The shared state of a proxy's threads.
+//! The state that a proxy's threads share.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub(super) struct Shared {
     commands: AtomicU64,
     delay_ns: AtomicU64,
     trickle: AtomicBool,
-    /// Copies of the state, for a quick look at each packet.
+    /// Copies of the state, which each packet reads without the mutex.
     frozen: AtomicBool,
     rules: AtomicUsize,
     state: Mutex<State>,
@@ -69,7 +69,8 @@ impl Shared {
         result
     }
 
-    /// Waits until the condition is true, without a time for ever. `false`: it is not true by then.
+    /// Waits until `so` is true, or until the time `until` if there is one. Returns whether `so` is
+    /// true.
     pub(super) fn wait(&self, until: Option<Instant>, so: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while !so(&state) {
@@ -100,7 +101,7 @@ impl Shared {
         self.change(|state| state.fired += 1);
     }
 
-    /// The first rule that these bytes set off.
+    /// The action of the first rule that these bytes fire.
     pub(super) fn rule_for(&self, direction: Direction, bytes: &[u8]) -> Option<Action> {
         if !self.has_rules() {
             return None;

@@ -16,7 +16,7 @@ fn client(proxy: &Proxy) -> Client {
     client.get_connection().unwrap()
 }
 
-/// No reply comes.
+/// Asserts that no reply comes.
 fn hangs(client: &mut Client) {
     let short = Duration::from_millis(300);
     client.set_read_timeout(Some(short)).unwrap();
@@ -62,7 +62,7 @@ fn a_delay_makes_a_round_trip_longer_by_twice_as_much_and_does_not_serialize() {
             start.elapsed()
         })
         .collect();
-    // The shortest: the machine may be busy.
+    // The shortest time, since the machine may be busy.
     let shortest = times.into_iter().min().unwrap();
     assert!(shortest >= 2 * one_way, "{shortest:?}");
     assert!(shortest < 3 * one_way, "{shortest:?}");
@@ -211,7 +211,8 @@ fn refused_connections_fail_at_once() {
     let mut old = client(&proxy);
     for _ in 0..3 {
         proxy.refuse();
-        // Another test may start a process now, which has all sockets of this one until its exec.
+        // Another test may start a process now, which keeps this process's sockets open until its
+        // exec.
         wait_until("connections are refused", SOON, || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             TcpStream::connect(proxy.address()).is_err_and(refused)

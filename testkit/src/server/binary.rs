@@ -1,4 +1,4 @@
-//! Finds a server's binary: on `PATH`, or kept from an earlier download, or downloaded now.
+//! Finds a server program: on `PATH`, or from an earlier download, or by a download now.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ pub(crate) struct Binary {
 }
 
 impl Binary {
-    /// The binary for this process. It is looked for, and downloaded if need be, only once.
+    /// The program for this process. It is searched, and downloaded if necessary, only once.
     pub(crate) fn find() -> Result<Self, ServerError> {
         static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
         let find = || find_in(env::var_os("PATH").as_deref(), &target_dir());
         FOUND.get_or_init(find).clone()
     }
 
-    /// The program, if it runs at all.
+    /// The program at this path, if it runs.
     pub(crate) fn checked(path: PathBuf) -> Result<Self, String> {
         let output = Command::new(&path)
             .arg("--version")

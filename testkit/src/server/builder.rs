@@ -19,71 +19,73 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
-    /// The folder of another server, whose certificates this one uses, too.
+    /// The folder of another server whose certificates this server shares.
     certificates: Option<PathBuf>,
-    /// `Some`: the server is a Sentinel with these lines in its file.
+    /// If it is set, the server is a Sentinel with these lines in its configuration file.
     pub(super) sentinel: Option<String>,
     pub(super) master: Option<u16>,
     binary: Option<Binary>,
 }
 
 impl ServerBuilder {
-    /// One more argument for the server, such as `--maxmemory`.
+    /// Adds an argument for the server, such as `--maxmemory`.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// More arguments for the server.
+    /// Adds arguments for the server.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         self
     }
 
-    /// Uses this port, and fails if it is taken. Without this, the server gets a free port.
+    /// Sets the port. The start fails if the port is taken. Without this call, the server gets a
+    /// free port.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// A password of letters and digits, which the URLs then contain.
+    /// Sets a password of letters and digits. The URLs contain it.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// A TLS port besides the plain one, with a certificate made now.
+    /// Adds a TLS port to the plain one, with a new certificate.
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// As [`tls`](Self::tls), but with the certificates of `first`. The server talks to other
-    /// servers only over TLS.
+    /// As [`tls`](Self::tls), but with the certificates of `first`. The server uses only TLS with
+    /// other servers.
     pub(crate) fn tls_among(mut self, first: Option<&Server>) -> Self {
         self.certificates = first.map(|server| server.dir.path().to_owned());
         self.tls().args(&["--tls-replication", "yes"])
     }
 
-    /// A Sentinel instead of a server, with these lines in its file.
+    /// Starts a Sentinel, with these lines in its configuration file.
     pub(crate) fn sentinel(mut self, lines: String) -> Self {
         self.sentinel = Some(lines);
         self
     }
 
-    /// Makes the server a replica of this one, with the same password. It has started when it has
-    /// the master's data.
+    /// Makes the server a replica of this master, with the same password. The start then waits
+    /// until the replica has the master's data.
     #[must_use]
     pub fn replica_of(self, master: &Server) -> Self {
         self.replica_at(master.port())
     }
 
-    /// As [`replica_of`](Self::replica_of), but behind this network.
+    /// As [`replica_of`](Self::replica_of), but the replica reaches its master through this
+    /// network.
     #[must_use]
     pub fn replica_behind(self, network: &Proxy) -> Self {
         self.replica_at(network.address().port())
@@ -94,19 +96,19 @@ impl ServerBuilder {
         self
     }
 
-    /// Uses this program.
+    /// Uses this server program.
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
         self
     }
 
     /// Starts the server and waits until it answers. If there is no server program and none can be
-    /// downloaded, the process ends with a message on how to get one, since no other test could
-    /// run, either.
+    /// downloaded, the process ends with a message on how to get one, since no other test could run
+    /// either.
     ///
     /// # Errors
     ///
-    /// If it does not start with these arguments.
+    /// The server does not start with these arguments.
     pub fn start(self) -> Result<Server, ServerError> {
         let binary = self
             .binary
@@ -152,7 +154,7 @@ impl ServerBuilder {
     }
 }
 
-/// Prints this and ends the process. If several threads come here at once, only one does.
+/// Prints the error and ends the process. If several threads call this at once, only one prints.
 fn end_process(why: &ServerError) -> ! {
     static ENDS: Mutex<()> = Mutex::new(());
     let _for_good = ENDS.lock();
@@ -160,7 +162,8 @@ fn end_process(why: &ServerError) -> ! {
     std::process::exit(101);
 }
 
-/// A Unix socket's path must fit in about a hundred bytes, which not every TMPDIR allows.
+/// A new folder. Its path must be short: a Unix socket's path has at most about a hundred bytes,
+/// and `TMPDIR` may be longer.
 fn private_folder() -> Result<TempDir, ServerError> {
     let named = tempfile::Builder::new().prefix("redlatch-").tempdir();
     match named {

@@ -1,5 +1,4 @@
-//! Certificates for a server with TLS: a separate authority, and the certificates that it has
-//! signed.
+//! Certificates for a server with TLS: an authority, and the certificates that it has signed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +35,7 @@ pub(crate) fn client(dir: &Path) -> [PathBuf; 2] {
     CLIENTS.map(|file| dir.join(file))
 }
 
-/// Copies a server's certificates from another one's folder.
+/// Copies a server's certificates from the folder of another server.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
     for file in [AUTHORITY, CERTIFICATE, KEY] {
         fs::copy(from.join(file), to.join(file))
@@ -45,8 +44,8 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
     Ok(())
 }
 
-/// Writes an authority, and certificates of a server at 127.0.0.1 and localhost and of a client with
-/// their keys, into this folder.
+/// Writes certificates and their keys into this folder: an authority, a server at 127.0.0.1 and
+/// localhost, and a client.
 pub(crate) fn make(dir: &Path) -> Result<(), ServerError> {
     let failed = |why: &str| ServerError::new(format!("no certificate for TLS: {why}"));
     fs::write(dir.join("openssl.cnf"), CONFIG).map_err(|error| failed(&error.to_string()))?;

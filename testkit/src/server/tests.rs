@@ -104,8 +104,8 @@ fn a_restarted_server_is_empty_and_keeps_its_url() {
     assert_eq!(ping(&server), "PONG");
 }
 
-/// The test runs this program in a folder where it finds neither a server nor a program that
-/// downloads one.
+/// The test runs this program in a folder without a server and without a program that downloads
+/// one.
 #[test]
 fn where_no_server_can_be_had_the_tests_end_with_one_sentence() {
     let program = env::current_exe().unwrap();
@@ -114,7 +114,7 @@ fn where_no_server_can_be_had_the_tests_end_with_one_sentence() {
     fs::write(there("CACHEDIR.TAG"), "").unwrap();
     fs::hard_link(program, there("tests")).unwrap();
     let output = std::process::Command::new(there("tests"))
-        // Several threads of it want a server at once.
+        // Several threads of that process want a server at once.
         .args(["server::tests::a", "--test-threads", "4"])
         .env("PATH", target.path())
         .output()

@@ -4,7 +4,7 @@ use crate::signal::is_alive;
 const ENTRY: &str = "workers::tests::worker_entry";
 const SOON: Duration = Duration::from_secs(10);
 
-/// Where this executable's workers begin.
+/// The test at which this executable's workers begin.
 #[test]
 fn worker_entry() {
     let Some(job) = Job::from_env() else { return };
