@@ -61,7 +61,7 @@ impl fmt::Debug for PlainLockHandle {
 }
 
 impl PlainLockHandle {
-    /// Takes the lock if it is free or if this handle already holds it. Returns whether it got the lock.
+    /// Takes the lock if it is free or if this handle already holds it. Returns whether it took it.
     ///
     /// # Errors
     ///
