@@ -1,4 +1,4 @@
-//! The rules of a round's history. Each check is a function of the history alone.
+//! The rules for the history of a round. Each check depends on the history alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,44 +19,47 @@ mod waits;
 pub(crate) use fenced::{forgotten, lost_writes};
 pub(crate) use order::export;
 
-/// A delay that is too long on a busy machine, too.
+/// A delay that is too long even on a busy machine.
 pub(crate) const SLACK: u64 = ms(1500);
 
-/// The lease of a grant by message, in ns: it may be longer than the lease that was asked for.
+/// The provisional lease of a grant by message, in ns. It may be longer than the lease that the
+/// caller asked for.
 const PROVISIONAL: u64 = ms(2000);
 
-/// An acquisition from its call to its end.
+/// An acquisition, from its call to its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) process: u32,
     pub(crate) grant: Grant,
-    /// When the guard said "held", and until when.
+    /// Each time at which the guard said "held", with the end of the lease that it gave.
     pub(crate) seen: Vec<[u64; 2]>,
-    /// When the release began; and until when the guard said "held" just before, zero if it did not.
+    /// The time when the release began, and the end of the lease that the guard gave just before:
+    /// zero if the guard said that the lock was lost.
     pub(crate) leaving: Option<[u64; 2]>,
     pub(crate) left: Option<(u64, Outcome)>,
-    /// When the callback of the loss ran.
+    /// The time when the callback for the loss ran.
     pub(crate) lost: Option<u64>,
     pub(crate) killed: Option<u64>,
-    /// For how many ns after its grant the name stays taken at least, even after its end.
+    /// The least time in ns for which the name stays taken after the grant, even if the hold ends
+    /// earlier.
     pub(crate) keeps: u64,
 }
 
 impl Hold {
-    /// Until when the guard has said that it is held, as far as it was asked.
+    /// The latest end of the lease that the guard gave.
     pub(crate) fn deadline(&self) -> u64 {
         let seen = self.seen.iter().chain(&self.leaving).map(|[_, until]| *until);
         seen.fold(self.grant.until, u64::max)
     }
 
-    /// Until when the holder may take itself for the holder.
+    /// The time until which the holder may believe that it has the lock.
     pub(crate) fn claims_until(&self) -> u64 {
         let ends = [self.leaving.map(|[at, _]| at), self.lost, self.killed];
         let end = ends.into_iter().flatten().fold(self.deadline(), u64::min);
         end.max(self.grant.at)
     }
 
-    /// When the server had certainly ended it, or will have.
+    /// The time by which the server has certainly ended the hold, or `u64::MAX`.
     fn is_over(&self) -> u64 {
         match self.left {
             Some((at, Outcome::Done | Outcome::Lost)) if self.keeps == 0 => at,
@@ -64,19 +67,19 @@ impl Hold {
         }
     }
 
-    /// No later than this the server granted it: a thread of the same process may have had it before,
-    /// and passed it on without the server.
+    /// A time at or after the server's grant. (A thread of the same process may have had the hold
+    /// earlier, and passed it on without the server.)
     fn began(&self) -> u64 {
         let longest = self.longest_lease();
         self.grant.at.min(self.grant.until.saturating_sub(longest))
     }
 
-    /// The longest lease that the server can have given it.
+    /// The longest lease that the server can have given.
     fn longest_lease(&self) -> u64 {
         self.grant.lease.max(PROVISIONAL).max(self.keeps)
     }
 
-    /// Whether the server may have forgotten this hold before `at`, and the count with it.
+    /// Whether the server may have lost this hold, with all counts, before `at`.
     fn is_forgotten(&self, faults: &[Fault], at: u64) -> bool {
         let mut lost = faults.iter().filter(|it| it.forgets_counts());
         lost.any(|it| self.began() <= it.to && at >= it.from)
@@ -93,7 +96,7 @@ pub(crate) struct Violation {
     pub(crate) text: String,
 }
 
-/// The findings of the checks of one round, or of all rounds.
+/// The findings of the checks, for one round or all rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) violations: Vec<Violation>,
@@ -101,7 +104,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Whether a check found a violation of a name with this part.
+    /// Whether this check found a violation of a name that contains `name`.
     pub(crate) fn has(&self, check: &str, name: &str) -> bool {
         self.violations.iter().any(|it| it.check == check && it.name.contains(name))
     }
@@ -221,12 +224,12 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
     names
 }
 
-/// For the checks' own tests.
+/// Functions for the tests of the checks.
 #[cfg(test)]
 mod testing {
     use super::*;
 
-    /// A hold of an exclusive lock with a lease of 100 s; times in ms.
+    /// A hold of an exclusive lock with a lease of 100 s. The times are in ms.
     pub(super) fn hold(process: u32, call: u64, at: u64, leaving: u64) -> Hold {
         Hold {
             process,

@@ -1,10 +1,10 @@
-//! The clock of all times in a history: one for all processes of the machine.
+//! The clock for all times in a history. All processes of the machine share it.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds. It goes on while the machine is suspended, as the leases do.
+/// Nanoseconds on a clock that keeps running while the machine is suspended, as leases do.
 pub(crate) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;

@@ -1,7 +1,7 @@
-//! The events: one a line, in a file for each worker process.
+//! The events of a history: one on each line, in a file for each worker process.
 //!
-//! A line is written with one call before the worker goes on, so a killed worker leaves all its
-//! lines behind. The fields of a line are separated by spaces, the first one is the event's letter.
+//! A worker writes each line with one call before it continues, so a killed worker's file has all
+//! its lines. Spaces separate the fields of a line, and the first field is the event's letter.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::str::FromStr;
 
-/// Which rule holds for a name.
+/// The kind of a name: which rules hold for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Reentrant,
@@ -26,21 +26,21 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
     Done,
-    /// `None` or `false`: not now, or not in time.
+    /// The call returned `None` or `false`: not now, or not in time.
     Not,
     Cancelled,
-    /// The lease was lost before.
+    /// The lease was lost earlier.
     Lost,
-    /// The server was in trouble; it may have applied the request.
+    /// The server was in trouble. It may have applied the request.
     Trouble,
     /// The barrier is broken.
     Broken,
-    /// The call was cancelled in a request, or the server has forgotten what came of it: it may have
-    /// been applied.
+    /// The call was cancelled in a request, or the server has lost the result. It may have applied
+    /// the request.
     Unsure,
-    /// Left to the end of its lease.
+    /// The lock was left to the end of its lease.
     Kept,
-    /// A drop: the caller was told nothing.
+    /// The guard was dropped, so the caller got no result.
     Posted,
     /// Any other error.
     Wrong,
@@ -94,49 +94,50 @@ pub(crate) enum Step {
     Arrive,
     /// Runs a barrier's action.
     Act,
-    /// A leader asks who leads.
+    /// A leader asks which leader is on record.
     Look,
 }
 
-/// An acquisition that a caller was told of. Times are by [`crate::clock`].
+/// An acquisition that a caller learned of. All times are on [`crate::clock`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// Unique in its process.
+    /// The id. It is unique in its process.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
     pub(crate) name: String,
-    /// How much of the name's capacity it takes.
+    /// The part of the name's capacity that this grant takes.
     pub(crate) weight: u64,
     pub(crate) capacity: u64,
     pub(crate) call: u64,
     pub(crate) at: u64,
-    /// Until when the guard says "held", as it said at first.
+    /// The end of the lease that the guard gave at first.
     pub(crate) until: u64,
-    /// The lease that was asked for, in ns; zero: it has none.
+    /// The lease in ns that the caller asked for, or zero if the grant has no lease.
     pub(crate) lease: u64,
-    /// Zero: it has none.
+    /// The token, or zero if there is none.
     pub(crate) token: u64,
-    /// Whether a callback was registered that tells of a loss.
+    /// Whether the caller registered a callback for a loss.
     pub(crate) is_watched: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A call for a name that may stay taken after its holder has gone: for `keeps` ns at least,
-    /// counted from the grant. Written before the call, for a process that is killed in it.
+    /// A call for a name that may stay taken after its holder has gone: for at least `keeps` ns
+    /// after the grant. This is written before the call, since the process may be killed during the
+    /// call.
     Asks {
         name: String,
         call: u64,
         keeps: u64,
     },
     Granted(Grant),
-    /// The guard said "held" until then.
+    /// The guard said that it is held until this time.
     Seen {
         id: u64,
         at: u64,
         until: u64,
     },
-    /// The holder begins to release. `until` is zero if the guard said that it is lost.
+    /// The holder begins to release. `until` is zero if the guard said that the lock is lost.
     Leaving {
         id: u64,
         at: u64,
@@ -147,12 +148,12 @@ pub(crate) enum Event {
         at: u64,
         outcome: Outcome,
     },
-    /// The callback of a loss ran.
+    /// The callback for a loss ran.
     Lost {
         id: u64,
         at: u64,
     },
-    /// A call ended without a grant. `bound`: after how many ns it should have.
+    /// A call ended without a grant. `bound` is the time in ns after which it should have ended.
     Missed {
         kind: Kind,
         name: String,
@@ -161,8 +162,9 @@ pub(crate) enum Event {
         bound: u64,
         outcome: Outcome,
     },
-    /// Of a latch, a condition, a barrier or an election. `number` is the latch's count, or how many
-    /// waiters were notified; the index at a barrier; or 1 if the leader on record is another one.
+    /// A step with a latch, a condition, a barrier or an election. `number` is a latch's count, the
+    /// number of waiters that a notification woke, an index at a barrier, or 1 if another leader is
+    /// on record.
     Stepped {
         step: Step,
         name: String,
@@ -172,7 +174,7 @@ pub(crate) enum Event {
         number: u64,
         outcome: Outcome,
     },
-    /// A condition that must hold inside a process did not.
+    /// A rule inside a process was violated.
     Odd {
         at: u64,
         text: String,
@@ -271,7 +273,7 @@ fn next<T: FromStr>(fields: &mut std::str::Split<'_, char>) -> Result<T, ()> {
     fields.next().ok_or(())?.parse().map_err(drop)
 }
 
-/// A worker's file. Its threads write to it together.
+/// The file of a worker. Its threads share the file.
 #[derive(Debug)]
 pub(crate) struct Log(File);
 
@@ -282,9 +284,10 @@ impl Log {
 
     /// # Panics
     ///
-    /// If the disk is full: without its history a run proves nothing.
+    /// The disk is full: a run proves nothing without its history.
     pub(crate) fn write(&self, event: &Event) {
-        // One write of a file that is open to append: lines of threads do not mix.
+        // One write to a file that is open for appending, so the lines of different threads do not
+        // mix.
         if let Err(error) = (&self.0).write_all(format!("{event}\n").as_bytes()) {
             panic!("the history cannot be written: {error}");
         }
@@ -296,7 +299,7 @@ impl Log {
 pub(crate) struct Process {
     pub(crate) number: u32,
     pub(crate) events: Vec<Event>,
-    /// When the nemesis killed it.
+    /// The time when the nemesis killed the process.
     pub(crate) killed: Option<u64>,
 }
 
@@ -328,38 +331,38 @@ pub(crate) const FAULTS: [&str; 24] = [
     "slot moved",
 ];
 
-/// The kind of a fault that the nemesis did not do: the machine was too busy to go on.
+/// A fault that the nemesis did not cause: the machine was too busy to run.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
-/// The kind of a fault at which the server's leases end early, and nothing else is forgotten.
+/// A fault that makes leases at the server end early. Nothing else is lost.
 pub(crate) const LEASES_SHORTER: &str = "leases shorter";
 
-/// The kind of a fault at which they end late.
+/// A fault that makes leases at the server end late.
 pub(crate) const LEASES_LONGER: &str = "leases longer";
 
-/// The kinds of faults in which a process behind the faulty network gets no reply at all.
+/// Faults during which a process behind the faulty network gets no reply.
 pub(crate) const OUTAGES: [&str; 2] = ["network frozen", "connections refused"];
 
-/// Something that the nemesis did.
+/// A fault, usually one that the nemesis caused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: String,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// The process that it was done to; `None`: the server, or all.
+    /// The process that the fault hit. `None` if it hit the server or all processes.
     pub(crate) process: Option<u32>,
-    /// Whether the server may have forgotten something.
+    /// Whether the server may have lost data.
     pub(crate) forgets: bool,
 }
 
 impl Fault {
-    /// Whether counts and tokens may be gone, too.
+    /// Whether counts and tokens may be lost, too.
     pub(crate) fn forgets_counts(&self) -> bool {
         self.forgets && self.kind != LEASES_SHORTER
     }
 }
 
-/// The time between two quiet moments: nothing is held at its beginning and at its end.
+/// The time between two quiet moments, at which nothing is held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) processes: Vec<Process>,
@@ -367,7 +370,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// For how long this process stood still between these times, alone or with the machine.
+    /// How long this process stood still between these times, alone or with the machine.
     pub(crate) fn stopped(&self, process: u32, from: u64, to: u64) -> u64 {
         let faults = self.faults.iter();
         let is_stop = |fault: &&Fault| match fault.process {
@@ -381,7 +384,7 @@ impl Round {
     }
 }
 
-/// A worker's file as a process. A line cut short, the last one of a killed process, is left out.
+/// Reads a worker's file. Ignores an incomplete last line, which a killed process may leave.
 pub(crate) fn parse(number: u32, text: &str, killed: Option<u64>) -> Result<Process, String> {
     let mut events = Vec::new();
     let mut lines = text.split_inclusive('\n').peekable();
@@ -418,7 +421,7 @@ pub(crate) fn save(round: &Round, folder: &Path) -> io::Result<()> {
     about.flush()
 }
 
-/// Reads a round that was kept.
+/// Reads a round that [`save`] wrote.
 pub(crate) fn load(folder: &Path) -> Result<Round, String> {
     let read = |name: &str| {
         let path = folder.join(name);

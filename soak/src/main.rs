@@ -1,5 +1,5 @@
-//! Random work on all synchronizers under faults, with a history that is checked: `--help` tells
-//! more, and SOAK.md has what came of it.
+//! Random work with all synchronizers under faults, whose history is then checked. `--help`
+//! explains the options, and SOAK.md has the results.
 
 use std::env;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all was as it should be.
+/// Runs the soak. Returns whether there was no violation.
 fn soak(options: &Options) -> Result<bool, String> {
     if options.mutants {
         return mutants::run(options);

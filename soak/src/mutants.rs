@@ -1,7 +1,8 @@
-//! Known bugs, put into the library on purpose: each must be found.
+//! Known bugs that are put into the library on purpose. The soak must find each one.
 //!
-//! They need a library built with `--cfg soak_mutants`; no other build can have them. A bug of a
-//! script is a text and its replacement; a bug of the client stands where it is, under its name.
+//! They need a library that was built with `--cfg soak_mutants`: no other build contains them. A
+//! bug of a script is a text and its replacement. A bug of the client is in the client's code,
+//! under its name.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -10,16 +11,16 @@ use std::time::Instant;
 
 use crate::options::Options;
 
-/// As in `src/scripts/mutants.rs` of the library.
+/// The same separator as in the library's `src/scripts/mutants.rs`.
 const SEPARATOR: &str = "\u{1f}";
 
 struct Mutant {
     name: &'static str,
-    /// The kinds of work by which the soak finds it.
+    /// The kinds of work with which the soak finds this bug.
     only: &'static str,
-    /// Those that it needs; "none": what it breaks is a rule about time.
+    /// The faults with which the soak finds it. "none" if the bug breaks a rule about time.
     faults: &'static str,
-    /// Texts of scripts, and what replaces them. It may be a bug of the client as well.
+    /// Texts of scripts, each with its replacement. Empty if it is only a bug of the client.
     replaced: &'static [[&'static str; 2]],
 }
 
@@ -235,7 +236,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a short limit that fails",
         faults: "none",
         only: "short",
-        // And replies that come after the limit.
+        // The library also accepts replies that come after the limit.
         replaced: &[[
             "if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
             "for _ = 1, 1000000 do end\nif redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
@@ -249,7 +250,7 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Runs the soak with each of them until it is found, and prints the ledger's rows.
+/// Runs the soak with each bug until it is found, and prints the rows of the ledger.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !cfg!(soak_mutants) {
         return Err("this build has no mutants: RUSTFLAGS='--cfg soak_mutants' CARGO_TARGET_DIR=target/mutants \
@@ -265,7 +266,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let begun = Instant::now();
         let script: Vec<_> = mutant.replaced.iter().flatten().copied().collect();
         let minutes = options.minutes.to_string();
-        // The rules about time hold where no fault is near. And a few kinds of faults are rare.
+        // Rules about time apply only where no fault is near. And some kinds of faults are rare.
         let [storm, calm] = match mutant.faults {
             "" => ["6", "8"],
             "none" => ["0", "14"],
@@ -290,7 +291,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let lines = child.stdout.take().map(|it| BufReader::new(it).lines().map_while(Result::ok));
         let mut how = String::new();
         for line in lines.into_iter().flatten() {
-            // The first violation.
+            // The first violation in the output.
             if how.is_empty() && line.starts_with("  ") {
                 how = line.trim().chars().take(110).collect();
             }

@@ -1,6 +1,7 @@
-//! Does harm, and writes down each fault with its time.
+//! Causes faults, and records each with its time.
 //!
-//! Two threads do it at the same time: one to the processes, one to the servers and the network.
+//! Two threads do this at the same time: one for the processes, one for the servers and the
+//! network.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,24 +21,24 @@ use crate::history::{FAULTS, Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
-/// How much earlier a new master may have been chosen than it was seen, in ns, and how much longer the
-/// old one may have been believed.
+/// In ns: how much earlier than it was seen a new master may have been chosen, and how much longer
+/// clients may have used the old one.
 const BEFORE: u64 = ms(4000);
 const AFTER: u64 = ms(2000);
 const PULSE: Duration = Duration::from_millis(50);
-/// A machine that is late by so much delays calls.
+/// If the machine is late by this time, calls are delayed.
 const STOOD_STILL: u64 = ms(500);
-/// How long servers may take to become well again.
+/// The longest time until the servers work again.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Not a fault of its own: the servers' way back to their places.
+/// This is not a fault: the servers return to their first roles.
 const BROUGHT_BACK: &str = "masters brought back";
 
 pub(crate) struct Nemesis<'a> {
     pub(crate) world: &'a World,
-    /// Before the names of this round.
+    /// The beginning of all names of this round.
     pub(crate) prefix: &'a str,
-    /// Faults of these kinds only; all, if it is empty.
+    /// The only kinds of faults to cause. All if it is empty.
     pub(crate) only: &'a str,
     pub(crate) faults: Mutex<Vec<Fault>>,
     pub(crate) until: Instant,
@@ -45,7 +46,7 @@ pub(crate) struct Nemesis<'a> {
 }
 
 impl Nemesis<'_> {
-    /// Goes on until its time is over, and leaves all well behind.
+    /// Causes faults until the time is over, then repairs everything.
     pub(crate) fn rage(&self, crew: &mut Crew<'_>) {
         thread::scope(|scope| {
             let _servers = scope.spawn(|| self.harm_servers());
@@ -53,7 +54,8 @@ impl Nemesis<'_> {
         });
     }
 
-    /// Looks for new masters until `ended`: servers on a busy machine may choose one by themselves.
+    /// Watches for new masters until `ended`: servers on a busy machine may choose one by
+    /// themselves.
     pub(crate) fn watch(&self, ended: &AtomicBool) {
         if matches!(self.world, World::One { .. }) {
             return;
@@ -62,7 +64,7 @@ impl Nemesis<'_> {
         while !ended.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(150));
             let (began, leaders) = (now(), self.world.leaders());
-            // Servers that do not answer are no news.
+            // If servers do not answer, that is not a change.
             if !leaders.is_empty() && leaders != known {
                 let (from, to) = (looked.saturating_sub(BEFORE), now() + AFTER);
                 self.note(Fault {
@@ -78,8 +80,8 @@ impl Nemesis<'_> {
         }
     }
 
-    /// Notes when this machine stood still, or its disk: a thread that only writes a byte at a time
-    /// was late. Until `ended`.
+    /// Records when this machine or its disk stood still, until `ended`. For this, a thread writes
+    /// a byte at short intervals, and checks whether it is late.
     pub(crate) fn pulse(&self, folder: &Path, ended: &AtomicBool) {
         let Ok(mut file) = File::create(folder.join("pulse")) else { return };
         while !ended.load(Ordering::Relaxed) {
@@ -102,7 +104,7 @@ impl Nemesis<'_> {
         Instant::now() >= self.until
     }
 
-    /// Does it if such faults are wanted, and writes down that it did.
+    /// Causes the fault if faults of its kind are wanted, and records it.
     fn fault(&self, kind: &'static str, process: Option<u32>, forgets: bool, act: impl FnOnce()) {
         debug_assert!(kind == BROUGHT_BACK || FAULTS.contains(&kind), "{kind}");
         let is_wanted = self.only.is_empty() || self.only.split(',').any(|it| it == kind);
@@ -126,7 +128,7 @@ impl Nemesis<'_> {
                     self.fault("kill", Some(killed), false, || crew.replace(at));
                 }
                 3..8 => self.stop(crew, at, rng.random_range(20..800), "stop"),
-                // Longer than the leases.
+                // For longer than the leases.
                 _ => self.stop(crew, at, rng.random_range(3200..5000), "stop beyond a lease"),
             }
         }
@@ -167,13 +169,13 @@ impl Nemesis<'_> {
         }
     }
 
-    /// The faults that any server survives, with its data.
+    /// The faults that any server survives without losing data.
     fn harm_any(&self, server: &Server, rng: &mut StdRng) {
         let tell = |command: &[&str]| drop(ask::<redis::Value>(server, command));
         match rng.random_range(0..10) {
             0 => self.fault("server stopped", None, false, || {
                 server.pause();
-                // Shorter than it takes others to choose another master.
+                // For less time than the others need to choose another master.
                 sleep(rng, 50..700);
                 server.resume();
             }),
@@ -194,7 +196,7 @@ impl Nemesis<'_> {
                 sleep(rng, 50..700);
                 self.surely(server, &["CONFIG", "SET", "maxmemory", "0"]);
             }),
-            // As if its clock were set forward; and back.
+            // As if the server's clock were set forward, or back.
             7 => {
                 let by = rng.random_range(300..3000);
                 self.fault(LEASES_SHORTER, None, true, || self.shift_leases(server, by));
@@ -218,7 +220,7 @@ impl Nemesis<'_> {
         }
     }
 
-    /// Has all leases and other times of this round end so many ms earlier.
+    /// Makes all leases and other times of this round end earlier by this many ms.
     fn shift_leases(&self, server: &Server, by: i64) {
         const SHIFT: &str = "
             for _, key in ipairs(redis.call('keys', ARGV[1])) do
@@ -237,7 +239,7 @@ impl Nemesis<'_> {
         let _: Option<i64> = ask(server, &["EVAL", SHIFT, "0", &pattern, &by.to_string()]);
     }
 
-    /// Tries until it is done: a server must not stay broken.
+    /// Tries until the command succeeds: a server must not stay broken.
     fn surely(&self, server: &Server, command: &[&str]) {
         wait_until("a server is mended", BOUND, || ask::<redis::Value>(server, command).is_some());
     }
@@ -332,8 +334,8 @@ impl Nemesis<'_> {
     fn harm_cluster(&self, cluster: &Cluster, rng: &mut StdRng) {
         const NAMES: [&str; 5] =
             ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1"];
-        // The kit's moves and failovers are between the first servers and their replicas. (They may
-        // have changed places when the machine was busy.)
+        // The test kit moves slots and fails over between the first servers and their replicas. (On
+        // a busy machine these may have exchanged their roles.)
         let mut first = cluster.servers().iter().take(3);
         if !first.all(is_master) {
             self.fault(BROUGHT_BACK, None, true, || bring_back(cluster));
@@ -356,7 +358,7 @@ impl Nemesis<'_> {
     }
 }
 
-/// Makes the first servers the masters again, when they have their data.
+/// Makes the first servers the masters again, once they have their data.
 fn bring_back(cluster: &Cluster) {
     for server in cluster.servers().iter().take(3) {
         let until = Instant::now() + BOUND;
@@ -374,24 +376,25 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
     thread::sleep(Duration::from_millis(rng.random_range(millis)));
 }
 
-/// The violations that the canary plants: the check that finds each, and a part of its names.
+/// The violations that the canary plants: for each, the check that must find it, and a part of the
+/// names.
 pub(crate) const PLANTED: [(&str, &str); 3] =
     [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
 
-/// For the canary: breaks the server's data, and tells nobody.
+/// For the canary: damages the server's data without recording a fault.
 pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
     let run = |command: &[&str]| drop(ask::<redis::Value>(server, command));
     let keys =
         |pattern: String| ask::<Vec<String>>(server, &["KEYS", &pattern]).unwrap_or_default();
     while Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
-        // Two holders.
+        // So that there are two holders.
         run(&["DEL", &format!("{prefix}reentrant-0")]);
-        // Too many permits.
+        // So that there are too many permits.
         for name in keys(format!("{prefix}semaphore-*")) {
             run(&["INCRBY", &name, "5"]);
         }
-        // Tokens that were given before.
+        // So that tokens are given again.
         for name in keys(format!("redisson_lock_token:*{prefix}fenced-*")) {
             run(&["SET", &name, "0"]);
         }

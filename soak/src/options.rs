@@ -56,7 +56,7 @@ pub(crate) struct Options {
     pub(crate) canary: bool,
     pub(crate) mutants: bool,
     pub(crate) help: bool,
-    /// As it was typed.
+    /// The command line as it was typed.
     pub(crate) typed: String,
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
     }
     if options.canary {
         (options.storm, options.calm) = (Duration::from_secs(8), Duration::from_secs(1));
-        // Enough threads at each of the names whose data is broken.
+        // Only these kinds, so that enough threads use each of the names whose data is damaged.
         options.only = "reentrant,semaphore,fenced".to_owned();
         options.minutes = 2.0;
     }
@@ -133,7 +133,7 @@ fn number<T: std::str::FromStr>(option: &str, text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{option} is no number: {text}"))
 }
 
-/// A list of names that exist.
+/// A comma-separated list of which each part must be in `names`.
 fn known(option: &str, text: &str, names: &[&str]) -> Result<String, String> {
     match text.split(',').find(|it| !names.contains(it)) {
         Some(wrong) => Err(format!("{option}: there is no {wrong:?}, but {}", names.join(", "))),

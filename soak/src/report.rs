@@ -1,4 +1,4 @@
-//! The output: the progress, the ledger's line, the page of a violation.
+//! The output: the progress, a row of the ledger, the page of a violation.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -77,7 +77,7 @@ pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     )
 }
 
-/// Whether the store's writes were never in danger, so that the check of fenced writes says nothing.
+/// Whether no unfenced write was lost either, so that the check of fenced writes proves nothing.
 fn shows_nothing(all: &Outcome) -> bool {
     all.lost_fenced == 0 && all.lost_unfenced == 0
 }
@@ -93,7 +93,7 @@ fn said(program: &str, args: &[&str]) -> String {
     output.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// Keeps the history of a round with violations, and a page about the first of each kind.
+/// Saves the history of a round with violations, and a page about the first violation of each kind.
 pub(crate) fn keep(
     options: &Options,
     all: &Outcome,
@@ -134,7 +134,7 @@ pub(crate) fn keep(
     Ok(())
 }
 
-/// Appends all holds to a file of JSON lines.
+/// Appends all holds to a file, as lines of JSON.
 pub(crate) fn export(path: &Path, round: &Round) -> io::Result<()> {
     let mut file = BufWriter::new(File::options().append(true).create(true).open(path)?);
     for (name, holds) in check::holds(round, &mut Findings::default()) {

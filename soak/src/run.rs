@@ -1,4 +1,4 @@
-//! A run: rounds of a storm and a calm, each checked when it is over.
+//! A run consists of rounds. Each round is a storm and a calm, and is checked at its end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::store::{Store, Written};
 use crate::worker::Task;
 use crate::world::{World, keys};
 
-/// How long a worker may take to end when all is well.
+/// How long a worker may take to end when there is no fault.
 const END: Duration = Duration::from_secs(40);
 
 /// A process and its task.
@@ -30,7 +30,7 @@ pub(crate) struct Member {
     log: PathBuf,
 }
 
-/// Whether a process is the other build, if there is one.
+/// Whether a process runs the other build, if there is one.
 pub(crate) fn is_other_build(number: u32) -> bool {
     number / 2 % 2 == 1
 }
@@ -43,7 +43,7 @@ pub(crate) struct Crew<'a> {
     store: &'a Server,
     folder: &'a TempDir,
     prefix: &'a str,
-    /// Those that were killed, and when.
+    /// The processes that were killed, and the times of that.
     dead: Vec<(u32, PathBuf, u64)>,
     next: u32,
 }
@@ -64,7 +64,7 @@ impl Crew<'_> {
         };
         let args = task.args();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        // Pairs: one of each two is behind the faulty network.
+        // The processes go in pairs, since every second one is behind the faulty network.
         let worker = match &self.options.other_worker {
             Some(exe) if is_other_build(number) => Worker::spawn_build(exe, "worker", &args),
             _ => Worker::spawn("worker", &args),
@@ -81,7 +81,7 @@ impl Crew<'_> {
         self.dead.push((old.number, old.log, killed));
     }
 
-    /// Has all threads end, and reads what the processes wrote.
+    /// Ends all threads, and reads the files of the processes.
     fn finish(mut self, found: &mut Findings) -> Result<Round, String> {
         let mut round = Round::default();
         for member in &mut self.members {
@@ -112,7 +112,7 @@ impl Crew<'_> {
             self.dead.push((member.number, member.log, killed.unwrap_or(u64::MAX)));
         }
         for (number, log, killed) in self.dead {
-            // A process that was killed at once has none.
+            // A process that was killed at once has no file.
             let text = fs::read_to_string(&log).unwrap_or_default();
             let killed = (killed != u64::MAX).then_some(killed);
             round.processes.push(parse(number, &text, killed)?);
@@ -131,11 +131,11 @@ pub(crate) struct Outcome {
     pub(crate) lost_unfenced: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,
-    /// At the run's beginning.
+    /// The library's commit at the beginning of the run.
     pub(crate) commit: String,
 }
 
-/// Runs rounds until the time is over, or until the first violation if that was asked for.
+/// Runs rounds until the time is over, or until the first violation if the options say so.
 pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     let world = World::start(options.topology).map_err(|error| error.to_string())?;
     let store = Server::start().map_err(|error| error.to_string())?;
@@ -166,7 +166,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
             report::export(export, &round)
                 .map_err(|error| format!("{}: {error}", export.display()))?;
         }
-        // The leases of the round before are over.
+        // By now the leases of the previous round are over.
         if let Some(before) = before.replace(prefix.clone()) {
             left_over(&world, &before, &mut found);
         }
@@ -195,7 +195,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
             let page = report::keep(options, &all, number, &round, &checked);
             page.map_err(|error| format!("the history is not kept: {error}"))?;
         }
-        // Chance decides whether enough threads hold permits at the same time.
+        // It depends on chance whether enough threads hold permits at the same time.
         let stops = match options.canary {
             true => nemesis::PLANTED.iter().all(|(check, name)| all.found.has(check, name)),
             false => options.until_violation && !all.found.violations.is_empty(),
@@ -216,7 +216,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     Ok(all)
 }
 
-/// Ends the threads that watch a round, also when it panics.
+/// Ends the threads that watch a round, even after a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -262,15 +262,15 @@ fn one_round(
     Ok((round, next))
 }
 
-/// Whether a lock may outlast its round, since a holder wanted that.
+/// Whether a lock may outlast its round because its holder asked for that.
 fn is_kept(key: &str) -> bool {
     ["least-", "once-", "left-"].iter().any(|it| key.contains(it))
 }
 
-/// No key of a round is left but permits, counts and tokens, and what goes by itself.
+/// Checks that a round leaves no keys but permits, counts, tokens, and keys that expire.
 fn left_over(world: &World, prefix: &str, found: &mut Findings) {
     for server in world.masters() {
-        // A server that has just failed is looked at in the next round.
+        // If a server has just failed, the next round checks it.
         for (key, lasts) in keys(server, prefix).unwrap_or_default() {
             let stays = [
                 "semaphore-",
@@ -278,7 +278,7 @@ fn left_over(world: &World, prefix: &str, found: &mut Findings) {
                 "latch-",
                 "barrier-",
                 "redisson_lock_token",
-                // Of a leader that was killed.
+                // A killed leader leaves this key.
                 "redlatch_leader",
             ];
             let may_stay = stays.iter().any(|it| key.contains(it));

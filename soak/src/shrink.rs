@@ -1,14 +1,16 @@
-//! Less work, fewer faults and fewer processes with which a violation still occurs.
+//! Finds the least work, the fewest faults and the fewest processes with which a violation still
+//! occurs.
 //!
-//! A seed repeats the choices, not the interleaving of processes. So each try is a run until its
-//! first violation of the same check: one without it says only that it is rarer there.
+//! A seed repeats the choices, but not the interleaving of processes. So each try runs until its
+//! first violation of the same check. A try without a violation only shows that it is rarer with
+//! these options.
 
 use crate::history::FAULTS;
 use crate::options::Options;
 use crate::run;
 use crate::worker;
 
-/// Whether something was found, as with any run.
+/// Returns whether there was no violation, as any run does.
 pub(crate) fn shrink(options: &Options) -> Result<bool, String> {
     let mut least = Options { until_violation: true, ..options.clone() };
     let first = run::run(&least)?;
@@ -43,8 +45,8 @@ pub(crate) fn shrink(options: &Options) -> Result<bool, String> {
     Ok(false)
 }
 
-/// A part of `all` that is enough, as an option has it: halves as long as one of them is enough,
-/// then one less after the other.
+/// A part of `all` that suffices, as the text of an option: takes a half as long as one half
+/// suffices, then removes one item at a time.
 fn fewer(
     mut all: Vec<String>,
     mut is_enough: impl FnMut(String) -> Result<bool, String>,

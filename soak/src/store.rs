@@ -1,11 +1,12 @@
-//! The data that the locks protect: values on a server of their own, which never fails.
+//! The data that the locks protect: values on a separate server, which never fails.
 //!
-//! Each fenced lock has two of them. Every write adds one to the value that was read, after a sleep.
-//! The store refuses an older token for the fenced value, and takes any write of its unfenced twin.
+//! Each fenced lock has two values. Every write adds one to the value that was read, after a sleep.
+//! For the fenced value the store refuses an older token. For its unfenced twin it accepts any
+//! write.
 
 use redis::{Connection, RedisResult, Script};
 
-/// A read counts as well: the token of a reader that goes on must be the newest.
+/// A read stores its token, too: a reader that continues must have the newest token.
 const READ: &str = r"
 if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or '0') then
     return -1
@@ -21,7 +22,7 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
-/// The name of a lock, and the values that were written under it, in order.
+/// The name of a lock, and the values that were written under the lock, in their order.
 pub(crate) type Written = (String, Vec<u64>);
 
 pub(crate) struct Store {
@@ -36,7 +37,7 @@ impl Store {
         Ok(Self { connection, read: Script::new(READ), write: Script::new(WRITE) })
     }
 
-    /// Adds one to both values of this lock, and sleeps between the read and the write.
+    /// Adds one to both values of this lock. Calls `sleep` between the read and the write.
     pub(crate) fn add(&mut self, lock: &str, token: u64, sleep: impl FnOnce()) -> RedisResult<()> {
         let (fenced, twin) = (format!("fenced:{lock}"), format!("unfenced:{lock}"));
         let read: i64 = self.read.key(&fenced).arg(token).invoke(&mut self.connection)?;
@@ -66,8 +67,8 @@ impl Store {
         Ok(())
     }
 
-    /// The values written under the locks of this prefix, with their names: fenced ones, and unfenced
-    /// ones.
+    /// The values that were written under the locks of this prefix, with the names of the locks:
+    /// first the fenced values, then the unfenced ones.
     pub(crate) fn written(&mut self, prefix: &str) -> RedisResult<[Vec<Written>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
         for (kind, lists) in ["fenced", "unfenced"].into_iter().zip(&mut all) {

@@ -1,4 +1,4 @@
-//! A worker process: its threads do random operations and write down what they were told.
+//! A worker process: its threads do random operations and record the results.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,32 +23,32 @@ mod kept;
 mod locks;
 mod semaphores;
 
-/// Names that may lose their count or their order (permits, latches) are used for so long.
+/// How long a name is used if it may lose its count or its order (permits, latches).
 const SPAN: u64 = ms(5000);
-/// The renewed lease of most holds: stops of 5 s outlast it.
+/// The lease of most holds, which is renewed. A stop of 5 s outlasts it.
 const WATCHDOG: Duration = Duration::from_millis(3000);
 const RESPONSE: Duration = Duration::from_millis(1500);
-/// How long before the end of its lease a leader is deposed.
+/// How long before the end of its lease a leader steps down.
 const GRACE: Duration = Duration::from_millis(400);
-/// A call without a limit of its own may take so long in an outage: connect, ask, and ask again.
+/// How long a call without a limit may take in an outage: it connects, asks, and asks again.
 const LONGEST_REQUEST: Duration = Duration::from_secs(8);
-/// Writers take all of it.
+/// The capacity of a read-write lock. A writer takes all of it.
 const READERS: u64 = 1000;
 const PERMITS: u64 = 3;
 const COUNT: u64 = 4;
 pub(crate) const PARTIES: u32 = 3;
 
-/// A worker's command line: what a parent gives, and the process reads.
+/// A worker's arguments, which the parent gives and the worker reads.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub(crate) url: String,
     pub(crate) store: String,
     pub(crate) log: String,
-    /// Before all names.
+    /// The beginning of all names.
     pub(crate) prefix: String,
     pub(crate) seed: u64,
     pub(crate) threads: usize,
-    /// Of these kinds only; all, if it is empty.
+    /// The only kinds of work. All if it is empty.
     pub(crate) only: String,
 }
 
@@ -80,7 +80,7 @@ struct Shared {
     log: Log,
     ids: AtomicU64,
     is_ending: AtomicBool,
-    /// The last latch, and whether its count was set for certain.
+    /// The number of the last latch, and whether its count was certainly set.
     latch: Mutex<(u64, bool)>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn run(job: &Job) -> ! {
     job.done()
 }
 
-/// The server may be in trouble just now.
+/// Connects. The server may be in trouble now, so this tries again.
 fn connect(url: &str) -> Client {
     loop {
         let connected = Client::builder(url)
@@ -144,17 +144,17 @@ struct Worker {
     task: Task,
     store: Store,
     rng: StdRng,
-    /// Its number in the process.
+    /// The number of this thread in its process.
     number: usize,
-    /// The last span in which it took part in a latch.
+    /// The last span in which this thread took part in a latch.
     latch: u64,
-    /// When in a span it does.
+    /// The time within a span at which this thread takes part.
     turn: u64,
 }
 
 type Work = fn(&mut Worker);
 
-/// The kinds of work: a name for `--only`, and the share of the choices.
+/// The kinds of work, each with its name for `--only` and its share of the choices.
 const WORK: [(&str, u32, Work); 19] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
@@ -215,7 +215,7 @@ impl Worker {
         format!("{}{kind}-{}", self.task.prefix, self.rng.random_range(0..names))
     }
 
-    /// A name that is used for a span only.
+    /// A name that is used only for this span.
     fn of_now(&mut self, kind: &str, names: u32) -> String {
         format!("{}-{}", self.one_of(kind, names), now() / SPAN)
     }

@@ -37,12 +37,13 @@ impl FromStr for Topology {
     }
 }
 
-/// How long a master may be silent: longer than a busy machine makes it.
+/// How long a master may be silent. A busy machine is silent for less.
 const DOWN: Duration = Duration::from_millis(3000);
 
 #[derive(Debug)]
 pub(crate) enum World {
-    /// A server with its data on disk, and a faulty network that every other worker uses.
+    /// A server with its data on disk, and a faulty network through which every second worker
+    /// connects.
     One {
         server: Box<Server>,
         network: Proxy,
@@ -55,7 +56,8 @@ impl World {
     pub(crate) fn start(topology: Topology) -> Result<Self, ServerError> {
         Ok(match topology {
             Topology::One => {
-                // Written before each reply: it survives a kill of the server.
+                // The server writes to disk before each reply, so a kill of the server loses no
+                // data.
                 let on_disk = ["--appendonly", "yes", "--appendfsync", "no"];
                 let server = Box::new(Server::with_args(&on_disk)?);
                 let network = Proxy::before(&server);
@@ -68,7 +70,7 @@ impl World {
         })
     }
 
-    /// The server of this worker.
+    /// The URL that this worker uses.
     pub(crate) fn url(&self, worker: u32) -> String {
         match self {
             Self::One { server, .. } if worker.is_multiple_of(2) => server.url(),
@@ -95,12 +97,12 @@ impl World {
         }
     }
 
-    /// The ports of all that take themselves for masters.
+    /// The ports of all servers that say that they are masters.
     pub(crate) fn leaders(&self) -> Vec<u16> {
         self.servers().into_iter().filter(|it| is_master(it)).map(Server::port).collect()
     }
 
-    /// `redis 7.0.15`.
+    /// The name and the version of the server, such as `redis 7.0.15`.
     pub(crate) fn version(&self) -> String {
         let info: Option<String> =
             self.servers().first().and_then(|it| ask(it, &["INFO", "server"]));
@@ -116,7 +118,7 @@ pub(crate) fn is_master(server: &Server) -> bool {
             .is_some_and(|it| it.contains("role:master"))
 }
 
-/// All keys that contain this, and how long they last in ms; -1: for ever.
+/// All keys that contain `part`, with their time to live in ms: -1 if they do not expire.
 pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(String, i64)>> {
     let mut connection = server.connection();
     let keys: Vec<String> = redis::cmd("KEYS").arg(format!("*{part}*")).query(&mut connection)?;
@@ -128,7 +130,8 @@ pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(Strin
     Ok(keys.into_iter().zip(lasts).collect())
 }
 
-/// A command on a connection of its own; `None`: no answer, or a refusal.
+/// Sends a command on a separate connection. Returns `None` if there is no answer, or an error
+/// reply.
 pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Option<T> {
     let mut tries = 5;
     loop {
@@ -136,7 +139,7 @@ pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Optio
             connect(server).and_then(|mut it| redis::Cmd::new().arg(command).query(&mut it));
         match asked {
             Ok(answer) => return Some(answer),
-            // The end of a child is a signal, which ends a read that has a timeout.
+            // If a child process ends, its signal ends a read that has a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => tries -= 1,
             Err(_) => return None,
         }

@@ -1,7 +1,7 @@
-//! The parties of a barrier's generation pass together, or none of them does; and they wake at once.
+//! The parties of a barrier's generation pass together, or none of them does. They wake at once.
 //!
-//! A history does not say which generation a call was in. But the calls of one generation have a
-//! moment in common, and each has an index of its own.
+//! A history does not say which generation a call belongs to. But all calls of a generation overlap
+//! in time, and each has a different index.
 
 use super::waits::{Call, IDLE, OFTEN, is_quiet};
 use super::{Findings, SLACK};
@@ -9,7 +9,8 @@ use crate::clock::ms;
 use crate::history::{Outcome, Round, Step};
 use crate::worker::PARTIES;
 
-/// A dead party counts for so long: the end of its lease is seen by others that look now and then.
+/// How long a dead party still counts: until its lease is over, and the others have checked for
+/// that.
 const DEAD: u64 = ms(3000) + SLACK;
 
 pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
@@ -27,8 +28,8 @@ pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
     let passes: Vec<_> = arrivals().filter(|it| it.outcome == Outcome::Done).collect();
     found.count("passes of a barrier", passes.len() as u64);
-    // Parties of which nobody knows whether they have passed, and when. One that has left counts
-    // until the server hears of it.
+    // Unknown parties: nobody knows whether and when they have passed. A party that has left counts
+    // until the server knows it.
     let deaths = || round.processes.iter().filter_map(|it| it.killed);
     let is_unknown = |it: &&Call<'_>| matches!(it.outcome, Outcome::Trouble | Outcome::Unsure);
     let unknown = || arrivals().filter(is_unknown);
@@ -60,12 +61,12 @@ pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     late(round, &passes, found);
 }
 
-/// Whether the two calls have a moment in common.
+/// Whether the two calls overlap in time.
 fn meet(one: &Call<'_>, other: &Call<'_>) -> bool {
     one.call <= other.at && other.call <= one.at
 }
 
-/// Nobody passes before the action has run, where each party has one.
+/// If the barrier has an action, no party passes before the action has run.
 fn acted(calls: &[Call<'_>], pass: &Call<'_>, found: &mut Findings) {
     if !pass.name.contains("acts") {
         return;
@@ -77,7 +78,7 @@ fn acted(calls: &[Call<'_>], pass: &Call<'_>, found: &mut Findings) {
     }
 }
 
-/// The last party wakes the others, however the calls are distributed to generations.
+/// The last party wakes the others at once, to whatever generations the calls belong.
 fn late(round: &Round, passes: &[&Call<'_>], found: &mut Findings) {
     let is_late = |pass: &&&Call<'_>| {
         let mut trips = passes.iter().filter(|it| it.number == 0 && meet(it, pass));
@@ -123,7 +124,7 @@ mod tests {
     fn a_generation_whose_parties_pass_apart_is_found() {
         let all = [pass(100, 111, 2), pass(105, 112, 1), act(108), pass(107, 110, 0)];
         assert_eq!(violations(&all, &[], None), [""; 0]);
-        // Nobody was the second.
+        // The party with index 1 is missing.
         let two = [all[0].clone(), all[2].clone(), all[3].clone()];
         assert!(violations(&two, &[], None).contains(&"barrier, apart"));
         assert_eq!(violations(&two, &[], Some(109)), [""; 0]);
@@ -131,13 +132,13 @@ mod tests {
         assert_eq!(violations(&two, &[fault(109, 110, None, true)], None), [""; 0]);
         let unknown = step(Step::Arrive, 105, 112, 0, Outcome::Trouble);
         assert_eq!(violations(&[&two[..], &[unknown]].concat(), &[], None), [""; 0]);
-        // A party that is cancelled in a request stands for one pass, not for two.
+        // A party that is cancelled in a request stands for one pass and not for two.
         let left = step(Step::Arrive, 105, 106, 0, Outcome::Unsure);
         let one = [&two[..], &[left]].concat();
         assert_eq!(violations(&one, &[], None), [""; 0]);
         let more = [pass(200, 211, 2), act(208), pass(207, 210, 0)];
         assert_eq!(violations(&[&one[..], &more[..]].concat(), &[], None), ["barrier, apart"]);
-        // In a later generation as well, and it has met others.
+        // The same in a later generation, whose other parties have met.
         let more = [pass(100, 112, 1), pass(109, 111, 0), act(109), pass(106, 113, 0)];
         let more = [&all[..], &more[..]].concat();
         assert_eq!(violations(&more, &[], None), ["barrier, apart"]);

@@ -1,11 +1,11 @@
-//! No two holders of a name claim it at the same time: sort, and sweep.
+//! The holders of a name never exceed its capacity. The check sorts the holds and sweeps over them.
 
 use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Fault, Kind};
 
-/// `holds`: of one name, by the time of their grants. Readers, permits and exclusive holders differ
-/// only in their weight and the name's capacity.
+/// `holds` are those of one name, by the time of their grants. Readers, permits and exclusive
+/// holders differ only in their weight and in the name's capacity.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let mut active: Vec<&Hold> = Vec::new();
     for hold in holds {
@@ -14,7 +14,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if hold.claims_until() == at {
             continue;
         }
-        // Permits without leases: those that were out when the count was lost come back on top.
+        // Permits without leases: after a loss of the count, permits from before it are returned as
+        // well, so the count becomes too high.
         let is_count = hold.grant.kind == Kind::Semaphore;
         if is_count && holds[0].is_forgotten(faults, at) {
             found.count("permits of a lost count", 1);
@@ -25,8 +26,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if weight(&active) <= hold.grant.capacity {
             continue;
         }
-        // The server may have forgotten some of them. Those were told of it when their next renewal
-        // was due, and at the end of their lease at the latest.
+        // The server may have lost some of the holds. Their holders are told at their next renewal,
+        // or at the end of their lease at the latest.
         let remembered: Vec<_> =
             active.iter().copied().filter(|it| !excused(it, faults, at)).collect();
         if weight(&remembered) <= hold.grant.capacity {
@@ -87,7 +88,7 @@ mod tests {
         ended.grant.until = ms(3);
         ended.leaving = Some([ms(50), 0]);
         assert_eq!(violations(&[ended.clone(), next.clone()], &[]), 0);
-        // It was renewed.
+        // The hold was renewed, so it lasts longer.
         ended.seen.push([ms(2), ms(6)]);
         assert_eq!(violations(&[ended.clone(), next.clone()], &[]), 1);
         ended.lost = Some(ms(3));
@@ -115,10 +116,10 @@ mod tests {
         let restart = fault(2, 3, None, true);
         let next = hold(2, 0, 4, 9);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 0);
-        // Renewed after the server forgot it.
+        // A renewal after the server lost the hold is no excuse.
         old.leaving = Some([ms(200_000), ms(300_000)]);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 1);
-        // Granted after the restart.
+        // A grant after the restart is no excuse either.
         (old.grant.at, old.grant.until) = (ms(4), ms(100_004));
         assert_eq!(violations(&[old, next], &[restart]), 1);
     }

@@ -4,18 +4,19 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::Round;
 
-/// A call that began so much later stands behind, if nothing delayed either of them.
+/// If two calls begin at least this far apart, and no fault delays them, the earlier one is first
+/// in the queue.
 const LATER: u64 = ms(400);
-/// So many that overtake one call are no accident of the machine.
+/// If one call is overtaken so often, the reason is not the machine.
 const MANY: usize = 3;
-/// How long the queue may be mixed up after a fault.
+/// How long after a fault the queue may be out of order.
 const AFTER: u64 = ms(5000);
 
 pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     for (at, hold) in holds.iter().enumerate() {
         let (call, granted) = (hold.grant.call, hold.grant.at);
         let came_later = |other: &&Hold| other.grant.call > call + LATER;
-        // Those before it in the list were granted before it.
+        // The holds before this one in the list were granted before it.
         let recent = holds[..at].iter().rev().take_while(|other| other.grant.at > call);
         let overtakers: Vec<_> = recent.filter(came_later).collect();
         if overtakers.len() < MANY
@@ -48,7 +49,7 @@ mod tests {
         let mut found = Findings::default();
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);
-        // A stopped waiter is passed.
+        // A stopped waiter is overtaken.
         round.faults.push(fault(500, 600, Some(1), false));
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);

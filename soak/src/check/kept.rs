@@ -1,5 +1,5 @@
-//! A name stays taken for a least time, or to the end of a lease, also after its holder has gone. And
-//! no longer: neither after that, nor after a call that failed.
+//! A name stays taken for a least time or to the end of a lease, even after its holder has gone. It
+//! does not stay taken longer than that, or after a call that failed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,19 +8,19 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Event, Fault, LEASES_LONGER, Outcome, Round};
 
-/// The longest lease that is not asked for on purpose: a server keeps what nobody released for so
-/// long.
+/// The longest lease of holds that are not meant to stay: the server keeps a hold that nobody
+/// released for this time.
 const LEASE: u64 = ms(3000);
-/// A call finds a name free so long after that at the latest.
+/// How long after the end of all holds a call may still find the name taken.
 const GRACE: u64 = ms(1000);
-/// A call with a limit of less may have ended before the reply that says that it is free.
+/// A call with a shorter limit may end before the reply that the name is free.
 const SURE: u64 = ms(100);
-/// By so much the nemesis makes leases longer at most, each time.
+/// The most by which the nemesis makes leases longer, each time.
 const LONGER: u64 = ms(3000);
 
-/// `holds`: of one name, by the time of their grants.
+/// `holds` are those of one name, by the time of their grants.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
-    // When the last exclusive hold before was over: those after it were granted later.
+    // The end of the last exclusive hold so far: later holds were granted after it.
     let mut before = 0;
     let mut kept: Vec<(&Hold, u64)> = Vec::new();
     for hold in holds {
@@ -60,10 +60,10 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
 }
 
-/// "Taken" is no answer where nobody can have it: after all holds, least times and leases, and after
-/// calls that failed.
+/// A call must not be refused when nobody can hold the name: after the end of all holds, least
+/// times and leases, and of the calls that failed.
 pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &mut Findings) {
-    // From when until when a name may be taken.
+    // The times between which each name may be taken.
     let mut taken: HashMap<&str, Vec<[u64; 2]>> = HashMap::new();
     let mut refused: Vec<(&str, u32, [u64; 2])> = Vec::new();
     for process in &round.processes {
@@ -78,7 +78,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                         refused.push((name, process.number, [*call, *at]));
                         continue;
                     }
-                    // If the server granted it, the process undoes that, if it lives.
+                    // If the server granted the call, a process that lives undoes the grant.
                     let dies = process.killed.is_some_and(|killed| killed < at + LEASE);
                     let rest = if dies { keeps.max(LEASE) } else { LEASE };
                     taken.entry(name).or_default().push([*call, at + rest]);
@@ -106,12 +106,12 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
     }
 }
 
-/// From when until when a hold may keep the name, whatever its process does.
+/// The times between which a hold may keep the name, whatever its process does.
 fn is_taken(hold: &Hold, round: &Round) -> [u64; 2] {
     let end = hold.left.map_or(u64::MAX / 2, |(at, _)| at);
     let killed = hold.killed.unwrap_or(u64::MAX);
     let mut until = end.saturating_add(LEASE).max(hold.grant.at + hold.keeps);
-    // Nobody released it.
+    // Nobody released the hold.
     if killed < end + LEASE || matches!(hold.left, Some((_, Outcome::Kept))) {
         until = hold.grant.at.max(end.min(killed)) + hold.longest_lease().max(LEASE);
     }
@@ -141,7 +141,7 @@ mod tests {
     fn a_grant_before_the_least_time_is_over_is_found() {
         assert_eq!(violations(&[kept(1, 1, 5, 100), hold(2, 0, 101, 105)], &[]), 0);
         assert_eq!(violations(&[kept(1, 1, 5, 100), hold(2, 0, 99, 105)], &[]), 1);
-        // A killed holder's as well, and not one that the server forgot.
+        // The same for a killed holder, but not for a hold that the server lost.
         let killed = Hold { killed: Some(ms(3)), left: None, ..kept(1, 1, 5, 100) };
         let both = [killed, hold(2, 0, 99, 105)];
         assert_eq!(violations(&both, &[]), 1);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_least_time_begins_no_earlier_than_the_hold_before_ends() {
-        // It waited since 0.
+        // The call began at 0, so its least time may have begun then, too.
         let mut waited = kept(2, 50, 55, 100);
         waited.grant.call = ms(0);
         assert_eq!(violations(&[hold(1, 0, 1, 49), waited.clone(), hold(3, 0, 140, 150)], &[]), 1);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(violations(&[left, hold(2, 0, 299, 302)], &[]), 1);
     }
 
-    /// A call at 60 s is told "taken", after this.
+    /// The number of violations if a call at 60 s finds the name taken, after these events.
     fn refused(before: Vec<Event>, killed: Option<u64>) -> usize {
         let asks = |call, keeps| Event::Asks { name: "a".to_owned(), call, keeps };
         let (call, at, bound) = (ms(60_000), ms(60_001), SURE);
@@ -188,7 +188,7 @@ mod tests {
         let (call, at, bound) = (ms(50_000), ms(50_100), 0);
         let failed = Event::Missed { kind, name, call, at, bound, outcome };
         assert_eq!(refused(vec![asks.clone(), failed.clone()], None), 1);
-        // Nobody can undo it.
+        // The process is dead and cannot undo the grant.
         assert_eq!(refused(vec![asks.clone(), failed], Some(50_200)), 0);
         assert_eq!(refused(vec![asks], Some(50_050)), 0);
         assert_eq!(refused(Vec::new(), None), 1);

@@ -1,10 +1,10 @@
-//! Every loss is told.
+//! Every loss is reported to the holder.
 
 use super::{Findings, Hold, SLACK};
 use crate::history::{Outcome, Round};
 
-/// A hold of which the guard said that it is lost had its callback called. (A release that finds a
-/// loss tells of it by its error, and calls nothing.)
+/// If a guard said that its hold was lost, its callback was called. (If a release finds the loss,
+/// its error reports the loss, and no callback is called.)
 pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     for hold in holds {
         let Some([end, until]) = hold.leaving else { continue };
@@ -12,12 +12,12 @@ pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findi
         if is_lost || matches!(hold.left, Some((_, Outcome::Lost))) {
             found.count("losses", 1);
         }
-        // A process that is killed soon has no time to tell.
+        // A process that is killed soon after the loss has no time to report it.
         let is_dead = hold.killed.is_some_and(|at| at < end + SLACK);
         if !is_lost || !hold.grant.is_watched || is_dead {
             continue;
         }
-        // Told late, or never.
+        // The loss was reported late, or never.
         let told = hold.lost.unwrap_or(u64::MAX);
         let late = told.saturating_sub(end);
         if late > SLACK + round.stopped(hold.process, end, told.min(end + 10 * SLACK)) {

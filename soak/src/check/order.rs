@@ -1,11 +1,12 @@
-//! The server's order: is there an order of acquires, releases and expiries that explains all
-//! replies? A search, cut at quiet moments.
+//! Is there an order of acquires, releases and expiries at the server that explains all replies?
+//! This is a search, in parts between quiet moments.
 //!
-//! A hold's life on the server is an acquire between its call and its return, and an end. The end
-//! is the release, between its call and its reply; or an expiry, an operation of its own that comes
-//! no earlier than the deadline that the guard named last. (The guard counts it from before the
-//! request, so the server's is later.) Renewals are in that deadline. A hold that is kept for a least
-//! time, or left to its end, ends no earlier than that.
+//! At the server, a hold consists of an acquire and an end. The acquire happens between the call
+//! and its return. The end is either the release, between its call and its reply, or an expiry. The
+//! expiry is an operation of its own, and happens at the last deadline that the guard gave or
+//! later. (The guard counts its lease from before the request, so the server's deadline is later.)
+//! That deadline covers renewals. A hold that is kept for a least time, or left to the end of its
+//! lease, does not end earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -13,7 +14,7 @@ use std::io::{self, Write};
 use super::{Findings, Hold};
 use crate::history::{Fault, Kind, Outcome};
 
-/// How many steps a search may take for each of its operations.
+/// The most steps of a search, for each of its operations.
 const BUDGET: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ struct Operation {
     hold: usize,
     weight: u64,
     call: u64,
-    /// `u64::MAX`: nobody knows whether it took place at all.
+    /// The time by which the operation was done. `u64::MAX` if it may not have happened at all.
     done: u64,
 }
 
@@ -38,13 +39,13 @@ enum Answer {
     Explained,
     /// No order explains the replies up to this operation.
     Contradiction(usize),
-    /// The budget is spent.
+    /// The search took too many steps.
     Unknown,
 }
 
-/// `holds`: of one name. Left out are holds that had ended before their callers learned of them, since
-/// nobody knows when. Holds beside a loss of data are left out, too: the server may have
-/// forgotten them at any time.
+/// `holds` are those of one name. The check leaves out holds that ended before their callers got
+/// the grant, since the time of their end is unknown. It also leaves out holds at the time of a
+/// loss of data, since the server may have lost them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
     if is_count && faults.iter().any(Fault::forgets_counts) {
@@ -99,12 +100,12 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
             }
             Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
-            // A leader is deposed before its lease ends, and finds itself so when it resigns: that says
-            // nothing of the server.
+            // A leader steps down before its lease ends, and its resignation then reports a loss.
+            // This says nothing about the server.
             Some((_, Outcome::Lost)) if it.lost.is_some() && it.grant.name.contains("election") => {
                 add(What::Expire, it.deadline().min(it.lost.unwrap_or(u64::MAX)), u64::MAX);
             }
-            // The server, or the guard, has said by then that it is over.
+            // The server or the guard has reported the end by this time.
             Some((at, Outcome::Lost)) => {
                 add(What::Expire, it.deadline(), at.min(it.lost.unwrap_or(at)));
             }
@@ -120,7 +121,7 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
     all
 }
 
-/// Cut where all operations before are over, and nothing is held.
+/// Splits the operations at each moment when all earlier ones are done and nothing is held.
 fn parts(operations: &[Operation]) -> Vec<Vec<Operation>> {
     let mut parts: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut ends: HashMap<usize, u64> = HashMap::new();
@@ -143,22 +144,23 @@ fn parts(operations: &[Operation]) -> Vec<Vec<Operation>> {
     parts
 }
 
-/// Where the search stands: what was put in order so far, and what it goes on with.
+/// A step of the search: the operation that was put in order, and the choices that are left.
 struct Step {
     chosen: usize,
-    /// The other choices at this point.
+    /// The other choices for this step.
     others: Vec<usize>,
     first: usize,
 }
 
 fn search(operations: &[Operation], capacity: u64) -> Answer {
-    // One number a set of ordered operations, which is also one a state: who holds follows from it.
+    // Each set of ordered operations has its own mark. The mark also identifies the state, since
+    // the set determines who holds.
     let mark = |at: usize| {
         let mut mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^= mixed >> 31;
         mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };
-    // A hold ends once: with its release, its expiry is in order as well.
+    // A hold ends once: when its release is put in order, its expiry is, too.
     let mut ends: HashMap<usize, Vec<usize>> = HashMap::new();
     for (at, it) in operations.iter().enumerate().filter(|(_, it)| it.what != What::Acquire) {
         ends.entry(it.hold).or_default().push(at);
@@ -172,7 +174,7 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
     let (mut held, mut first, mut marks) = (0, 0, 0u64);
     let mut known: HashSet<u64> = HashSet::new();
     let mut path: Vec<Step> = Vec::new();
-    // How many were in order at best, and which operation had to be the next one then.
+    // The most operations that were put in order, and the operation that had to be next then.
     let mut furthest = (0, 0);
     let mut left = BUDGET * operations.len() + 1000;
     let mut options = candidates(operations, &ordered, first, &holding, held, capacity);
@@ -230,12 +232,13 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
     }
 }
 
-/// Whether only operations are left that need not have taken place.
+/// Whether none of the remaining operations must have happened.
 fn all_over(operations: &[Operation], ordered: &[bool], first: usize) -> bool {
     (first..operations.len()).all(|at| ordered[at] || operations[at].done == u64::MAX)
 }
 
-/// The operations that may come next, the best last: no operation that is open returned before its call.
+/// The operations that may come next, the best one last. An operation may come next if every other
+/// open one returned after its call.
 fn candidates(
     operations: &[Operation],
     ordered: &[bool],
@@ -263,7 +266,8 @@ fn candidates(
                 What::Release | What::Expire => holding.contains_key(&it.hold),
             }
     });
-    // An end frees room and harms nobody; of the acquires the one that returns first.
+    // An end only makes room, so it goes first. Of the acquires, the one that returned first goes
+    // first.
     open.sort_by_key(|at| {
         let it = &operations[*at];
         (it.what != What::Acquire, std::cmp::Reverse(it.done))
@@ -292,12 +296,12 @@ fn undo(it: Operation, holding: &mut HashMap<usize, u64>, held: &mut u64) {
     apply(Operation { what: back, ..it }, holding, held);
 }
 
-/// Writes the operations as JSON, one a line, for other checkers.
+/// Writes the operations as lines of JSON, for other checkers.
 pub(crate) fn export(name: &str, holds: &[Hold], out: &mut impl Write) -> io::Result<()> {
     let holds: Vec<_> = holds.iter().collect();
     for it in operations(&holds) {
         let hold = holds[it.hold];
-        // Forgotten with the server's data before its deadline, at any time since its grant.
+        // The server lost the hold with its data before the deadline, at any time after the grant.
         let call = if it.call > it.done { hold.grant.at } else { it.call };
         writeln!(
             out,
@@ -313,7 +317,7 @@ pub(crate) fn export(name: &str, holds: &[Hold], out: &mut impl Write) -> io::Re
             hold.grant.capacity,
             hold.grant.token,
             call,
-            // Perhaps it took place, at any later time.
+            // The operation may have happened at any later time, or not at all.
             if it.done == u64::MAX { "null".to_owned() } else { it.done.to_string() },
         )?;
     }
@@ -335,7 +339,7 @@ mod tests {
 
     #[test]
     fn an_order_of_holders_is_found_where_there_is_one() {
-        // The second was asked for first.
+        // The second hold was asked for first.
         assert_eq!(violations(&[hold(1, 3, 4, 6), hold(2, 0, 7, 9)], &[]), 0);
         // The release took effect before its reply.
         let mut first = hold(1, 0, 1, 5);
@@ -370,19 +374,20 @@ mod tests {
 
     #[test]
     fn a_forgotten_hold_that_was_passed_on_is_left_out() {
-        // Passed on after the server forgot it: its lease began before that.
+        // A hold that was passed on after the server lost it: its lease began before the loss.
         let mut passed = hold(1, 4, 5, 7);
         passed.grant.until = ms(100_002);
         passed.left = Some((ms(8), Outcome::Lost));
         assert_eq!(violations(std::slice::from_ref(&passed), &[fault(2, 3, None, true)]), 0);
-        // Granted after it.
+        // A hold that was granted after the loss.
         passed.grant.until = ms(100_004);
         assert_eq!(violations(&[passed], &[fault(2, 3, None, true)]), 1);
     }
 
     #[test]
     fn a_search_for_an_order_that_gives_up_does_not_pass() {
-        // Many acquires of half the capacity that overlap one another: no order, and many tries.
+        // Many overlapping acquires, each of half the capacity: there is no order, but there are
+        // many to try.
         let mut holds: Vec<_> = (0..40).map(|at| hold(at, 0, 100 + u64::from(at), 200)).collect();
         for hold in &mut holds {
             hold.grant.capacity = 20;

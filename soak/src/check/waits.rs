@@ -1,5 +1,5 @@
-//! No call takes longer than it may; latches and conditions wake neither early nor late; no lock
-//! lies idle while a call waits for it.
+//! No call takes longer than it may. Latches and conditions wake their waiters neither early nor
+//! late. No lock is idle while a call waits for it.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,15 @@ use super::{Findings, Hold, SLACK, barrier};
 use crate::clock::ms;
 use crate::history::{Event, Kind, Outcome, Round, Step};
 
-/// Where no fault is near, a message wakes a waiter; the poll after a lost one would come later.
+/// If no fault is near, a message wakes a waiter within this time. A poll after a lost message
+/// would come later.
 const AT_ONCE: u64 = ms(2500);
-/// How long the wake-ups may be late after a fault: reconnects, and one poll of the slowest kind.
+/// How long after a fault the wake-ups may be late: time for a reconnect, and for the slowest poll.
 const AFTER: u64 = ms(6000);
-/// A lock's poll comes after 1.2 s at the latest: half of the lost messages leave it idle for longer.
+/// A waiter for a lock polls after 1.2 s at the latest, so half of the lost messages leave the lock
+/// idle for longer than this.
 pub(super) const IDLE: u64 = ms(700);
-/// So often in a round is no accident of the machine.
+/// If this happens so often in a round, the reason is not the machine.
 pub(super) const OFTEN: usize = 3;
 
 pub(super) struct Call<'a> {
@@ -64,7 +66,7 @@ pub(super) fn check(round: &Round, found: &mut Findings) {
     }
 }
 
-/// A call with a limit ends by it. A stopped process cannot.
+/// A call with a limit ends by the limit, unless its process is stopped.
 fn bounded(
     round: &Round,
     process: u32,
@@ -92,7 +94,7 @@ fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
 }
 
-/// Whether any process or the server was touched between these times, or shortly before.
+/// Whether no fault touched a process or a server between these times, or shortly before.
 pub(super) fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
     !round.faults.iter().any(|it| it.from <= to && it.to + AFTER >= from)
 }
@@ -102,7 +104,7 @@ fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     for wait in calls.iter().filter(|it| it.step == Step::Wait) {
         let count = usize::try_from(wait.number).unwrap_or(usize::MAX);
         let first = calls.iter().map(|it| it.call).min().unwrap_or(0);
-        // A latch that the server forgot is open.
+        // If the server has lost the latch, the latch is open.
         let mut lost = round.faults.iter().filter(|it| it.forgets_counts());
         let forgotten = lost.any(|it| it.from <= wait.at && it.to >= first);
         let begun = downs().filter(|it| it.call <= wait.at).count();
@@ -128,7 +130,7 @@ fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
 }
 
-/// Every notification wakes one waiter, and nothing else does.
+/// Every notification wakes one waiter, and a waiter wakes only by a notification.
 fn condition(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     let begin = calls.iter().map(|it| it.call).min().unwrap_or(0);
     let end = calls.iter().map(|it| it.at).max().unwrap_or(0);
@@ -147,7 +149,7 @@ fn condition(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     found.violation(what, name, [begin, end], text);
 }
 
-/// A free lock for which a call waits goes to it at once.
+/// A free lock is granted at once to a call that waits for it.
 pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     let is_lock = |it: &Hold| !matches!(it.grant.kind, Kind::Semaphore | Kind::Expirable);
     let mut idle = Vec::new();

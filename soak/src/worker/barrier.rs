@@ -12,7 +12,7 @@ use super::{PARTIES, Worker};
 use crate::clock::{nanos, now};
 use crate::history::{Event, Outcome, Step};
 
-/// A party may wait for so long: the others are killed, and stopped.
+/// The longest wait of a party, since other parties are killed and stopped.
 const LONGEST: Duration = Duration::from_secs(6);
 
 impl Worker {

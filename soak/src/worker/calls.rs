@@ -1,4 +1,4 @@
-//! The calls: chosen by lot, and written down.
+//! The calls, which are chosen at random and recorded.
 
 use std::sync::Arc;
 use std::thread;
@@ -45,7 +45,7 @@ impl Worker {
         self.acquire_with(about, how, stay, take).map(|(kept, _)| kept)
     }
 
-    /// Calls, and writes down the outcome. Also returns the token.
+    /// Makes a call and records its outcome. Also returns the token.
     pub(super) fn acquire_with<G: Held>(
         &mut self,
         mut about: About,
@@ -53,7 +53,8 @@ impl Worker {
         stay: Duration,
         take: impl FnOnce(How) -> Result<Option<(u64, G)>, Error>,
     ) -> Option<(Kept<G>, u64)> {
-        // Callbacks for all that may be lost, and for some that hardly can be.
+        // Registers callbacks for all holds that may be lost, and for some of those that hardly can
+        // be.
         about.is_watched = about.kind != Kind::Semaphore
             && (stay > Duration::from_millis(1) || self.rng.random_ratio(1, 10));
         let call = now();
@@ -79,7 +80,7 @@ impl Worker {
         let bound = how.bound();
         self.shared.log.write(&Event::Missed { kind: about.kind, name, call, at, bound, outcome });
         if matches!(outcome, Outcome::Trouble) {
-            // As a caller would: it does not ask a server in trouble again at once.
+            // A real caller does not ask again at once if the server is in trouble.
             thread::sleep(Duration::from_millis(20));
         }
         None
@@ -125,7 +126,7 @@ impl Worker {
         }
     }
 
-    /// A limit that is shorter than a busy machine takes for a reply.
+    /// A limit that is shorter than a reply takes on a busy machine.
     pub(super) fn short(&mut self) -> Duration {
         Duration::from_millis(self.rng.random_range(0..10))
     }

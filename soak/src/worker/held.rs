@@ -1,4 +1,4 @@
-//! A thread's hold: how it is asked for, its guard of any kind, and its end.
+//! A thread's hold: how the thread asks for it, its guard of any kind, and its end.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -14,10 +14,11 @@ use super::{GRACE, LONGEST_REQUEST, Shared, WATCHDOG};
 use crate::clock::{ms, nanos, now};
 use crate::history::{Event, Kind, Outcome};
 
-/// The verbs of a guard of any kind.
+/// The methods of a guard of any kind.
 pub(super) trait Held {
     fn remaining(&self) -> Duration;
-    /// A reader's lease may be over while another one of its process keeps the hold.
+    /// Whether the guard is held. (If a reader's lease is over, another reader of the process may
+    /// still keep the hold.)
     fn is_held(&self) -> bool;
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
     fn release(self) -> Result<(), Error>;
@@ -49,7 +50,7 @@ held! {
     ExpirablePermit, release;
 }
 
-/// A permit has no lease.
+/// A permit of a plain semaphore has no lease.
 impl Held for Permit {
     fn remaining(&self) -> Duration {
         Duration::MAX
@@ -63,7 +64,7 @@ impl Held for Permit {
     }
 }
 
-/// A leader says only whether its lease lasts for longer than the grace.
+/// A leadership only says whether its lease lasts for longer than the grace.
 impl Held for Leadership {
     fn remaining(&self) -> Duration {
         if self.is_leader() { GRACE } else { Duration::ZERO }
@@ -88,12 +89,12 @@ pub(super) enum How {
 }
 
 impl How {
-    /// After how long the call is over; zero: when it has got what it waits for.
+    /// The time after which the call must have ended. Zero if the call waits without a limit.
     pub(super) fn bound(self) -> u64 {
         match self {
             Self::Lock => 0,
             Self::Try => nanos(LONGEST_REQUEST),
-            // One try.
+            // A wait of zero is a single try.
             Self::For(wait) if wait.is_zero() => nanos(LONGEST_REQUEST),
             Self::For(wait) | Self::Cancelled(wait) => nanos(wait).max(1),
         }
@@ -132,7 +133,7 @@ pub(super) struct About {
     pub(super) capacity: u64,
     pub(super) lease: u64,
     pub(super) is_watched: bool,
-    /// Of a name that may stay taken after its holder has gone: for how long this call has it stay.
+    /// If the name may stay taken after its holder has gone: how long this call keeps it.
     pub(super) keeps: Option<Duration>,
 }
 
@@ -144,7 +145,7 @@ impl About {
     }
 }
 
-/// A guard with the numbers of its grants: several for a `MultiLock`.
+/// A guard with the ids of its grants. A `MultiLock` has several.
 pub(super) struct Kept<G> {
     pub(super) guard: G,
     pub(super) ids: Vec<u64>,
@@ -178,7 +179,7 @@ pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T
     })
 }
 
-/// Stays inside, and writes down what the guard says meanwhile.
+/// Keeps the hold for this time, and records what the guard says meanwhile.
 pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
     let end = now() + nanos(stay);
     loop {
@@ -186,7 +187,7 @@ pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
         if left == 0 {
             return;
         }
-        // A sleep takes longer than this.
+        // A sleep takes at least this long.
         if left > 60_000 {
             thread::sleep(Duration::from_nanos(left.min(ms(50))));
         }
@@ -201,7 +202,7 @@ pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
     }
 }
 
-/// Writes down that the release begins: before it does.
+/// Records that the release begins. Call it before the release.
 pub(super) fn leaving<G: Held>(shared: &Shared, kept: &Kept<G>) {
     let (at, remaining) = (now(), nanos(kept.guard.remaining()));
     let is_held = remaining > 0 || kept.guard.is_held();
@@ -216,7 +217,7 @@ pub(super) fn left(shared: &Shared, ids: &[u64], outcome: Outcome) {
     ids.iter().for_each(|&id| shared.log.write(&Event::Left { id, at, outcome }));
 }
 
-/// Releases: and waits for the server's word, unless it `posts`.
+/// Releases the hold. Waits for the server's reply, unless `posts`.
 pub(super) fn leave<G: Held>(shared: &Shared, kept: Kept<G>, posts: bool) {
     leaving(shared, &kept);
     let Kept { guard, ids } = kept;
@@ -229,7 +230,7 @@ pub(super) fn leave<G: Held>(shared: &Shared, kept: Kept<G>, posts: bool) {
     left(shared, &ids, outcome);
 }
 
-/// Ends the guard, and leaves the lock taken.
+/// Ends the guard but leaves the lock taken.
 pub(super) fn leave_to_expire(shared: &Shared, kept: Kept<LockGuard>) {
     leaving(shared, &kept);
     let Kept { guard, ids } = kept;

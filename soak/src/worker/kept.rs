@@ -10,12 +10,13 @@ use super::{READERS, SPAN, Worker};
 use crate::clock::now;
 use crate::history::Kind;
 
-/// Longer than a round: a call that fails and leaves the lock taken for so long is seen at its end.
+/// Longer than a round. If a call fails and leaves the lock taken for this time, the end of the
+/// round shows it.
 const LONG: Duration = Duration::from_secs(20);
-/// For so many spans a name is looked at after its own.
+/// For this many spans after its own, a name is still checked.
 const LOOKS: u64 = 4;
 
-/// What is done with a lock of any kind.
+/// The work with a lock of any kind.
 trait Does {
     fn with(self, worker: &mut Worker, lock: impl Lock + Clone, about: About);
 }
@@ -42,7 +43,7 @@ impl Does for Left {
     fn with(self, worker: &mut Worker, lock: impl Lock + Clone, about: About) {
         for _ in 0..worker.rng.random_range(1..4) {
             let terms = match worker.rng.random_range(0..100) {
-                // (Readers share a hold, and its lease.)
+                // (Not for readers, since they share a hold and its lease.)
                 0 if about.weight == about.capacity => Terms::Fixed(LONG),
                 _ => worker.terms(),
             };
@@ -68,7 +69,7 @@ impl About {
 }
 
 impl Worker {
-    /// A lock that is held for at least a given time, if its holder dies, too.
+    /// A lock that stays taken for a least time, even if its holder dies.
     pub(super) fn least(&mut self) {
         self.with_any("least", Least);
     }
@@ -78,7 +79,7 @@ impl Worker {
         self.with_any("left", Left);
     }
 
-    /// Once in an interval, on all machines.
+    /// A lock that can be taken once in an interval, on all machines together.
     pub(super) fn once(&mut self) {
         let at = self.rng.random_range(0..3);
         let interval = Duration::from_millis([300, 1200, 4000][at]);
@@ -92,7 +93,8 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Does it with a name of this span. Or looks at an earlier one: nobody holds that any more.
+    /// Does the work with a name of this span. Or checks a name of an earlier span, which nobody
+    /// holds.
     fn with_any(&mut self, what: &str, does: impl Does) {
         let ago = if self.rng.random_bool(0.5) { 0 } else { self.rng.random_range(1..=LOOKS) };
         let span = (now() / SPAN).saturating_sub(ago);
@@ -131,7 +133,7 @@ impl Worker {
         }
     }
 
-    /// The lock may stay taken for long.
+    /// A call that does not wait for ever, since the lock may stay taken for long.
     fn how_for_kept(&mut self) -> How {
         match self.how() {
             How::Lock => How::For(Duration::from_millis(500)),

@@ -24,7 +24,7 @@ impl Worker {
         }
     }
 
-    /// Many short acquisitions, which the threads of a process pass on among themselves.
+    /// Many short acquisitions, which the threads of a process pass to each other.
     fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
         for _ in 0..self.rng.random_range(200..1200) {
             let about = About::lock(Kind::Reentrant, name, terms);
@@ -35,7 +35,7 @@ impl Worker {
         }
     }
 
-    /// A hold that lasts for longer than its lease, by its renewals.
+    /// A hold that lasts for longer than its lease, since it is renewed.
     pub(super) fn long(&mut self) {
         let name = self.one_of("long", 2);
         let terms = match self.terms() {
@@ -53,7 +53,7 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// A hold beyond the end of its lease, while others wait for that.
+    /// A hold that its thread keeps beyond the end of its lease, while others wait for that end.
     pub(super) fn lapse(&mut self) {
         let name = self.one_of("lapse", 3);
         let terms = Terms::Fixed(Duration::from_millis(400));
@@ -90,7 +90,7 @@ impl Worker {
         }
     }
 
-    /// One acquisition of a lock of any kind, in any way.
+    /// One acquisition of a lock of any kind.
     fn lock(&mut self, lock: &dyn Lock, about: About) {
         let how = self.how();
         self.lock_as(lock, about, how);
@@ -109,7 +109,7 @@ impl Worker {
             }) else {
                 return;
             };
-            // To another thread.
+            // Send the guard to another thread.
             let posts = self.rng.random_ratio(1, 3);
             let shared = &self.shared;
             thread::scope(|scope| {
@@ -122,7 +122,7 @@ impl Worker {
         }
         let Some(kept) = self.take(lock, about, how, stay) else { return };
         hold(&self.shared, &kept, stay);
-        // (A second level would begin a least time anew.)
+        // (A second level would begin a new least time.)
         if !is_kept && self.rng.random_ratio(1, 10) {
             self.enter_again(lock, &kept);
         }
@@ -146,7 +146,7 @@ impl Worker {
         })
     }
 
-    /// A thread that holds a lock takes it again without waiting.
+    /// A thread that holds a lock takes it again, without waiting.
     fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
         let begun = now();
         match lock.try_lock() {
@@ -157,7 +157,7 @@ impl Worker {
                 }
                 drop(inner);
             }
-            // It was lost, perhaps in this moment.
+            // The lock was lost, perhaps at this moment.
             Ok(NotTaken) if kept.guard.is_held() => {
                 self.shared.odd(format!("{} was not entered again since {begun}", lock.name()));
             }
@@ -165,7 +165,8 @@ impl Worker {
         }
     }
 
-    /// Readers that stay for longer than their leases, beside readers of their process with other ones.
+    /// Readers that stay for longer than their leases, while other readers of their process have
+    /// other leases.
     pub(super) fn late_read(&mut self) {
         let name = self.one_of("readwrite-late", 2);
         let both = self.client.read_write_lock(&name);
@@ -186,7 +187,7 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Limits that end before a busy machine has the reply, for a lock that nobody else wants.
+    /// Limits that end before a busy machine has the reply, for a lock that no other thread wants.
     pub(super) fn short_limits(&mut self) {
         let name = format!("{}short-{}-{}", self.task.prefix, self.task.seed, self.number);
         let lock = self.client.reentrant_lock(&name);
@@ -207,8 +208,8 @@ impl Worker {
         }
     }
 
-    /// Slow writes: a stop meets a holder between its read and its write, and others wait for its lock.
-    /// The name outlasts the stop.
+    /// Slow writes: a stop hits a holder between its read and its write, while others wait for its
+    /// lock. The name is used for longer than the stop.
     pub(super) fn late(&mut self) {
         let name = format!("{}-{}", self.one_of("fenced-late", 2), now() / (2 * SPAN));
         let lock = self.client.fenced_lock(&name);
@@ -218,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Adds one to the values in the store under their lock.
+    /// Adds one to the values in the store while holding their lock.
     fn add(&mut self, lock: &FencedLock, name: &str, terms: Terms, how: How, stay: Duration) {
         let about = About::lock(Kind::Fenced, name, terms);
         let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {
@@ -243,7 +244,7 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Two of the re-entrant locks, in any order.
+    /// Takes two of the re-entrant locks, in any order.
     pub(super) fn multi(&mut self) {
         let mut names = [0, 1].map(|it| format!("{}reentrant-{it}", self.task.prefix));
         if self.rng.random_bool(0.5) {

@@ -16,7 +16,7 @@ impl Worker {
     pub(super) fn semaphore(&mut self) {
         let name = self.of_now("semaphore", 1);
         let semaphore = self.client.semaphore(&name);
-        // The first thread makes it.
+        // The first thread sets the number of permits.
         let _made = semaphore.try_set_permits(u32::try_from(PERMITS).unwrap_or(1));
         for _ in 0..self.rng.random_range(1..10) {
             let (how, stay) = (self.how(), self.stay());
@@ -27,7 +27,7 @@ impl Worker {
                 lease: 0,
                 ..About::lock(Kind::Semaphore, &name, Terms::Usual)
             };
-            // The permits of a dead process do not come back.
+            // The permits of a dead process are lost, so do not wait for ever.
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
@@ -56,7 +56,7 @@ impl Worker {
         for _ in 0..self.rng.random_range(1..10) {
             let (how, stay) = (self.how(), self.stay());
             let about = About { capacity: PERMITS, ..About::lock(Kind::Expirable, &name, terms) };
-            // After a loss of the data nobody sets the permits before its next turn.
+            // If the data is lost, nobody sets the permits until the next call of this work.
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
@@ -73,7 +73,8 @@ impl Worker {
         }
     }
 
-    /// One latch for each span: in its first part its count is set, then threads count down and wait.
+    /// One latch for each span: a thread sets its count in the first part of the span, then threads
+    /// count down and wait.
     pub(super) fn latch(&mut self) {
         let (span, part) = (now() / SPAN, now() % SPAN);
         let name = format!("{}latch-{span}", self.task.prefix);
@@ -92,7 +93,7 @@ impl Worker {
             && self.known_latch() == (span, true)
         {
             self.latch = span;
-            // They come one after the other.
+            // The threads come one after another.
             self.turn = self.rng.random_range(SPAN / 5..SPAN * 2 / 5);
             let call = now();
             if self.rng.random_bool(0.5) {
@@ -127,7 +128,7 @@ impl Worker {
             leaving(&self.shared, &kept);
             let call = now();
             let woken = condition.wait_for(&kept.guard, wait);
-            // The guard is in a new hold; with an error, in none.
+            // The guard now belongs to a new hold, or, after an error, to none.
             left(&self.shared, &kept.ids, Outcome::Posted);
             let outcome = outcome(&woken.as_ref().map(|woken| !woken.timed_out()));
             self.step(Step::Sleep, &name, call, 0, u64::from(outcome == Outcome::Done), outcome);
