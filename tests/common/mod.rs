@@ -24,24 +24,24 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use redlatch_testkit::wait_until;
 
-/// The unit of every short lease and every time of a test. Raise it for a slow machine.
+/// The unit of every short lease and wait in the tests. Raise it for a slow machine.
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
-/// The most time for an event that should come at once.
+/// The longest time for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// A lease that is renewed in time even on a machine that stands still for nearly two seconds (at
 /// least two thirds of it are left), and whose end a test can wait for.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
-/// A lease that no test sees the end of.
+/// A lease whose end no test sees.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A time shorter than the pause between a waiter's questions. A waiter for a lock asks after 0.8 s
-/// at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. So a message woke a
-/// waiter that gets in within this time of its last question.
+/// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock asks
+/// again after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. So
+/// if a waiter is granted within this time after its last request, a message woke it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// The longest time for a test. A test that takes longer hangs.
+/// The longest time for a test. If a test takes longer, it hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
 thread_local! {
-    /// The sender ends with the thread. The thread is the test's own, so the test has ended then.
+    /// The sender is dropped when the test's thread ends, which is the end of the test.
     static RUNS: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
 }
 
@@ -68,9 +68,9 @@ pub(crate) fn bound() {
     RUNS.set(Some(sender));
 }
 
-/// Whether the calling test has a process of its own. A test that counts threads or sets a logger
-/// needs one. If it has none, this runs the test in a new process, and returns `false` when it has
-/// passed there.
+/// Whether the calling test has a process of its own, which a test needs if it counts threads or
+/// sets a logger. If not, this runs the test in a new process, and returns `false` when the test
+/// has passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();
@@ -87,10 +87,10 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
-/// Runs `work` while the system gives this process no further thread. It is for a test in a process
-/// of its own.
+/// Runs `work` while the system cannot create a thread in this process. Only for a test that has a
+/// process of its own.
 pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
-    // These threads use up the stacks of ended threads, which new threads could get otherwise.
+    // These threads take the stacks of ended threads, which new threads could get otherwise.
     let all = Arc::new(Barrier::new(33));
     let wait = |_| {
         let all = Arc::clone(&all);
@@ -98,7 +98,7 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     };
     let waiting: Vec<_> = (1..33).map(wait).collect();
     let before = getrlimit(Resource::As);
-    // This leaves no room for a stack, but room for all other allocations.
+    // From now on there is no memory for a thread's stack, but enough for all other allocations.
     let size = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
     let full = pages * page_size() as u64 + (1 << 20);
@@ -112,8 +112,8 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A server for the calling test, which this also [bounds](bound). Without a server program the
-/// test kit ends the process with a message.
+/// Starts a server for the calling test, and [bounds](bound) that test. If there is no server
+/// program, the test kit ends the process with a message.
 pub(crate) fn server() -> Server {
     bound();
     unbounded_server()
@@ -124,7 +124,7 @@ pub(crate) fn unbounded_server() -> Server {
     Server::start().expect("a server to test on")
 }
 
-/// A client whose own lease no test sees the end of.
+/// A client with leases whose end no test sees.
 pub(crate) fn client(server: &Server) -> Client {
     Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap()
 }
@@ -134,11 +134,12 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// The time for which an impatient client waits for a reply or a connection. A busy machine stands
-/// still for less.
+/// How long an impatient client waits for a reply or a connection. A busy machine stands still for
+/// less time.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
-/// A client that does not wait long for replies, and not at all for a server that is away.
+/// A client that does not wait long for replies, and does not wait at all for a server that is out
+/// of reach.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
         .watchdog_timeout(LONG)
@@ -147,23 +148,23 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// A number of threads whose waits take more than four times [`SOON`] if they wait for
-/// [`IMPATIENT`] one after the other.
+/// A number of threads. If their waits of [`IMPATIENT`] came one after another, they would take
+/// more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
-/// A client behind a network, with one connection, which is open. The server knows the scripts that
-/// `warm_up` runs.
+/// A client behind a network, with one open connection. The server knows the scripts that `warm_up`
+/// runs.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     client
 }
 
-/// A lease of an hour, whose end no test sees.
+/// A lease of an hour. No test sees its end.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Does `action` to the next `shots` requests after a grant by message that name a lease of an hour
-/// or nearly that.
+/// After the next grant by message, does `action` to the next `shots` requests that contain a lease
+/// of about an hour.
 pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     let granted = Arc::new(AtomicBool::new(false));
     let hears = Arc::clone(&granted);
@@ -178,8 +179,8 @@ pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     });
 }
 
-/// The result of a call whose time is so short that a busy machine may not answer in it. This
-/// repeats the call until there is an answer.
+/// The result of a call whose limit is so short that a busy machine may not answer in time. Repeats
+/// the call until there is an answer.
 #[track_caller]
 pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     let until = Instant::now() + SOON;
@@ -191,7 +192,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
-/// The error of such a call. This repeats the call until it fails with an answer.
+/// The error of such a call. Repeats the call until it fails with an answer.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));
@@ -203,13 +204,13 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     error.expect("an error")
 }
 
-/// The result of such a call. `None`: there was no answer.
+/// The result of such a call. Returns `None` if there was no answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Attempt<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap().into_option()
 }
 
-/// `NotTaken` if the error says that the call's own time was over.
+/// Returns `NotTaken` if the error says that the call's own time was over.
 pub(crate) fn unanswered<T>(error: Error) -> Result<Attempt<T>, Error> {
     if is_unanswered(&error) { Ok(NotTaken) } else { Err(error) }
 }
@@ -218,7 +219,7 @@ fn is_unanswered(error: &Error) -> bool {
     error.to_string().contains("the call's own time was over")
 }
 
-/// Asserts that an error is about the server, names its subject, and has `hint` in its text.
+/// Asserts that an error concerns the server, names `name`, and has `hint` in its text.
 #[track_caller]
 pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert!(error.kind().is_server_trouble(), "{error}");
@@ -226,19 +227,19 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
 }
 
-/// Whether this is a server's error for a command that a user may not run, from a script or by
-/// itself. The texts are those since Redis 7.2, and that of Redis 7.0 from a script.
+/// Whether this is a server's error for a command that the user may not run, alone or in a script.
+/// The texts are those since Redis 7.2, and the text of Redis 7.0 for a script.
 pub(crate) fn forbids_a_command(error: &str) -> bool {
     ["no permissions to run", "can't run", "may not run"].iter().any(|said| error.contains(said))
 }
 
-/// Whether these bytes, such as a request's, contain `part`.
+/// Whether these bytes, for example a request, contain `part`.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Asserts that a message wakes the waiter in these rounds, before its next question. A round in
-/// which its thread comes, waits and is woken ends before that question.
+/// Asserts that in these rounds a message wakes the waiter before its next request. For this, each
+/// round must be shorter than the pause before that request.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
     once_within(BEFORE_A_QUESTION, || {
@@ -248,8 +249,8 @@ pub(crate) fn at_once(mut round: impl FnMut()) {
     });
 }
 
-/// Asserts that at least one of these rounds takes less than `bound`. Broken code takes that long
-/// in each round, while a busy machine delays a thread only now and then.
+/// Asserts that at least one of these rounds takes less than `bound`. Broken code takes longer in
+/// each round, while a busy machine delays only some of them.
 #[track_caller]
 pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
     let (since, mut took) = (Instant::now(), Vec::new());
@@ -268,7 +269,7 @@ pub(crate) struct Running<T> {
     handle: JoinHandle<T>,
 }
 
-/// Starts a thread. Returns when it runs.
+/// Starts a thread. Returns when the thread runs.
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Running<T> {
     let (sender, started) = mpsc::channel();
     let handle = thread::spawn(move || {
@@ -280,19 +281,19 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 
 impl<T> Running<T> {
     /// Waits until the thread has slept for a few milliseconds, so that it waits for something,
-    /// which may be the reply to a request.
+    /// perhaps for the reply to a request.
     pub(crate) fn wait_asleep(&self) {
         self.wait_still(sleeps, || self.is_finished());
     }
 
-    /// Waits until the thread has slept for a few milliseconds, and not for a reply, so that it
-    /// stands in a queue. While its first request is on its way, a later thread may still get in
-    /// before it.
+    /// Waits until the thread has slept for a few milliseconds, but not for a reply, so that it is
+    /// in a queue. (While its first request is in flight, a later thread may still be granted
+    /// before it.)
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    /// As [`wait_queued`](Self::wait_queued), for a thread whose work is done and in which a
+    /// As [`wait_queued`](Self::wait_queued), for a thread that has done its work, while the
     /// destructor of a thread-local waits.
     pub(crate) fn wait_queued_at_its_end(&self) {
         self.wait_still(sleeps_in_line, || false);
@@ -327,8 +328,8 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
     spawn(work).join()
 }
 
-/// Waits until this process's threads of this name (of its first 15 characters) have nothing to do:
-/// they sleep, and not for a reply. It is for a test that has its own process.
+/// Waits until this process's threads of this name (its first 15 characters) have nothing to do:
+/// they sleep, and not for a reply. Only for a test that has its own process.
 pub(crate) fn wait_idle(name: &str) {
     wait_until(&format!("{name} has nothing to do"), SOON, || {
         let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);
@@ -342,7 +343,7 @@ fn thread_number() -> u64 {
     path.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
-/// How often the thread has fallen asleep so far. `None`: it does not sleep now.
+/// How often the thread has fallen asleep. Returns `None` if it does not sleep now.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
@@ -353,7 +354,7 @@ fn sleeps(thread: u64) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// As [`sleeps`]. `None` also if it sleeps for a reply.
+/// As [`sleeps`], but also returns `None` if the thread sleeps for a reply.
 fn sleeps_in_line(thread: u64) -> Option<u64> {
     sleeps(thread).filter(|_| is_parked(thread))
 }
@@ -364,7 +365,7 @@ fn is_parked(thread: u64) -> bool {
     let futex = match env::consts::ARCH {
         "x86_64" => "202",
         "aarch64" => "98",
-        // The number of the system call is not known here, so that the thread sleeps must do.
+        // The number of the system call is unknown here, so any sleep counts.
         _ => return true,
     };
     let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
@@ -376,7 +377,7 @@ fn thread_number() -> u64 {
     0
 }
 
-/// This system does not show whether a thread sleeps, so a pause must do.
+/// This system does not show whether a thread sleeps, so a pause must suffice.
 #[cfg(not(target_os = "linux"))]
 fn sleeps(_thread: u64) -> Option<u64> {
     thread::sleep(UNIT);
@@ -388,12 +389,12 @@ fn is_parked(_thread: u64) -> bool {
     true
 }
 
-/// The names of this process's threads (of their first 15 characters).
+/// The names of this process's threads (their first 15 characters).
 pub(crate) fn thread_names() -> Vec<String> {
     tasks().map(|(_, name)| name).collect()
 }
 
-/// The numbers and names of this process's threads; none if the system does not show them.
+/// The ids and names of this process's threads. There are none if the system does not show them.
 fn tasks() -> impl Iterator<Item = (u64, String)> {
     fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(|task| {
         let task = task.ok()?;
@@ -402,7 +403,7 @@ fn tasks() -> impl Iterator<Item = (u64, String)> {
     })
 }
 
-/// How often each command was called on this server, by clients and by scripts.
+/// How often clients and scripts have called each command on this server.
 pub(crate) struct Commands(HashMap<String, u64>);
 
 impl Commands {
@@ -420,7 +421,7 @@ impl Commands {
         self.0.get(command).copied().unwrap_or(0)
     }
 
-    /// All that a lock can send: scripts and questions about keys.
+    /// All commands that a lock can send: scripts, and reads of keys.
     pub(crate) fn of_locks(&self) -> u64 {
         ["evalsha", "eval", "exists", "pttl"].iter().map(|name| self.of(name)).sum()
     }
@@ -430,16 +431,17 @@ impl Commands {
     }
 }
 
-/// The one owner in the lock's hash, with its count.
+/// The owner in the lock's hash, with its count. There must be only one.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
     let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
-    // The field with a read-write lock's mode is no owner.
+    // This field is a read-write lock's mode, and not an owner.
     fields.retain(|(field, _)| field != "mode");
     assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
     fields.into_iter().next()
 }
 
-/// The remaining life of the key in milliseconds (-1: without an end, -2: no key).
+/// The key's time to live in milliseconds. It is -1 if the key does not expire, and -2 if there is
+/// no key.
 pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
 }
@@ -456,7 +458,7 @@ pub(crate) fn wait_renewed(server: &Server, name: &str) {
     });
 }
 
-/// As [`wait_renewed`], for the holds under all these names at these servers.
+/// As [`wait_renewed`], for the holds under all these names on their servers.
 #[track_caller]
 pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, String)>) {
     let last = |(server, name): (&'a Server, String)| {
@@ -517,8 +519,8 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
-/// Waits until the server counts no listener to a channel. It notices the death of a process a
-/// moment late.
+/// Waits until the server counts no listener to a channel. The server notices the death of a
+/// process a moment late.
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     let mut connection = server.connection();
@@ -534,7 +536,7 @@ pub(crate) fn own_channel(owner: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
 }
 
-/// Waits until this number of clients listen to their own channels.
+/// Waits until this number of clients listens to their own channels.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
@@ -548,7 +550,7 @@ pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     });
 }
 
-/// Waits until this number of processes stand in a lock's queue.
+/// Waits until this number of processes has an entry in the lock's queue.
 pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     let key = if name.contains('{') {
         format!("redlatch_queue_tagged:{name}")
@@ -562,10 +564,10 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     });
 }
 
-/// Waits until the client of `owner` has read all earlier messages. This sends grants for unknown
-/// owners behind them, which the client gives back. There are several, since a thread may wait for
-/// a reply on one of a client's two connections, and then the commands over that connection wait,
-/// too.
+/// Waits until the client of `owner` has read all earlier messages. For this, it sends grants for
+/// unknown owners after these messages, and the client gives such grants back. It sends several,
+/// since a thread may wait for a reply on one of the client's two connections, and commands on that
+/// connection wait, too.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);
@@ -582,9 +584,9 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// How often the lock of this name expires during `work`. If it does not, a waiter that got in was
-/// let in by a message, and not by the end of a lease. (Only this key counts, since others expire
-/// in the meantime.)
+/// How often the lock of this name expires during `work`. If it does not expire, a message granted
+/// it to the waiter, and not the end of a lease. (Other keys do not count, since they may expire
+/// meanwhile.)
 pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let set = ["SET", "notify-keyspace-events", "Ex"];
@@ -604,12 +606,12 @@ pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// A small random number generator, whose seed a failing test shows.
+/// A small random number generator. A failing test shows its seed.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A generator whose seed comes from the clock or from `REDLATCH_SEED`. It prints the seed, so
-    /// that a failure can be run again.
+    /// A generator whose seed comes from `REDLATCH_SEED` or the clock. It prints the seed, so that
+    /// a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {
@@ -637,7 +639,7 @@ impl Random {
     }
 }
 
-/// A user of the server, with all rights at first.
+/// A user of the server. At first the user has all rights.
 pub(crate) struct User {
     name: String,
     redis: Connection,
@@ -657,8 +659,8 @@ impl User {
         set.unwrap();
     }
 
-    /// Gives the user the rights on a name's keys that an error says `who` (such as "a latch")
-    /// needs.
+    /// Gives the user the rights on a name's keys that an error lists as those that `who` (such as
+    /// "a latch") needs.
     pub(crate) fn set_as_said(&mut self, error: &str, who: &str, name: &str) {
         let named = error.split(&format!("{who} needs ")).nth(1).unwrap();
         let named = named.split(" on its key").next().unwrap();
@@ -684,7 +686,7 @@ impl User {
     }
 }
 
-/// A user whose password changes, and the present credentials, as a program would get them.
+/// A user whose password changes, and the user's present credentials, which a client asks for.
 #[derive(Clone)]
 pub(crate) struct Vault {
     password: Arc<Mutex<String>>,
@@ -699,7 +701,7 @@ impl Vault {
         Self { password: Arc::default(), valid_for, asked: Arc::default() }
     }
 
-    /// Adds this password to the user's at these servers.
+    /// Adds this password to the user at these servers.
     pub(crate) fn add(&self, servers: &[Server], password: &str) {
         for server in servers {
             let args = ["SETUSER", Self::USER, "on", &format!(">{password}"), "~*", "&*", "+@all"];
@@ -715,7 +717,7 @@ impl Vault {
         }
     }
 
-    /// Ends all connections of the user.
+    /// Closes all connections of the user.
     pub(crate) fn hang_up(servers: &[Server]) {
         for server in servers {
             let args = ["KILL", "USER", Self::USER];

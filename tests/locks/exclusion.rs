@@ -1,12 +1,11 @@
-//! No two holders are ever inside together. Several processes with several threads run, and a
-//! checker reads their record and the server's.
+//! Two holders never have the lock at the same time. Several processes with several threads run,
+//! and a checker reads their record and the server's record.
 //!
-//! Two properties of a run's history:
+//! A run's history must have two properties:
 //!
-//! - *server*: grants of the name are in order. None comes while the one before is neither released
-//!   nor expired.
-//! - *client*: the intervals from "acquire has returned" to "release is called, or the deadline
-//!   that the guard knows has come" never overlap.
+//! - *server*: the server grants the name only if the previous grant is released or has expired.
+//! - *client*: the times that threads spend inside never overlap. Such a time begins when "acquire"
+//!   has returned. It ends when "release" is called or at the deadline that the guard knows.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +24,7 @@ const NAME: &str = "exclusive";
 /// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// Nanoseconds on the clock of leases, which is the same one for all processes.
+/// Nanoseconds on the clock of leases. All processes share that clock.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
@@ -33,7 +32,7 @@ fn now() -> u64 {
 
 // The contenders.
 
-/// The threads' record. Each line is written at once, so that it survives the process.
+/// The threads' record. Each line is written at once, so that it survives a kill of the process.
 #[derive(Clone)]
 struct Diary(Arc<File>);
 
@@ -110,15 +109,15 @@ impl Contender {
     }
 
     fn work(&mut self, lock: &ReentrantLock, guard: LockGuard, id: &str) {
-        // The deadline is read a moment before, so it is never later than the one that the guard
-        // goes by.
+        // The deadline is read before the guard is used, so it is never later than the guard's own
+        // deadline.
         let begin = now();
         let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
         self.diary.write(&format!("begin {id} {begin} {deadline}\n"));
         let inner = (self.random.below(4) == 0).then(|| lock.lock());
         let inner = inner.map(|inner| inner.expect("no fault of the server's here"));
-        // The work takes a few microseconds, and now and then a few milliseconds, in which the
-        // process may be killed.
+        // The work takes a few microseconds, and sometimes a few milliseconds, in which the process
+        // may be killed.
         if self.random.below(16) == 0 {
             thread::sleep(Duration::from_millis(self.random.below(8)));
         } else {
@@ -127,12 +126,12 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        // The end is read before the question. So if the guard is held then, this end is before the
-        // deadline.
+        // The time is read before the guard is asked. So if the guard is held then, this time is
+        // before the deadline.
         let end = now();
         let held = guard.is_held();
-        // A process that is stopped, or that a busy machine does not let run, may find its lease
-        // over. No process loses its lease before the end.
+        // If a process is stopped, or does not run on a busy machine, its lease may be over. No
+        // process may lose its lease earlier.
         let is_over = |now: u64| now >= deadline;
         assert!(held || is_over(now()), "lost before its deadline");
         self.diary.write(&format!("end {id} {end} {held}\n"));
@@ -160,18 +159,18 @@ impl Contender {
 
 // The observers.
 
-/// The threads' record of their actions.
+/// One thread's time inside the lock.
 #[derive(Debug)]
 struct Stay {
-    /// The thread, for a test that fails.
+    /// The thread, for the message of a failed test.
     #[allow(dead_code)]
     who: String,
     begin: u64,
-    /// The time at which the release was called, the deadline came, or the process was killed.
+    /// The time when the release was called, the deadline came, or the process was killed.
     end: u64,
 }
 
-/// The stays in a diary. `killed`: the times at which processes were killed.
+/// The stays in a diary. `killed` has the times when processes were killed.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64)> = HashMap::new();
     let mut stays = Vec::new();
@@ -184,7 +183,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
             ["end", id, end, held] => {
                 let (begin, deadline) = open.remove(id).expect("an end has a beginning");
                 let end: u64 = end.parse().unwrap();
-                // The guard was held at its end, so the deadline was later.
+                // The guard was held at this end, so the deadline was later.
                 let end = if held == "true" { end } else { end.min(deadline) };
                 stays.push(Stay { who: id.to_owned(), begin, end });
             }
@@ -243,7 +242,7 @@ impl Monitor {
         Self { server_url: server.url(), thread }
     }
 
-    /// The scripts' actions so far.
+    /// The actions of the scripts so far.
     fn stop(self) -> Vec<String> {
         let mut connection =
             redis::Client::open(self.server_url).unwrap().get_connection().unwrap();
@@ -252,7 +251,7 @@ impl Monitor {
     }
 }
 
-/// Checks the server property, in the server's own order. Returns the number of grants.
+/// Checks the server property in the server's own order. Returns the number of grants.
 fn check_server(lines: &[String]) -> u64 {
     // The holder, and the end of its lease, in microseconds.
     let mut holder: Option<(String, u64)> = None;
@@ -284,7 +283,7 @@ fn check_server(lines: &[String]) -> u64 {
                 *until = time + lease.parse::<u64>().unwrap() * 1_000;
             }
             ["del", NAME] => holder = None,
-            // The command does nothing to another owner's lock.
+            // If another owner has the lock, the command does nothing.
             ["hdel", NAME, owner] => holder = holder.filter(|(last, _)| last != owner),
             _ => {}
         }
@@ -307,7 +306,7 @@ struct Run {
 impl Run {
     fn start(role: &'static str, lease: Duration, processes: usize) -> Self {
         let server = server();
-        // Beside the executable, where the run's other files are.
+        // In the folder of the executable, where all files of the run are.
         let diary = std::env::current_exe().unwrap().with_file_name(format!(
             "exclusion-{role}-{}-{}",
             std::process::id(),
@@ -343,11 +342,11 @@ impl Run {
         fs::read_to_string(&self.diary).unwrap_or_default()
     }
 
-    /// Waits until `more` further stays have begun.
+    /// Waits until `more` more stays have begun.
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
         let all = count() + more;
-        // The run may be slow, but one more stay must begin each time.
+        // The run may be slow, but each time one more stay must begin.
         let mut so_far = count();
         while so_far < all {
             wait_until("another one is let in", SOON, || count() > so_far);
@@ -355,7 +354,7 @@ impl Run {
         }
     }
 
-    /// The worker that is inside at this moment.
+    /// The worker that has the lock at this moment.
     fn wait_inside(&self) -> usize {
         let mut found = None;
         wait_until("somebody is inside", SOON, || {
@@ -369,9 +368,9 @@ impl Run {
         found.unwrap()
     }
 
-    /// Whether this process, which stands still, was stopped inside.
+    /// Whether this stopped process was stopped while it had the lock.
     fn is_inside(&self, process: u32) -> bool {
-        // Others end their earlier work.
+        // Other processes finish what they were doing.
         thread::sleep(UNIT / 10);
         let diary = self.so_far();
         let last = diary.lines().rfind(|line| line.starts_with("begin")).unwrap_or_default();
@@ -403,7 +402,7 @@ impl Run {
 fn threads_of_several_processes_are_never_inside_together() {
     let run = Run::start("contender", LONG, 3);
     run.wait_stays(3_000);
-    // The last threads may have begun just now.
+    // The last threads may only just have begun.
     wait_until("each thread is let in", SOON, || {
         let diary = run.so_far();
         let stays = diary.lines().filter_map(|line| line.strip_prefix("begin "));
@@ -441,9 +440,9 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
         run.workers[at].sigstop();
         if run.is_inside(pid) {
             hits += 1;
-            // The others get in, at the latest when the lease has ended.
+            // The other processes take the lock, at the latest when the lease has ended.
             run.wait_stays(100);
-            // Time is the subject: the time is past the lease in any case.
+            // Time is the subject here: the lease is certainly over after this.
             thread::sleep(LEASE);
         }
         run.workers[at].sigcont();
@@ -452,7 +451,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
     run.check();
 }
 
-/// The checkers find the errors that they are made for.
+/// The checkers find the errors for which they are made.
 #[test]
 fn the_checkers_find_two_holders_at_once() {
     let killed = HashMap::from([(7, 150)]);

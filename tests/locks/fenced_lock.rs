@@ -1,5 +1,5 @@
-//! The fenced lock's addition to a re-entrant lock: numbers that grow with each next holder of any
-//! kind.
+//! What a fenced lock adds to a re-entrant lock: tokens that increase with each grant, whatever
+//! kind of client the holder is.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redis::{Commands as _, Connection};
 use redlatch::{Client, ErrorKind, FencedLock, FencedLockGuard, Lock, LockGuard, Wait};
 use redlatch_testkit::{Action, Job, Proxy, Server, Worker};
 
-/// The number of times that each contending thread takes the lock.
+/// How often each contending thread takes the lock.
 const TURNS: u64 = 150;
 
 fn token_key(name: &str) -> String {
@@ -19,8 +19,8 @@ fn token_key(name: &str) -> String {
     }
 }
 
-/// The resource. It keeps the highest token that it has seen, and panics if the next one is no
-/// higher.
+/// The protected resource. It keeps the highest token that it has seen, and panics if the next one
+/// is not higher.
 fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     let (token, seen) = (guard.token().get(), format!("seen:{name}"));
     let before: Option<u64> = redis.get(&seen).unwrap();
@@ -29,7 +29,7 @@ fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     token
 }
 
-/// The entry of this executable's workers, whose threads take turns at a lock.
+/// The entry of this executable's workers, whose threads contend for a lock.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -124,7 +124,7 @@ fn every_verb_gives_a_token_or_the_plain_guard() {
     seen.push(fixed.lock().unwrap().token());
     seen.push(fixed.try_lock_owned().unwrap().into_option().unwrap().token());
     assert!(seen.is_sorted_by(|one, next| one < next), "{seen:?}");
-    // Code that takes any lock.
+    // Code that takes a lock of any kind.
     fn plain(lock: &dyn Lock) -> LockGuard {
         lock.lock().unwrap()
     }
@@ -172,7 +172,7 @@ fn redisson_and_we_count_on_from_each_other() {
     }
 }
 
-/// A re-entrant lock's release grants the first in the queue and knows nothing of tokens.
+/// A release by a re-entrant lock grants the lock to the first in the queue, but makes no token.
 #[test]
 fn a_waiter_handed_the_lock_without_a_token_asks_for_one() {
     let server = server();
@@ -223,7 +223,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// The same holds for waiters: each request is refused, and the next one does not count on from it.
+/// The same holds for waiters: each request is refused, and the number stays as it is.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let server = server();
@@ -262,8 +262,8 @@ fn without_the_right_to_the_tokens_nothing_is_taken() {
     }
 }
 
-/// Each thread that the lock is passed to takes one token. The next process's tokens are still
-/// higher.
+/// Each thread to which the lock is passed takes one token. The next process still gets higher
+/// tokens.
 #[test]
 fn many_threads_use_up_no_tokens_of_others() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Locks that stay held for a least time, whatever becomes of their holder.
+//! Locks that stay taken for a least time, whatever happens to their holder.
 
 use super::*;
 use redlatch::Taken;
@@ -56,7 +56,7 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     std::thread::sleep(UNIT * 3);
     assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     again.unlock().unwrap();
-    // The second level's least time counts as well.
+    // The second level has a least time as well.
     std::thread::sleep(UNIT * 2);
     guard.unlock().unwrap();
     theirs.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
@@ -94,13 +94,13 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let theirs = kind.make(&another(&server), "outage");
-    // This is repeated, since the lock's reply may come at this very moment.
+    // This is repeated, since the lock's reply may come at the moment when the request fails.
     wait_until("a request fails after a grant", SOON, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "outage", HOUR);
         let waiter = spawn(move || lock.lock().map(drop));
         waiter.wait_queued();
-        // A request and its copy, twice.
+        // The first request and its copy, both for two requests.
         after_a_grant(&proxy, 4, Action::LoseReply);
         held.unlock().unwrap();
         waiter.join().unwrap();
@@ -141,7 +141,7 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
     });
 }
 
-/// The server keeps the lock for 2 s at first, which is longer than the lease.
+/// At first the server keeps the lock for 2 s, which is longer than the lease.
 fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     let server = server();
     let (client, other) = (watched(&server, UNIT * 15), another(&server));
@@ -162,8 +162,8 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The waiter knows the end of the longer lease. Then its client ends, so nothing else wakes the
-/// waiter.
+/// The waiter knows the end of the longer lease, and the holder's client ends. So only a message
+/// about the earlier end can wake the waiter.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);
@@ -186,7 +186,7 @@ fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kin
     leaves_nothing(&server);
 }
 
-/// The process's gate knows no thread for an owned guard.
+/// For an owned guard, the process's gate does not know the thread.
 #[test]
 fn an_owned_reader_beside_others_reads_for_its_least_time() {
     let server = server();
@@ -257,8 +257,8 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     }
 }
 
-/// The server answers the command that shortens the hold only when the hold should have ended. The
-/// writer goes on to read, so the hold does not end by itself.
+/// The server runs the command that shortens the hold only when the hold should have ended. The
+/// writer continues to read, so the hold does not end by itself.
 #[test]
 fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
     let server = server();

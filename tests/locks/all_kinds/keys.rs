@@ -76,7 +76,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     assert_eq!(keys.len(), 2, "{keys:?}");
 }
 
-/// Reading the whole hash would keep the server from its other clients for seconds.
+/// If the client read the whole hash, the server would answer no other client for seconds.
 fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     let server = server();
     let mut redis = server.connection();
@@ -96,7 +96,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
             lock.force_unlock().map(drop),
         ]
     };
-    // The scripts themselves.
+    // This lets the server learn the scripts themselves.
     use_all("small").into_iter().for_each(Result::unwrap);
     let Some(before) = read_by_scripts() else {
         eprintln!("left out: this server does not tell what its scripts' memory is");
@@ -111,7 +111,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     for outcome in use_all("large") {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::WrongType);
         let more = read_by_scripts().unwrap().saturating_sub(before);
-        // Ten bytes a field.
+        // This allows ten bytes for each field.
         assert!(more < 1_000_000, "{more} bytes");
     }
 }

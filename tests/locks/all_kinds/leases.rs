@@ -114,12 +114,13 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
     });
 }
 
-/// The hold is passed on within the process, and only the guard reports that.
+/// The hold is passed to another thread of the process, so only the guard can report that it is
+/// over.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
     let server = server();
     let client = client(&server);
     let lock = kind.make(&client, "passed");
-    // The number of times that a thread got in.
+    // How often a thread took the lock.
     let entries = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     let take_turns = || {

@@ -1,4 +1,4 @@
-//! Locks left to the end of their lease, which a client's end does not end.
+//! Locks that are left to the end of their lease. The end of the client does not free them.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Until the raise, the server keeps the lock for 2 s.
+/// Until the raise, the server keeps the lock for 2 s only.
 fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -142,8 +142,8 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
     let theirs = kind.make(&other, "raised");
     let lock = kind.leased(&client, "raised", HOUR);
-    // If the waiter asked at the moment of the grant, that request's reply is lost, and the test
-    // tries once more.
+    // If the waiter asked at the moment of the grant, the reply to that request is lost. Then the
+    // test tries again.
     let leave = move || lock.lock().map_or(Ok(()), |guard| guard.leave_to_expire());
     let error = error_after_a_grant(&theirs, &proxy, leave);
     assert!(error.outcome_unknown(), "{error}");
@@ -151,7 +151,7 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     leaves_nothing(&server);
 }
 
-/// The server keeps the lock for 2 s at first.
+/// At first the server keeps the lock for 2 s.
 fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     let server = server();
     let (client, other) = (watched(&server, UNIT * 8), another(&server));
@@ -172,7 +172,8 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// A thread to which a hold was passed gives up its entry, and the entry of the hold's owner.
+/// A thread to which a hold is passed gives up its own entry in the queue, and also the entry of
+/// the hold's owner.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let server = server();
@@ -197,12 +198,12 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
             waiter.wait_queued();
             waiter
         });
-        // The grant names the waiters that stand behind at that time.
+        // The grant names only the waiters that are behind it in the queue at that time.
         wait_until("all stand in line", SOON, || redis.llen::<_, u64>(queue).unwrap() == 3);
         let before = Commands::so_far(&server).of("publish");
         held.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
-        // There is one grant from the other process, and none between these threads.
+        // The other process makes one grant. Between these threads there is none.
         let published = Commands::so_far(&server).of("publish") - before;
         passed.store(published <= 1, Ordering::SeqCst);
         wait_until("nobody stands in line", SOON, || !redis.exists::<_, bool>(queue).unwrap());
@@ -229,7 +230,7 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     assert!(other.read_write_lock("shared").reader().try_lock().unwrap().into_option().is_some());
 }
 
-/// A reader that has left the hold does not keep it for longer because others had a longer lease.
+/// A reader that has left the hold does not keep it for the longer leases of other readers.
 #[test]
 fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();
@@ -245,7 +246,7 @@ fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     assert!(took >= LEASE * 9 / 10, "{took:?}");
 }
 
-/// The writer reads on, and others of its process must not read beside it.
+/// The writer continues to read. Other threads of its process must not read beside it.
 #[test]
 fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let server = server();

@@ -49,7 +49,7 @@ const FAIR: Kind = Kind {
     least: |client, name, least| Arc::new(client.fair_lock(name).with_hold_at_least(least)),
 };
 
-/// A read-write lock's lock for writers. It has another hash, channel and queue.
+/// The write lock of a read-write lock. It has another hash, channel and queue than a plain lock.
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).writer().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).writer().with_lease(lease)),
@@ -59,7 +59,7 @@ const WRITE: Kind = Kind {
     },
 };
 
-/// Several locks as one, which do everything that a lock does.
+/// A `MultiLock`, which can do everything that a lock can.
 const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
@@ -113,8 +113,8 @@ fn another(server: &Server) -> Client {
     client(server)
 }
 
-/// The error of a call that waits for the lock and is granted it by a message. The next request
-/// names an hour. The server runs it, but the call gets no reply.
+/// The error of a call that waits for the lock and is granted it by a message. The call's next
+/// request contains a lease of an hour. The server runs that request, but its reply is lost.
 fn error_after_a_grant(
     theirs: &Arc<dyn Lock>,
     proxy: &Proxy,
@@ -131,7 +131,7 @@ fn error_after_a_grant(
         proxy.clear_rules();
         match called {
             Err(error) => return error,
-            // The call asked at this very moment, and the reply granted the lock with the whole
+            // The call asked at the moment of the grant, so a reply granted the lock with its whole
             // lease.
             Ok(()) => {
                 assert!(Instant::now() < until);
@@ -141,7 +141,7 @@ fn error_after_a_grant(
     }
 }
 
-/// Waits until nothing of the lock is left on the server.
+/// Waits until the server has no key of the lock.
 #[track_caller]
 fn leaves_nothing(server: &Server) {
     let mut redis = server.connection();
@@ -225,7 +225,7 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         }
         assert_eq!(Commands::so_far(&server).of_locks(), before, "nothing was asked");
         assert!(guard.is_held() && lock.hold_count() == 1);
-        // Another thread waits as always, and so does an owned guard.
+        // Another thread waits as usual, and so does an owned guard.
         let other = Arc::clone(&flat);
         assert!(elsewhere(move || other.try_lock().unwrap().into_option().is_none()));
         assert!(flat.try_lock_owned().unwrap().into_option().is_none());
@@ -233,7 +233,7 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         drop(lock.lock().unwrap());
         guard.unlock().unwrap();
     }
-    // A lost hold does not count.
+    // A lost hold does not count as a level.
     let lost = flat.lock().unwrap();
     assert!(lock.force_unlock().unwrap());
     flat.lock().unwrap().unlock().unwrap();
@@ -316,7 +316,7 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     }
 }
 
-/// `read_write` tests a hold on the lock for writers.
+/// For `read_write`, the Java service has the write lock.
 #[test]
 fn a_java_services_hold_is_respected() {
     let server = server();
@@ -350,7 +350,7 @@ fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
     for thread in threads {
         assert!(thread.join().is_server_trouble());
     }
-    // The calls took a few timeouts, and not one for each call.
+    // All calls together took a few timeouts, and not one timeout for each call.
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert!(held.unlock().unwrap_err().kind().is_server_trouble());
     server.resume();

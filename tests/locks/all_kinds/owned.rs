@@ -18,7 +18,8 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(owned.is_held() && lock.is_locked().unwrap());
     assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
     owned.check(UNIT).unwrap();
-    // The guard's thread does not hold the lock. It is like any other.
+    // The thread with the owned guard does not hold the lock. For the lock, it is like any other
+    // thread.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().into_option().is_none());
@@ -28,7 +29,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
     assert!(owned.is_held());
     owned.unlock().unwrap();
-    // The same the other way round.
+    // The same with a plain guard first and an owned one second.
     let guard = lock.lock().unwrap();
     assert!(lock.try_lock_owned().unwrap().into_option().is_none());
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
@@ -45,7 +46,7 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
     for drops in [true, false] {
         at_once(|| {
             let lock = kind.make(&client, "sent");
-            // The lock is taken on one thread, and released on another when the first has ended.
+            // One thread takes the lock. Another one releases it when the first thread has ended.
             let owned = elsewhere(move || lock.lock_owned().unwrap());
             let waits = kind.make(&other, "sent");
             let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());

@@ -1,4 +1,4 @@
-//! Waiting.
+//! Limits and cancel tokens of waits.
 
 use redlatch::Taken;
 
@@ -117,7 +117,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "both").lock().unwrap();
     for waits in [&client, &other] {
-        // The limit comes first.
+        // The limit ends the wait.
         let (lock, never) = (kind.make(waits, "both"), CancelToken::new());
         elsewhere(move || {
             at_once(|| {
@@ -127,7 +127,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
                 assert!(begun.elapsed() >= UNIT);
             });
         });
-        // The token comes first, and a call with a cancelled token ends at once.
+        // The token ends the wait. A call with a cancelled token ends at once.
         at_once(|| {
             let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
             let cancel = token.clone();
@@ -142,22 +142,22 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
         });
     }
     guard.unlock().unwrap();
-    // Neither the limit nor the token comes first.
+    // The lock is granted before the limit is over or the token is cancelled.
     let token = CancelToken::new();
     let wait = Wait::at_most(SOON).cancelled_by(&token);
     drop(kind.make(&other, "both").lock_within(wait).unwrap().into_option().expect("it is free"));
     leaves_nothing(&server);
 }
 
-/// Locks twice when the thread's thread-locals are destroyed. This value is destroyed after those
-/// that were used later.
+/// Locks twice when the thread's thread-locals are destroyed. The thread-locals that were first
+/// used later are destroyed before this value.
 struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
 
 impl Drop for Late {
     fn drop(&mut self) {
         if let Some((lock, done)) = self.0.take() {
             let outcome = lock.lock().and_then(|guard| {
-                // The thread has the lock already, so it enters again. Otherwise it would wait for
+                // The thread already has the lock, so it re-enters it. Otherwise it would wait for
                 // itself.
                 let again = lock.try_lock()?;
                 let is_mine = matches!(again, Taken(_)) && lock.hold_count() == 2;
@@ -183,7 +183,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let barriers = (Arc::clone(&tried), Arc::clone(&go_on));
     let ending = spawn(move || {
         LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
-        // Uses everything that a wait uses, so that those thread-locals are destroyed first.
+        // This uses everything that a wait uses, so that those thread-locals are destroyed first.
         assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
         barriers.0.wait();
         barriers.1.wait();

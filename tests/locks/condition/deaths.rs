@@ -1,4 +1,4 @@
-//! Deaths, and messages and replies lost on the way.
+//! Processes that die, and messages and replies that are lost.
 
 use super::*;
 
@@ -110,7 +110,7 @@ fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
     dead.expect_line("back", SOON);
-    // The process may work with the lock for any time.
+    // The process may keep the lock for any time.
     thread::sleep(PASSED_ON + UNIT);
     assert_eq!(waiting(&server, "m"), 1, "it lives, and the notification is its own");
     dead.sigkill();
@@ -147,10 +147,10 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
     assert!(notify(&there));
-    // If no waiter looked, the notification would stay for ever with a waiter that stands still.
+    // If no waiter checked, the notification would stay with a stopped waiter for ever.
     guest.wait_back();
     assert!(guest.leaves());
-    // The stopped waiter comes back by itself. It wakes in vain, which does no harm.
+    // The stopped waiter returns by itself. It was notified in vain, which does no harm.
     stopped.sigcont();
     stopped.expect_line("back", SOON);
     stopped.send_line("leave");
@@ -198,7 +198,7 @@ fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its
         assert!(there.condition.notify_one().unwrap());
     }
     guard.unlock().unwrap();
-    // The two that were notified get the lock back in either order.
+    // The two notified waiters get the lock back in any order.
     assert!(lives.leaves());
     ends.join();
     assert!(next.leaves());
@@ -210,7 +210,7 @@ fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
-    // The state after a late request of a thread that has given up.
+    // The state that a late request leaves after its thread has given up.
     at_once(|| {
         let guard = here.lock.lock().unwrap();
         let (owner, _) = holder(&mut server.connection(), "m").unwrap();
@@ -233,15 +233,14 @@ fn a_message_that_was_lost_costs_a_look() {
     let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
-    // The message is lost with its connection, and the next connection does not repeat it.
+    // The message is lost with its connection, and is not repeated over the next connection.
     proxy.on_reply("notify ", Action::LoseReply);
     assert!(notify(&there));
     proxy.wait_fired(1, SOON);
     guest.wait_back();
     assert!(guest.leaves());
 
-    // A notification passes over the waiter, which gets no messages. The waiter finds out by
-    // itself.
+    // A notification skips a waiter that gets no messages. That waiter must find out by itself.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     let first = first_waiting(&server, "m");
     proxy.refuse();
@@ -266,7 +265,7 @@ fn a_request_that_is_sent_twice_changes_things_once() {
     assert!(notify(&here));
     assert!(guest.leaves());
     for way in [Action::LoseReply, Action::LoseRequest] {
-        // The entry.
+        // The request that makes the waiter's entry.
         let fired = proxy.fired();
         proxy.on_request(&key, way);
         let first = Guest::of(&server, "m", &here, Wait::FOREVER);
@@ -274,7 +273,7 @@ fn a_request_that_is_sent_twice_changes_things_once() {
         let first = first.passes();
         let second = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
         let third = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
-        // The test notifies one waiter, and then the others.
+        // The test first notifies one waiter, then all others.
         for (left, all) in [(2, false), (0, true)] {
             let guard = here.lock.lock().unwrap();
             let fired = proxy.fired();
@@ -325,7 +324,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
         drop(outer);
         tell.send(()).unwrap();
     });
-    // The waiter has left the lock, and has the reply.
+    // The waiter has left the lock and received the reply.
     wait_waiting(&server, "m", 1);
     wait_free(&server, "m", SOON);
     waiter.wait_queued();
@@ -333,7 +332,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     told.recv_timeout(SOON).unwrap();
     waiter.join();
     proxy.thaw();
-    // The waiter's leftovers are skipped or passed on.
+    // A notification skips what the waiter has left, or another waiter gets it.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
     wait_until("it is notified", SOON, || {
@@ -353,8 +352,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     let poor = user.client();
     let here = REENTRANT.make(&poor, "m");
     let there = REENTRANT.make(&client(&server), "m");
-    // The rights that a wait, a notification and their ends need beyond those of the lock, and the
-    // keys.
+    // The commands that a wait, a notification and their ends need, in addition to those of the
+    // lock, and the keys.
     let commands = "HGET HDEL HGETALL HVALS LRANGE PUBSUB PUBLISH RPUSH LPOP LREM LINDEX HSET TIME";
     let mut rights: Vec<_> = commands.split(' ').map(|name| format!("-{name}")).collect();
     rights.push("resetkeys ~m ~redlatch_queue:* ~redlatch_window:*".to_owned());
@@ -381,9 +380,9 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
             }
         }
         drop(guard);
-        // The client takes the entry back later, since it could not do so at first.
+        // The client removes the entry later, since at first it had no right to.
         wait_waiting(&server, "m", 0);
-        // Without the right to notify, no waiter was notified. With it, one was.
+        // Without the right to notify, no waiter is notified. With this right, one is.
         let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
@@ -400,7 +399,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
         guard.unlock().unwrap();
         assert!(guest.leaves());
     }
-    // Leftovers are passed over.
+    // Notifications skip leftovers.
     wait_until("nothing is left", SOON, || {
         assert!(here.lock.lock().is_ok_and(|guard| {
             here.condition.notify_all().unwrap();
@@ -411,8 +410,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     });
 }
 
-/// The writer's release would let readers in. If the release were refused, the thread would wait
-/// for the end of its own lease.
+/// The writer's release would have to grant the lock to readers. If that release were refused, the
+/// thread would wait for the end of its own lease.
 #[test]
 fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     let server = server();
@@ -436,14 +435,15 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
         assert_eq!(waiting(&server, "m"), 0, "{right}");
         guard.unlock().unwrap();
         reader.join().unwrap();
-        // With the right, it waits.
+        // With the right to do that, the writer waits.
         let guard = lock.lock().unwrap();
         assert!(condition.wait_for(&guard, UNIT / 10).unwrap().timed_out());
     }
     leaves_nothing(&server, "m");
 }
 
-/// The record would stay after its notification, and each look would pass it on again.
+/// The record would stay after its notification, and each check would pass the notification on
+/// again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let server = server();

@@ -43,7 +43,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
         let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(guard.is_held() && outer.is_held());
-        // The second cancel works at once.
+        // The second cancel ends the wait at once.
         let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(guard.is_held() && outer.is_held());
@@ -58,8 +58,8 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-/// The last look finds out whether the thread was notified. The look outlasts everything that the
-/// lock outlasts.
+/// The last request of a wait finds out whether the thread was notified. This request outlasts
+/// every fault that the lock outlasts.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -67,14 +67,14 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let monitor = kind.make(&client, "m");
     let key = waiting_key("m");
     for (times, by_cancel) in [(1, false), (2, true)] {
-        // The fault hits both copies of the look that leaves.
+        // The fault affects both copies of the request that ends the wait.
         let key = key.clone();
         proxy.on(Direction::Request, 2, Action::LoseRequest, move |bytes| {
             let is_about_it = bytes.windows(key.len()).any(|part| part == key.as_bytes());
             is_about_it && bytes.ends_with(b"\r\n$1\r\n1\r\n")
         });
-        // The entry of the wait before is removed in the background, since that wait got no answer
-        // to its leaving.
+        // The entry of the previous wait is removed in the background, since that wait's last
+        // request got no reply.
         wait_until("none waits", SOON, || {
             server.connection().llen::<_, usize>(waiting_key("m")).unwrap() == 0
         });
@@ -96,8 +96,8 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             cancels.join();
             ended
         } else {
-            // A wait that is over before its entry exists has no last look. On a busy machine a
-            // wait may have no time for the second copy.
+            // A wait that is over before its entry exists sends no last request. On a busy machine
+            // a wait may have no time for the second copy.
             loop {
                 let ended = monitor.condition.wait_for(&guard, UNIT);
                 if ended.is_err() || proxy.fired() >= 2 * times {
@@ -160,7 +160,7 @@ fn no_waiter_is_forgotten_when_a_notification_and_a_time_limit_meet() {
         let first = first.passes();
         let timed = Guest::begin(&there, Wait::at_most(time)).passes();
         thread::sleep(Duration::from_micros(random.below(6_000)));
-        // The first copy is lost for certain, and the second may be.
+        // The first copy is certainly lost, and the second one may be.
         let guard = there.lock.lock().unwrap();
         assert!(there.condition.notify_one().unwrap());
         let told = there.condition.notify_one().unwrap();

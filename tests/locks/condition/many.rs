@@ -1,4 +1,4 @@
-//! Many at once.
+//! Many waiters at once.
 
 use super::*;
 
@@ -97,11 +97,11 @@ fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-/// The number of items that the buffer holds.
+/// The number of items for which the buffer has room.
 const ROOM: usize = 3;
 
-/// A bounded buffer in Redis. Putting in and taking out are one command each, so a thread that dies
-/// has done all of it or nothing.
+/// A bounded buffer in Redis. Each operation is one command, so a thread that dies has done either
+/// the whole operation or nothing.
 struct Buffer {
     lock: Arc<dyn Lock>,
     not_empty: Condition,
@@ -132,7 +132,8 @@ impl Buffer {
         let guard = lock.lock()?;
         not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // This thread is done with putting in, so it notifies the next one that waits to do so.
+            // This thread has put in its item, so it notifies the next thread that waits to put one
+            // in.
             not_full.notify_one()?;
             guard.unlock()?;
             return Ok(false);
@@ -152,7 +153,7 @@ impl Buffer {
         guard.unlock()
     }
 
-    /// Makes up for a thread whose last step may have been unprotected, or not followed by a
+    /// Repairs the work of a thread whose last step may have been unprotected, or not followed by a
     /// notification.
     fn make_up(&self) -> Result<(), Error> {
         let guard = self.lock.lock()?;
@@ -202,7 +203,8 @@ pub(super) fn buffer_worker(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Runs makers and takers until `goal` items have been made and taken, with `trouble` beside them.
+/// Runs makers and takers until `goal` items have been made and taken. `trouble` runs at the same
+/// time.
 fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -246,7 +248,7 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         }
         thread::sleep(UNIT / 10);
     }
-    // The numbers are read in one moment, since takers go on.
+    // The numbers are read at one moment, since takers continue.
     let (made, taken, left): (usize, usize, usize) =
         redis::pipe().atomic().get("made").llen("taken").llen("items").query(&mut redis).unwrap();
     assert!(made <= goal + cast.workers.len() && made == taken + left, "{made} {taken} {left}");

@@ -14,8 +14,8 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The most time that a notification loses if its receiver stands still: `PATIENCE` in
-/// `waiters.lua`, and the time until the other waiters look. (They look as often as a lock's
+/// The longest time by which a notification is late if its receiver is stopped: `PATIENCE` in
+/// `waiters.lua`, and the time until the other waiters check. (They check as often as a lock's
 /// waiters: [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
@@ -121,7 +121,7 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// Checks that no thread waits, was notified, or holds the lock. (The last token of a fenced lock
+/// Asserts that no thread waits, is notified, or holds the lock. (The last token of a fenced lock
 /// stays.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
@@ -131,7 +131,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     });
 }
 
-/// A thread that takes the lock, waits, and reports when it is back.
+/// A thread that takes the lock, waits on the condition, and reports its return.
 struct Guest {
     back: Receiver<Instant>,
     leave: Option<Sender<()>>,
@@ -154,9 +154,9 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             let notified = !condition.wait_within(&guard, wait)?.timed_out();
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             let _ = tell.send(Instant::now());
-            // The end of its channel.
+            // Blocks until the test drops the sender.
             let _ = told.recv();
             guard.unlock()?;
             Ok(notified)
@@ -164,7 +164,7 @@ impl Guest {
         Self { back, leave: Some(leave), thread }
     }
 
-    /// The guest leaves the lock as soon as it is back.
+    /// Makes the guest release the lock as soon as it has returned.
     fn passes(mut self) -> Self {
         self.leave = None;
         self
@@ -185,7 +185,8 @@ impl Guest {
     }
 }
 
-/// Lets all guests leave, in any order of their return. Returns whether each was notified.
+/// Lets all guests release the lock, in the order of their return. Returns whether each was
+/// notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -227,7 +228,7 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
         let middle = lock.lock().unwrap();
         lock.lock().unwrap().forget();
         let inner = lock.lock().unwrap();
-        // A wait with an outer guard does the same.
+        // A wait with the outer guard does the same.
         for guard in [&inner, &outer] {
             condition.wait(guard).unwrap();
             assert_eq!(lock.hold_count(), 4);
@@ -300,7 +301,7 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     assert!(notify(&there));
     waiter.join();
 
-    // The watchdog keeps the lease while one level wants it.
+    // The watchdog renews the lease while one level needs it.
     let lease = RENEWED;
     let client = watched(&server, lease);
     let monitor = REENTRANT.make(&client, "w");
@@ -321,8 +322,8 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 }
 
-/// An outer level with a long lease has that lease again when the inner level with the renewed one
-/// has gone.
+/// When the inner level with the renewed lease has ended, an outer level with a long lease has that
+/// whole lease again.
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
@@ -340,12 +341,13 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// The thread that returned asks for the lease, and by then the lock may be lost again.
+/// The thread asks for the outer level's lease after its return. By then the lock may be lost
+/// again.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // No other message tells the client: the next renewal is far away.
+    // The client gets no other sign of the loss: the next renewal is far away.
     let client = Client::builder(&proxy.url()).client_tracking(false).connect().unwrap();
     let lock = client.reentrant_lock("gone");
     let outer = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
@@ -358,7 +360,7 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
         }
         asks
     });
-    // The wait is long enough to leave the lock first.
+    // The wait is long enough to release the lock first.
     let lost = lock.new_condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
     assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
@@ -369,8 +371,8 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-/// The error does not say that another client took the lock away, though the server answers the
-/// same in both cases.
+/// The error must not say that another client took the lock away, although the server's reply is
+/// the same in both cases.
 #[test]
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -431,8 +433,8 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
     assert!(told.recv().is_err(), "once");
 }
 
-/// A store that has seen the token of a thread that had the lock meanwhile refuses the token from
-/// before the wait, and takes the one from after it.
+/// Another thread has the lock during the wait. A store that has seen the token of that thread
+/// refuses the token from before the wait, and accepts the token from after it.
 #[test]
 fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     let server = server();
@@ -466,7 +468,7 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// Otherwise the thread would come back to a lock that it keeps from itself.
+/// Otherwise the thread could not get the lock back, since its own read hold would be in the way.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();
@@ -478,7 +480,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let refused = changed.wait(&writes).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
     assert!(writes.is_held() && reads.is_held());
-    // A reader's guard is no writer's, and a reader can neither wait nor notify.
+    // A reader's guard is not a writer's guard: a reader can neither wait nor notify.
     assert_eq!(changed.wait(&reads).unwrap_err().kind(), ErrorKind::NotHeld);
     reads.unlock().unwrap();
     let reader = spawn(move || {
@@ -487,7 +489,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
         assert_eq!(change.notify_one().unwrap_err().kind(), ErrorKind::NotHeld);
         guard.unlock().unwrap();
     });
-    // The thread has left the lock, so others read meanwhile.
+    // The thread has released the lock during the wait, so other threads read.
     assert!(changed.wait_for(&writes, UNIT).unwrap().timed_out());
     assert!(writes.is_held());
     writes.unlock().unwrap();
@@ -547,7 +549,7 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     not_held(here.condition.notify_one().map(u64::from));
     not_held(here.condition.notify_all());
 
-    // The guard may not be another thread's, nor another lock's.
+    // The guard must belong to this thread and to this lock.
     let guard = here.lock.lock().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| not_held(here.condition.wait(&guard).map(|()| 0)));
@@ -558,7 +560,7 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     assert!(guard.is_held() && others.is_held());
     assert_eq!((here.lock.hold_count(), waiting(&server, "m")), (1, 1));
 
-    // The hold is lost, which the client may know or not.
+    // The hold is lost. The client may know of it or not.
     let () = server.connection().del("m").unwrap();
     let lost = here.condition.notify_one().unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
@@ -585,7 +587,8 @@ fn a_name_is_needed_and_every_other_one_works() {
     assert_eq!(nameless.wait(&guard).unwrap_err().kind(), ErrorKind::Config);
     assert_eq!(nameless.notify_one().unwrap_err().kind(), ErrorKind::Config);
     guard.unlock().unwrap();
-    // Each is a separate condition, and a notification only finds waiters of its own lock and name.
+    // Each name is a separate condition: a notification finds only waiters of its own lock and
+    // name.
     let names = ["a", " a", "{a}", "a b", "x:1", "\0", "ä}:", &"long".repeat(10_000)];
     let locks = ["x", "{x}", "x y", "x}:b", "x{"];
     let mut guests = Vec::new();

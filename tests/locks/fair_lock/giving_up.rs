@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The two handles have separate queues, but they are one lock, which one thread has.
+/// The two handles have separate queues, but they are the same lock, which one thread has.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let server = server();
@@ -42,7 +42,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
     let token = CancelToken::new();
     let mut line = Line::new(&server);
     let mut quitters = Vec::new();
-    // At the head, in the middle and at the end.
+    // The waiter that gives up is at the head, in the middle or at the end.
     for round in 0..3 {
         let (timed, cancelled) = (one.fair_lock("given up"), other.fair_lock("given up"));
         let cancel = token.clone();
@@ -75,7 +75,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
 #[test]
 fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let server = server();
-    // The waiter's sign of life would find out, too, but comes late.
+    // The waiter's own keep-alive request would find out, too, but comes late.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
@@ -91,7 +91,7 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             // A Java re-entrant lock releases the lock, and wakes no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            // The head's sign of life may come just between the two. Then the head has had the
+            // The head's keep-alive request may come between the two. Then the head has had the
             // lock.
             if let Err(error) = head.join() {
                 assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -6,7 +6,7 @@ use super::*;
 fn a_lease_that_ends_lets_the_next_in() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    // A lease so long that the waiters stand in line before it ends.
+    // A lease so long that the waiters are in the queue before it ends.
     let (begun, lease) = (Instant::now(), LEASE * 5);
     let guard = one.fair_lock("lapsed").with_lease(lease).lock().unwrap();
     let mut line = Line::new(&server);
@@ -48,7 +48,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         guard.unlock().unwrap();
         first.join();
         wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
-        // A pass leaves the old holder in the queue until the release.
+        // After a pass, the old holder stays in the queue until the release.
         passes += usize::from(queue(&server, "passed on").len() == 2);
         assert_eq!(line.join(), [0]);
         kept.store(true, Ordering::SeqCst);
@@ -104,8 +104,8 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
             let grants = Arc::clone(&grants);
             spawn(move || {
                 while !end.load(Ordering::SeqCst) {
-                    // The client reads grants in another order than the server made them. A late
-                    // reader must not take the seat from a newer hold.
+                    // The client reads the grants in a different order than the server made them. A
+                    // thread that reads late must not take the seat from a newer hold.
                     let guard =
                         lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
@@ -118,7 +118,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
         .collect();
     let lock = theirs.fair_lock("taken away");
     let mut random = Random::new();
-    // Time is the subject: the more moments, the better.
+    // Time is the subject here: many moments are tried.
     let until = Instant::now() + UNIT * 30;
     wait_until("it was taken from many", SOON, || {
         for _ in 0..10 {
@@ -166,7 +166,7 @@ fn a_killed_waiter_costs_the_others_nothing() {
         let mut victim = victim.unwrap();
         wait_subscribed(&server, &own_channel(&owner));
         victim.sigkill();
-        // The server notices a moment later, perhaps after the release.
+        // The server notices the death a moment later, perhaps after the release.
         wait_deaf(&server, &own_channel(&owner));
         let granted = lapses(&server, &name, || {
             guard.unlock().unwrap();
@@ -188,7 +188,7 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     for _ in 0..4 {
         line.add(&client.fair_lock("rate"));
     }
-    // Each waiter asks once more when its client listens.
+    // Each waiter asks again when its client listens.
     wait_subscribed(&server, &own_channel(&queue(&server, "rate").remove(4)));
     line.threads.iter().for_each(Running::wait_queued);
     victim.sigkill();
@@ -199,7 +199,8 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     let took = begun.elapsed();
     let sent = Commands::so_far(&server).scripts() - before;
     println!("{took:?}, {sent} scripts");
-    // There are at most two scripts for each of the others, and a sign of life.
+    // For each of the other waiters there are at most two scripts, and there is one keep-alive
+    // request.
     assert!(sent <= 4 * 2 + 2, "{sent} scripts in {took:?}");
     leaves_nothing(&server, "rate");
 }
@@ -212,17 +213,17 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     let mut worker = process("waiter", &server, "stalls", 0);
     let mut line = Line::new(&server);
     line.add(&other.fair_lock("stalls"));
-    // A waiter that does not listen yet counts as dead.
+    // A waiter whose client does not listen yet counts as dead.
     wait_subscribed(&server, &own_channel(&queue(&server, "stalls")[0]));
     worker.sigstop();
     let begun = Instant::now();
     guard.unlock().unwrap();
     assert_eq!(line.join(), [0]);
-    // It took no longer than that. The whole lease is a minute.
+    // The wait took no longer than the provisional lease. The whole lease is a minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
-    // The waiter reads its grant only now. The grant is over, so the waiter does not enter, and has
-    // a new entry.
+    // The waiter reads its grant only now. The grant is over, so the waiter does not enter. It has
+    // a new entry in the queue.
     let guard = one.fair_lock("stalls").lock().unwrap();
     worker.sigcont();
     wait_queue(&server, "stalls", 1);
@@ -245,8 +246,8 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
         wait_subscribed(&server, &own_channel(owner));
     }
     workers.iter_mut().for_each(|worker| worker.sigstop());
-    // The second waiter may not have been silent for long enough when the first one's time was
-    // over.
+    // When the first waiter's time is over, the second one may not have been silent for long
+    // enough.
     let granted = lapses(&server, "many stall", || {
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0]);
@@ -358,7 +359,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
         let took = begun.elapsed();
         done.store(true, Ordering::SeqCst);
         let (had, is_held) = holder.join();
-        // A thread that wakes after the end of its lease gets another lease, behind the waiter.
+        // A thread that wakes after the end of its lease gets a new lease, after the waiter.
         assert!(!is_held || had >= begun + UNIT * 3);
         leaves_nothing(&server, "short");
         took
@@ -376,7 +377,7 @@ fn a_hand_over_costs_a_request_and_a_release() {
     assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
     wait_queue(&server, "requests", 0);
     guard.unlock().unwrap();
-    // On a busy machine a sign of life comes in between, or the lease is raised.
+    // On a busy machine a keep-alive request may come between, or the lease may be raised.
     let sent = (0..10).map(|_| {
         let guard = one.fair_lock("requests").lock().unwrap();
         let before = Commands::so_far(&server).scripts();
@@ -420,7 +421,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         let last = queue(&server, &name).pop();
         worker.sigstop();
         thread::sleep(FAIR_WAIT * 3 / 2);
-        // While the lock is held, a stopped waiter costs nothing, and is not dropped.
+        // While the lock is held, a stopped waiter costs no time and is not dropped.
         assert_eq!(queue(&server, &name).len(), 3 + place);
         guard.unlock().unwrap();
         if let Some(before) = before {
@@ -428,7 +429,8 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         }
         wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
         worker.sigcont();
-        // The dropped waiter finds out by its own sign of life, and stands before the last one.
+        // The dropped waiter finds out by its own keep-alive request, and is placed before the last
+        // one.
         wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
         assert!(line.served.lock().unwrap().is_empty());
@@ -454,7 +456,7 @@ fn a_waiter_keeps_its_place_however_long_it_waits() {
     let (scripts, begun) = (Commands::so_far(&server).scripts(), Instant::now());
     thread::sleep(FAIR_WAIT * 3);
     let sent = Commands::so_far(&server).scripts() - scripts;
-    // Each of the two clients sends a sign of life every third of the time.
+    // Each of the two clients sends a keep-alive request every third of this time.
     let times = begun.elapsed().as_millis() / FAIR_WAIT.as_millis() + 1;
     assert!(u128::from(sent) <= 2 * times * 3 + 4, "{sent} scripts");
     assert_eq!(wait_queue(&server, "patient", 4), before);

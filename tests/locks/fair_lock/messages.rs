@@ -4,7 +4,7 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// A connection that is open but dead costs a part of the provisional lease at each grant, until a
+/// If a connection is open but dead, each grant costs a part of the provisional lease, until a
 /// thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
@@ -22,7 +22,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
         line.join();
         let sent = Commands::so_far(&server).scripts() - before;
         leaves_nothing(&server, "half open");
-        // There were two releases, so the waiter has not asked.
+        // There were only two releases, so the waiter has not asked.
         if sent == 2 {
             break;
         }
@@ -37,8 +37,8 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each client has its own network, since the last dropped release is tried again for a
-        // while.
+        // Each client has its own network, since the last dropped release is tried again for some
+        // time.
         let proxy = Proxy::before(&server);
         let lock = behind(&proxy).fair_lock("lost");
         on_script(&proxy, "lost", 1, action);
@@ -58,9 +58,9 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     }
 }
 
-/// A client whose requests may take long. The client listens already. Otherwise its waiter would
-/// begin to listen only when its first request is answered, and the server drops a waiter that does
-/// not listen from the head of a free lock's queue.
+/// A client whose requests may take long. The client already listens. Otherwise its waiter would
+/// begin to listen only after the reply to its first request, and the server drops a waiter that
+/// does not listen from the head of a free lock's queue.
 fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();
@@ -84,7 +84,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     let (first, _) = waits(&lock);
     proxy.wait_fired(1, SOON);
 
-    // A waiter whose request has not been sent.
+    // The request of this waiter has not been sent.
     let timed = lock.clone();
     assert!(elsewhere(move || answered(|| timed.try_lock_for(UNIT / 10)).into_option().is_none()));
     let (waiting, cancel) = waits(&lock);
@@ -93,7 +93,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(!first.is_finished(), "they waited for its reply");
 
-    // A waiter for which another one asked.
+    // Another waiter has asked for this one.
     let (second, _) = waits(&lock);
     second.wait_asleep();
     let (third, cancel) = waits(&lock);
@@ -128,7 +128,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     let (behind, _) = waits(&lock);
     behind.wait_asleep();
     cancel.cancel();
-    // The first waiter's give-up may come before that, or the grant finds no owner.
+    // The first waiter may give up before that, or the grant finds no owner.
     let acquires = |bytes: &[u8]| {
         contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
     };
@@ -153,7 +153,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     has(&line[0]);
     assert!(other.force_unlock().unwrap());
     has(&line[1]);
-    // Waits until it is later by the server's clock, which here counts milliseconds.
+    // Waits until the server's clock, which counts milliseconds here, has moved on.
     let mut now = || redis::cmd("TIME").query::<(u64, u64)>(&mut redis).unwrap();
     let granted = now();
     wait_until("the clock goes on", SOON, || {
@@ -163,7 +163,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
     proxy.wait_fired(3, SOON);
-    // The answer to a sign of life does not make the waiter ask, either.
+    // The reply to a keep-alive request does not make the waiter ask either.
     let sign_of_life = redis::Script::new(concat!(
         include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/fair/line.lua"),
@@ -198,7 +198,8 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             (Action::LoseReply, 2),
             (Action::HoldReply, 1),
         ] {
-            // Each round has its own name, since the client repeats a give-up for a whole lease.
+            // Each round has its own name, since the client repeats the request that gives up for a
+            // whole lease.
             let name = format!("unknown {fired}");
             let guard = held.then(|| other.fair_lock(&name).lock().unwrap());
             on_script(&proxy, &name, times, action);
@@ -222,7 +223,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled {at}")).collect();
     for round in 0..3 {
-        // The connections are open, and the server knows the scripts, so all requests are sent.
+        // The connections are open and the server knows the scripts, so all requests are sent.
         for name in &names {
             let lock = client.fair_lock(name);
             lock.lock().unwrap().unlock().unwrap();
@@ -268,7 +269,7 @@ fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
     }
     server.restart_empty();
     wait_until("it is back", SOON, || lock.lock().is_ok());
-    // Background requests would come with the first connection that works.
+    // Background requests would come over the first connection that works.
     thread::sleep(UNIT * 5);
     let scripts = Commands::so_far(&server).scripts();
     assert!(scripts < 50, "{scripts} scripts");
@@ -367,7 +368,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let mut took = 0;
         for attempt in [lock.lock().map(Taken), lock.try_lock_for(SOON), lock.try_lock()] {
             match attempt {
-                // This key needed no question.
+                // This key was never asked about.
                 Ok(Taken(guard)) => {
                     took += 1;
                     guard.unlock().unwrap();
@@ -383,14 +384,14 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         }
         let () = redis.del(key).unwrap();
         lock.lock().unwrap().unlock().unwrap();
-        // The memory ends while there is a holder, and while a thread wants to wait.
+        // The server runs out of memory while there is a holder and a thread wants to wait.
         let guard = lock.lock().unwrap();
         if key != &keys[0] {
             let () = redis.set(key, "precious").unwrap();
             let waits = lock.clone();
             let error = elsewhere(move || waits.lock().map(drop).unwrap_err());
             assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
-            // The release is done, or refused as a whole and tried again.
+            // The release is done, or it is refused as a whole and tried again.
             let _refused = guard.unlock();
             assert_eq!(redis.get::<_, String>(key).unwrap(), "precious");
             let () = redis.del(key).unwrap();
@@ -421,7 +422,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
     is_clear(&error, "more", "maxmemory");
     is_clear(&one.fair_lock("more").try_lock().map(drop).unwrap_err(), "more", "maxmemory");
     token.cancel();
-    // The waiter is cancelled, or gets the error about memory when it asks.
+    // The waiter is cancelled, or its next request fails for lack of memory.
     assert!(waiter.join().is_err());
     wait_queue(&server, "memory", 0);
     guard.unlock().unwrap();

@@ -1,5 +1,5 @@
-//! The behaviour of the fair lock beyond that of every lock: the order, with all events in the
-//! queue. The queue and the set of scores agree, and are empty at the end.
+//! The behaviour of the fair lock beyond that of every lock: the order, and everything that can
+//! happen in the queue. The queue and the set of scores agree, and are empty at the end.
 
 mod giving_up;
 mod losing;
@@ -20,21 +20,21 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock, Lock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The time that a dead waiter at the head may cost the others in these tests. A waiter gives a
-/// sign of life every third of this time, so it keeps its place on a machine that stands still for
-/// a second and a half.
+/// The time that a dead waiter at the head may cost the others in these tests. A waiter sends a
+/// keep-alive request every third of this time, so it keeps its place on a machine that stands
+/// still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
-/// The lease of a lock that is handed on.
+/// The lease of a grant by message.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 /// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// A client whose dead waiters cost little.
+/// A client for which dead waiters cost little time.
 fn quick(server: &Server) -> Client {
     quick_at(&server.url())
 }
 
-/// A client whose dead waiters would keep others out for longer than a test waits.
+/// A client for which dead waiters cost more time than a test waits.
 fn slow(server: &Server) -> Client {
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
     builder.fair_wait_timeout(LONG).connect().unwrap()
@@ -57,13 +57,13 @@ fn queue(server: &Server, name: &str) -> Vec<String> {
     server.connection().lrange(queue_key(name), 0, -1).unwrap()
 }
 
-/// Waits until `length` owners stand in the queue, and checks that the set has the same ones.
+/// Waits until `length` owners are in the queue, and checks that the set has the same owners.
 #[track_caller]
 fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
     wait_until(&format!("{length} stand in the queue"), SOON, || {
         queue(server, name).len() == length
     });
-    // The commands are no transaction, since a server without memory refuses one.
+    // The commands are not a transaction, since a server without memory refuses transactions.
     let line = queue(server, name);
     let scored: Vec<String> = server.connection().zrange(timeouts_key(name), 0, -1).unwrap();
     let sorted = |mut all: Vec<String>| {
@@ -74,7 +74,7 @@ fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
     line
 }
 
-/// Waits until nothing of the lock is left.
+/// Waits until the server has no key of the lock.
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
@@ -91,7 +91,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     }
 }
 
-/// Threads that take the lock one after the other, and record each holder.
+/// Threads that take the lock one after another. Each one records its number.
 struct Line {
     server_url: String,
     served: Arc<Mutex<Vec<usize>>>,
@@ -113,7 +113,7 @@ impl Line {
         self.threads.push(spawn(move || {
             let guard = lock.lock().unwrap();
             served.lock().unwrap().push(at);
-            // A thread must record its turn before it passes the lock on.
+            // A thread must record its number before it passes the lock on.
             guard.unlock().unwrap();
         }));
         wait_until("it stands in the queue", SOON, || length() > before);
@@ -156,7 +156,7 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// A process that stands in the queue, behind those that are already there.
+/// A process that is in the queue, behind those that were there before.
 fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
     let before = queue(server, name).len();
     let mut worker =
@@ -174,7 +174,7 @@ fn served(server: &Server) -> Vec<usize> {
     server.connection().lrange("served", 0, -1).unwrap()
 }
 
-/// A client behind a network. The client has its connection, and the server knows its scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     let client =
         impatient(&proxy.url()).connections(1).fair_wait_timeout(FAIR_WAIT).connect().unwrap();

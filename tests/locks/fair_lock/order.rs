@@ -1,4 +1,4 @@
-//! The order.
+//! The order of grants.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn a_try_does_not_pass_the_queue() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    // The lock is free, with a Java waiter in the queue that is not gone yet.
+    // The lock is free, and the queue has a Java waiter that has not timed out yet.
     let foreign = format!("{FOREIGN}1");
     let until = 4_000_000_000_000_u64;
     let () = redis.rpush(queue_key("tried"), &foreign).unwrap();
@@ -82,7 +82,7 @@ fn a_try_does_not_pass_the_queue() {
 /// The lock is released while the first waiter's client does not listen yet.
 #[test]
 fn a_waiter_that_has_only_just_come_is_not_passed_over() {
-    // A time that ends before the client's first sign of life.
+    // A time that is shorter than the time to the client's first keep-alive request.
     const JUST: Duration = Duration::from_millis(500);
     let server = server();
     let (one, other) = (client(&server), client(&server));
@@ -103,7 +103,7 @@ fn a_waiter_that_has_only_just_come_is_not_passed_over() {
         proxy.clear_rules();
         let order = line.join();
         leaves_nothing(&server, "new");
-        // The process did not stand still for as long as its grant lasted, either.
+        // The process also did not stand still for as long as its grant lasted.
         if took >= JUST || released.elapsed() >= PROVISIONAL / 2 {
             return JUST;
         }
@@ -119,7 +119,7 @@ fn passes_within_a_process_keep_the_order_and_leave_nothing() {
     let lock = one.fair_lock("passed");
     let guard = lock.lock().unwrap();
     let mut line = Line::new(&server);
-    // Another client stands in the middle of threads that could pass the lock on among themselves.
+    // The other client's thread is in the middle of threads that could pass the lock to each other.
     for client in [&one, &one, &one, &other, &one, &one] {
         line.add(&client.fair_lock("passed"));
     }
@@ -136,7 +136,7 @@ fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
     let outer = lock.lock().unwrap();
     let mut line = Line::new(&server);
     line.add(&lock);
-    // The thread enters again, though another thread waits.
+    // The thread re-enters, although another thread waits.
     let inner = lock.lock().unwrap();
     let tried = lock.try_lock().unwrap().into_option().unwrap();
     assert_eq!(lock.hold_count(), 3);

@@ -1,8 +1,8 @@
-//! Places of gone owners.
+//! Queue entries of owners that are gone.
 
 use super::*;
 
-/// Sends a request of this owner once more. Returns whether the owner then has an entry.
+/// Sends a request of this owner again. Returns whether the owner then has an entry.
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(
         include_str!("../../../lua/prelude.lua"),
@@ -20,7 +20,7 @@ fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     answer[0] == redis::Value::Int(0)
 }
 
-/// Waits for the lock, gives up, and is gone. Returns its owner.
+/// Makes a waiter that gives up. Returns the waiter's owner.
 fn gone(server: &Server, client: &Client, name: &str) -> String {
     let token = CancelToken::new();
     let (lock, cancel) = (client.fair_lock(name), token.clone());
@@ -35,7 +35,7 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 #[test]
 fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
     let server = server();
-    // A waiter behind a head that does not come pokes it.
+    // If the head does not take the lock, the waiter behind it sends it a message.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for released in [true, false] {
@@ -54,7 +54,7 @@ fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
             if released {
                 guard.unlock().unwrap();
             } else {
-                // No client gets a message.
+                // The lock becomes free without a message to any client.
                 let () = redis.del(&name).unwrap();
             }
             waiter.take().unwrap_or_else(next).join();
@@ -76,7 +76,7 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
     let lock = client.fair_lock("short").with_lease(UNIT / 10);
     is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
     wait_queue(&server, "short", 0);
-    // Many leases later.
+    // This is many leases later.
     thread::sleep(UNIT * 3);
     assert!(ask_late(&server, "short", &owner, UNIT / 10), "the test shows nothing");
     wait_queue(&server, "short", 0);
@@ -111,7 +111,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     leaves_nothing(&server, "told late");
 }
 
-// Names and databases whose keys or channels are the same.
+// Names and databases whose keys or channels coincide.
 
 #[test]
 fn databases_and_names_that_share_keys_strand_no_waiter() {
@@ -135,7 +135,7 @@ fn databases_and_names_that_share_keys_strand_no_waiter() {
         }
         waiters.into_iter().for_each(Running::join);
     }
-    // These two stand in one queue, and each wakes the other's waiters.
+    // These two are in one queue, and each wakes the waiters of the other.
     let [client, _] = &clients;
     let guards: Vec<_> =
         ["x", "{x}"].iter().map(|name| client.fair_lock(name).lock().unwrap()).collect();

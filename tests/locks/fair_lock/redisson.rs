@@ -1,4 +1,4 @@
-//! Redisson in the same queue.
+//! Redisson's waiters in the same queue.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
         assert_eq!(message.get_payload::<String>().unwrap(), "0");
         thread::sleep(UNIT * 2);
         assert_eq!(*line.served.lock().unwrap(), [0], "nobody passes it");
-        // Redisson's waiter takes the lock, and gives it back.
+        // Redisson's waiter takes the lock and releases it.
         let () = redis::pipe()
             .atomic()
             .lpop(queue_key("java"), None)
@@ -41,7 +41,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     });
 }
 
-/// Adds a Redisson waiter with this wait at the end of the queue.
+/// Adds a waiter of Redisson with this wait to the end of the queue.
 fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait: Duration) {
     let script = redis::Script::new(
         "local time = redis.call('time')
@@ -63,8 +63,9 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
         .unwrap();
 }
 
-/// Redisson drops waiters that were in line for longer than their wait. It leaves the scores behind
-/// them as they are, with the time that our waiters had added for them.
+/// Redisson drops waiters that were in the queue for longer than their wait. It does not change the
+/// scores of the waiters behind them, which still contain the time that redlatch's waiters had
+/// added for the dropped ones.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
@@ -87,12 +88,12 @@ fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     let () = redis.ltrim(queue_key("short"), 2, -1).unwrap();
     let () = redis.zrem(timeouts_key("short"), &dropped).unwrap();
     guard.unlock().unwrap();
-    // Java's third waiter is dead.
+    // The third waiter, Java's, is dead.
     assert_eq!(line.join(), [0, 1]);
     leaves_nothing(&server, "short");
 }
 
-/// The channel on which Redisson wakes a waiter of ours.
+/// The channel on which Redisson wakes a waiter of redlatch.
 fn channel_of(name: &str, owner: &str) -> String {
     format!("{}:{owner}", channel(name))
 }
@@ -116,7 +117,7 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
             for owner in &waiting {
                 wait_subscribed(&server, &channel_of("java holds", owner));
             }
-            // The waiters have asked once more by then, and hear all messages.
+            // By then the waiters have asked again, and get all messages.
             token.cancel();
             assert!(quitter.join());
             let first = wait_queue(&server, "java holds", 2).remove(0);
@@ -135,7 +136,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             let mut redis = server.connection();
             let proxy = Proxy::before(&server);
             let client = behind(&proxy);
-            // The client's subscriber must already have its connection, which stays.
+            // The client's subscriber must already have its connection, which stays open.
             let other = crate::common::client(&server).fair_lock("before");
             let guard = other.lock().unwrap();
             let (hears, cancel) = waits(&client.fair_lock("before"));
@@ -144,7 +145,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             assert_eq!(hears.join().unwrap_err().kind(), ErrorKind::Cancelled);
             guard.unlock().unwrap();
             hold_as_redisson(&mut redis, "unheard", LONG);
-            // The subscription never arrives, and messages on that channel meanwhile are lost.
+            // The subscription never reaches the server, so messages on that channel are lost.
             proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
                 contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
             });
@@ -178,7 +179,7 @@ fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
         line.add(&[&one, &other][at % 2].fair_lock("channels"));
     }
     wait_until("both clients listen", SOON, || numbers(&["*"]) == (2, 0));
-    // An unwanted message would be there soon.
+    // If an unwanted message came, it would come within this time.
     thread::sleep(UNIT);
     assert_eq!(numbers(&["*{channels}*"]), (0, 0));
     assert_eq!(numbers(&["*"]), (2, 0), "one a client");
@@ -212,12 +213,12 @@ fn the_rights_that_the_documents_name_suffice() {
             line.add(&client.fair_lock(name));
         }
         assert!(answered(|| restricted.fair_lock(name).try_lock_for(UNIT)).into_option().is_none());
-        // The time is long enough for signs of life.
+        // The time is long enough for keep-alive requests.
         thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
     }
-    // The waiter stands behind a Java holder, and gets the lock by a forced unlock.
+    // The waiter is behind a Java holder. A forced unlock grants it the lock.
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, name, LONG);
     let lock = restricted.fair_lock(name);
@@ -244,7 +245,7 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
             let guard = other.fair_lock("fair").lock().unwrap();
             let mut line = Line::new(&server);
             line.add(&restricted.fair_lock("fair"));
-            // A waiter whose own channel is given up, while another listens to a new one.
+            // The client gives up one waiter's channel while another waiter listens to a new one.
             hold_as_redisson(&mut redis, "java", LONG);
             let lock = restricted.fair_lock("java");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());

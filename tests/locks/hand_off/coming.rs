@@ -1,8 +1,8 @@
-//! Newcomers.
+//! Processes and threads that ask for the lock for the first time.
 
 use super::*;
 
-/// A free lock with waiters goes to the first in line, even if another owner finds it free.
+/// A free lock with waiters goes to the first in the queue, even if another owner finds it free.
 #[test]
 fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
     let server = server();
@@ -21,7 +21,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         match by {
             "a forced unlock" => assert!(lock.force_unlock().unwrap()),
-            // The first may have asked by itself meanwhile.
+            // The first waiter may have asked by itself meanwhile.
             "one of no lock" => drop(lock.force_unlock().unwrap()),
             "a question" => {
                 third = Some(Guest::of(&client(&server).reentrant_lock("found")));
@@ -37,7 +37,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         for guest in [first, second].into_iter().chain(third) {
             guest.wait_in();
-            // No client knows the first owner, which was itself forced out.
+            // No client knows the first owner, since that owner's lock was released by force, too.
             let _ = guest.ends();
         }
         wait_left(&server, "found");
@@ -60,7 +60,7 @@ fn a_queue_that_is_gone_is_made_anew() {
     again.sort();
     assert_eq!(line, again);
     guard.unlock().unwrap();
-    // In any order.
+    // The guests may be granted the lock in any order.
     let running = guests.map(|Guest { entered, leave, thread }| {
         drop(leave);
         (entered, thread)

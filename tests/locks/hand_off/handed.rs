@@ -1,4 +1,4 @@
-//! Holds that another process handed on.
+//! Holds that another process granted by a message.
 
 use super::*;
 
@@ -46,13 +46,13 @@ fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
-    // Otherwise the hold would stay without a guard until the server ends it.
+    // Otherwise no guard would have the hold, and it would last until the server ends it.
     once_within(PROVISIONAL, || {
         let (tell, told) = mpsc::channel::<()>();
         let (say, entered) = mpsc::channel();
         let waiter = handed(&server, &proxy, &lock, move |guard, entered| {
             say.send(entered).unwrap();
-            // The guard's thread does nothing.
+            // The guard's thread does nothing until then.
             let _ = told.recv();
             assert!(!guard.is_held());
         });
@@ -71,7 +71,7 @@ fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
     let (first, last) = (client(&server), client(&server));
     let mut redis = server.connection();
     let guard = first.reentrant_lock("stopped").lock().unwrap();
-    // Three processes that listen and do nothing.
+    // Three processes that receive messages and do nothing.
     let stopped = "7a1c3f5e-0b2d-8c6e-8f01-23456789abcd";
     let mut listening = server.connection();
     let mut listening = listening.as_pubsub();
@@ -94,7 +94,7 @@ fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
     }
     let released = Instant::now();
     guard.unlock().unwrap();
-    // It took no longer than that. The whole lease is a minute.
+    // The wait took no longer than this. The whole lease is a minute.
     let took = waiter.join() - released;
     assert!(took >= PROVISIONAL, "{took:?}");
 }
@@ -131,8 +131,8 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
-/// If the process is killed, others wait for its lease, and not for the provisional one. This must
-/// be so in at least one of several rounds, since a busy machine may be late.
+/// If the process is killed, others wait for its own lease, and not for the provisional one. This
+/// must hold in at least one of several rounds, since a busy machine may be late.
 #[test]
 fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
@@ -174,15 +174,15 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
-/// This must be so in at least one of several rounds, since a busy machine may keep answers back
-/// for too long.
+/// This must hold in at least one of several rounds, since a busy machine may delay replies for too
+/// long.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
     wait_until("none is lost", SOON, || lost_at_a_distance(&server) == 0);
 }
 
-/// The number of lost holds out of many that are handed on at the same moment.
+/// Grants many holds by message at the same moment. Returns how many are lost.
 fn lost_at_a_distance(server: &Server) -> usize {
     let proxy = Proxy::before(server);
     let client = behind(server, &proxy);
@@ -209,8 +209,8 @@ fn lost_at_a_distance(server: &Server) -> usize {
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
-/// This must be so in at least one of several rounds, since a busy machine may keep an answer back
-/// for too long.
+/// This must hold in at least one of several rounds, since a busy machine may delay a reply for too
+/// long.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let server = server();
@@ -230,9 +230,9 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     }
 }
 
-/// The server's clock was set back by a second between a refusal and the grant behind it, so that
-/// the grant looks like an older one. In either order of reading the client asks at once, and not
-/// at its next poll.
+/// The server's clock was set back by a second between a refusal and the grant after it, so that
+/// the grant seems to be older. In whichever order the client reads the two, it asks at once, and
+/// does not wait for its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let server = server();
@@ -254,7 +254,7 @@ fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
             let place = queue(&mut redis, "void").remove(0);
             let (_, number) = place.split_once(':').unwrap();
             let (now, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
-            // The lock is handed on as by a release.
+            // This grants the lock as a release does.
             let () = redis::pipe()
                 .atomic()
                 .del(&["void", &queue_key("void")])

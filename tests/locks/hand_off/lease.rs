@@ -1,8 +1,9 @@
-//! The lease.
+//! The leases of holds that were granted by a message.
 
 use super::*;
 
-/// The same for a lock of this name, with a separate client. Returns when `work` is done.
+/// As [`super::handed`], for a lock of this name, with a separate client. Returns when `work` is
+/// done.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -15,12 +16,12 @@ fn handed<T: Send + 'static>(
     super::handed(server, proxy, &lock, work).join()
 }
 
-/// A hand-over is for two seconds. The hold is raised when it has lasted for a moment. No loss on
-/// the way prevents that.
+/// A grant by message lasts for two seconds. The client raises the hold after a moment, whatever is
+/// lost on the way.
 #[test]
 fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
     let server = server();
-    // A request on a connection that breaks is sent once more by itself.
+    // If the connection breaks, the client sends the request again.
     for (at, action) in [Action::LoseRequest, Action::LoseReply].into_iter().enumerate() {
         let proxy = Proxy::before(&server);
         let name = ["raised", "raised again"][at];
@@ -28,7 +29,7 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
         let mut redis = server.connection();
         handed(&server, &proxy, name, None, move |guard, _| {
             let left = pttl(&mut redis, name);
-            // The first request may have got through unnoticed.
+            // The first request may have reached the server unnoticed.
             assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
             assert!(at == 1 || guard.remaining() <= PROVISIONAL);
             wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
@@ -43,11 +44,11 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
 #[test]
 fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     let server = server();
-    // On a busy machine the hold may be over before the raise.
+    // On a busy machine the hold may end before the raise.
     wait_until("it is raised in time", SOON, || is_raised_once(&server));
 }
 
-/// Whether it was raised in time.
+/// Whether the hold was raised in time.
 fn is_raised_once(server: &Server) -> bool {
     let proxy = Proxy::before(server);
     let lease = Duration::from_secs(4);
@@ -65,11 +66,11 @@ fn is_raised_once(server: &Server) -> bool {
             return false;
         }
         let raised = renewals.load(Ordering::SeqCst);
-        // Both ends are taken by a clock that was read before them, so they count as no later than
+        // The clock for both ends was read before them, so the ends are not taken as later than
         // they are.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
-        // (By the time between the look at the clock and the request, on a busy machine.)
+        // (On a busy machine, time passes between the read of the clock and the request.)
         for left in [left, guard.remaining()] {
             assert!(now + left < lease + UNIT * 7, "it ends {:?} after the grant", now + left);
         }
@@ -85,7 +86,7 @@ fn is_raised_once(server: &Server) -> bool {
     in_time
 }
 
-/// The server would keep the lock for two seconds.
+/// Without the client's cut, the server would keep the lock for two seconds.
 #[test]
 fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     let server = server();
@@ -94,7 +95,7 @@ fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     }
 }
 
-/// Returns how long the lock was kept.
+/// Returns how long the lock stayed taken.
 fn ends_short(server: &Server, way: &'static str) -> Duration {
     let proxy = Proxy::before(server);
     let (say, kept) = mpsc::channel();
@@ -106,7 +107,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
         if way == "asleep" {
             assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
         } else {
-            // The guard's own unlock is the first to know, or nearly.
+            // The guard's own unlock is the first sign of the loss, or nearly the first.
             while guard.is_held() {
                 std::hint::spin_loop();
             }
@@ -119,7 +120,8 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// A process that asks gets the whole lease at once, even while the raise is on its way.
+/// A thread that asks for the remaining lease gets the whole one at once, even while the raise is
+/// in flight.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();
@@ -130,7 +132,7 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
         guard.check(LONG / 6).unwrap();
         guard.unlock().unwrap();
     });
-    // The test runs another round if the machine stood still until the raise was sent once more.
+    // If the machine stood still until the raise was sent again, the test runs another round.
     wait_until("its raise is on its way", SOON, || {
         let held_back = Arc::new(Proxy::before(&server));
         on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);
@@ -158,8 +160,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// The server's clock may be set, so that a grant has an impossible time. Such a time makes no hold
-/// longer than that of a hand-over.
+/// If the server's clock is set, a grant may have an impossible time. Such a time makes no hold
+/// longer than a provisional lease.
 #[test]
 fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();
@@ -169,7 +171,7 @@ fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let waiter = spawn(move || {
         let guard = lock.lock().unwrap();
         let remaining = guard.remaining();
-        // The server never granted this hold.
+        // The server never made this grant.
         let _ = guard.unlock();
         remaining
     });

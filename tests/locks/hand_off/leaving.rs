@@ -1,8 +1,8 @@
-//! Processes that leave.
+//! Processes that leave the queue.
 
 use super::*;
 
-/// A killed process costs the next one nothing, even if a monitor listens to all channels.
+/// A killed waiter costs the next one no time, even if a monitor listens to all channels.
 #[test]
 fn a_waiter_that_was_killed_is_passed_by_the_release() {
     let server = server();
@@ -70,13 +70,13 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
     wait_left(&server, "inherited");
 }
 
-/// Thousands of give-ups and grants cross each other.
+/// Thousands of waiters that give up meet grants to them.
 #[test]
 fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let server = server();
     let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
-    // Each client has one thread. With more, the entry would go from one to the next.
+    // Each client has one thread. With more threads, the queue entry would go from one to another.
     let clients: [Client; 6] = std::array::from_fn(|_| warm(&server));
     let before = lapses.so_far();
     let (inside, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -105,7 +105,7 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
     wait_until("thousands have waited", SOON, || {
-        // If a busy machine answers too late, a client gives up one place while it has the next.
+        // If a busy machine is late, a client gives up one entry while it has the next one.
         wait_until("no place is left behind", SOON, || {
             queue(&mut redis, "moment").len() <= clients.len()
         });
@@ -116,7 +116,7 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     println!("{} in vain, {} granted", total(0), total(1));
     wait_left(&server, "moment");
     assert_eq!(lapses.so_far(), before, "what nobody had had to lapse");
-    // Nothing goes on in the background.
+    // Nothing happens in the background any longer.
     let mut before = 0;
     wait_until("nobody sends anything any more", SOON, || {
         thread::sleep(UNIT / 2);
@@ -125,8 +125,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     });
 }
 
-/// A client that ends leaves neither a place nor a hold, whether it waits for the lock, has it, or
-/// is just granted it.
+/// A client that ends leaves neither a queue entry nor a hold, whether it waits for the lock, holds
+/// it, or is just being granted it.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Messages.
+//! Messages that are late, lost, or not for a waiter.
 
 use super::*;
 
@@ -7,13 +7,13 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
-    // On a busy machine the waiter's next question may be due before it has read the message.
+    // On a busy machine the waiter may ask again before it has read the message.
     wait_until("it has not to ask once more", SOON, || {
         let (fired, asked) = (proxy.fired(), count_script(&proxy, ACQUIRE, "overtaken"));
         let guard = one.reentrant_lock("overtaken").lock().unwrap();
         on_script(&proxy, ACQUIRE, "overtaken", 1, Action::HoldReply);
         let guest = Guest::in_line(&server, &other, "overtaken", 1);
-        // The reply says "refused", and is held back on its way.
+        // The reply says "refused", and the network holds it back.
         proxy.wait_fired(fired + 1, SOON);
         let place = queue(&mut server.connection(), "overtaken").remove(0);
         guard.unlock().unwrap();
@@ -27,8 +27,8 @@ fn a_grant_that_overtakes_the_reply_counts() {
     });
 }
 
-/// The next waiter waits for the provisional lease and no longer. The waiter that slept through its
-/// grant is not inside together with it.
+/// The next waiter waits only for the provisional lease. A waiter that slept through its grant is
+/// not inside at the same time.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let server = server();
@@ -37,7 +37,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let name = "stopped";
     let first = Guest::of(&clients[0].reentrant_lock(name));
     first.wait_in();
-    // Two waiters stand before the process, and one behind it.
+    // In the queue, two waiters are before the process, and one is behind it.
     let second = Guest::in_line(&server, &clients[1], name, 1);
     let third = Guest::in_line(&server, &clients[2], name, 2);
     let before = Commands::so_far(&server).scripts();
@@ -46,7 +46,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let last = Guest::in_line(&server, &clients[3], name, 4);
     let line = queue(&mut redis, name);
     wait_subscribed(&server, &own_channel(&line[2]));
-    // The waiter asks once more, since it listens now, and so has the last one.
+    // The waiter asks again, since its client listens now. The last waiter has also asked again.
     wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
@@ -58,7 +58,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let took = last.wait_in() - before_the_grant;
     assert!(took >= PROVISIONAL, "it was not granted the lock: {took:?}");
     stopped.sigcont();
-    // The continued process has asked, and has its entry again.
+    // The process was continued and has asked, so it has an entry again.
     wait_in_line(&server, name, 1);
     assert_eq!(queue(&mut redis, name), line[2..3]);
     assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
@@ -69,8 +69,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// The connection of the waiter's subscriber breaks around the grant. The waiter asks when it
-/// listens again.
+/// The connection of the waiter's subscriber breaks around the grant. When the client listens
+/// again, the waiter asks.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let server = server();
@@ -85,7 +85,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
             first.wait_in();
             let second = Guest::in_line(&server, &clients[1], "broken", 1);
             let third = Guest::in_line(&server, &clients[2], "broken", 2);
-            // At the third place, only a message can wake the waiter.
+            // In the third place of the queue, only a message can wake the waiter.
             let guest = Guest::in_line(&server, &cut_off, "broken", 3);
             first.leaves();
             second.wait_in();
@@ -108,7 +108,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
-/// A connection that is open but dead costs a poll again and again, until a thread finds out.
+/// If a connection is open but dead, each grant waits for a poll, until a thread finds out.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -135,7 +135,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     assert!(rounds >= 1, "the message was heard all the same");
 }
 
-/// A message on a client's channel that is not for this lock grants no waiter the lock.
+/// If a message on a client's channel is not for this lock, it grants this lock to no waiter.
 #[test]
 fn a_message_for_another_lock_or_database_grants_nothing() {
     let server = server();
@@ -171,8 +171,8 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
     wait_left(&server, "mine");
 }
 
-/// An entry may have no waiter, for example because a request came late. Its grant goes on to the
-/// next at once.
+/// A queue entry may have no waiter, for example if a request came late. A grant to it goes to the
+/// next entry at once.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_at_once() {
     let server = server();
@@ -195,7 +195,7 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// The same if the server at first refuses the give-back. A passing refusal is no answer.
+/// The same, if the server first refuses to take the grant back. The client then tries again.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();
@@ -241,8 +241,8 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
     wait_left(&server, "found");
 }
 
-/// A waiter may be granted the lock by a message that it has not read, lose that hold, and get
-/// another by asking. Then the message does not describe the new hold.
+/// A message grants the lock to a waiter. Before the waiter has read the message, it loses that
+/// hold, and gets another one by asking. Then the message does not apply to the new hold.
 #[test]
 fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let server = server();
@@ -263,8 +263,8 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     wait_left(&server, "anew");
 }
 
-/// The same with one request that was sent twice. The first copy got an entry, and then a grant by
-/// an unread message. The second copy got the lock.
+/// The same with one request that was sent twice. The first copy made an entry, which was then
+/// granted the lock by an unread message. The second copy got the lock.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let server = server();
@@ -299,8 +299,9 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the one before it has entries that were given up there. An owner
-/// that leaves the lock to Redisson wakes the first in line, and here no process would come.
+/// A master that lagged behind the previous one has entries that were given up there. A release
+/// that leaves the lock to Redisson sends a message to the first entry. Here no process would come
+/// for it.
 #[test]
 fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();

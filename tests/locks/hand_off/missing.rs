@@ -1,8 +1,8 @@
-//! Missing rights and memory.
+//! Users without some right, and servers without memory.
 
 use super::*;
 
-/// Any verb may be the first.
+/// Any verb may be the first call of a client.
 #[test]
 fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     let server = server();
@@ -28,7 +28,7 @@ fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     }
 }
 
-/// The hold ends with its lease.
+/// The hold then ends with its lease.
 #[test]
 fn a_release_without_the_right_to_the_queue_is_refused_whole() {
     let server = server();
@@ -42,7 +42,7 @@ fn a_release_without_the_right_to_the_queue_is_refused_whole() {
     assert!(there.force_unlock().unwrap());
 }
 
-/// A client that lacks one of these rights gets an error, and the lock and its queue stay.
+/// A client without one of these rights gets an error. The lock and its queue do not change.
 #[test]
 fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
     let server = server();
@@ -74,7 +74,7 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
     wait_left(&server, "mute");
 }
 
-/// The waiter would wait for ever for a free lock.
+/// Without the error, the waiter would wait for a free lock for ever.
 #[test]
 fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     let server = server();
@@ -132,7 +132,7 @@ fn something_else_under_the_queues_key_is_an_error() {
     assert_eq!(owner(&mut redis, "odd"), None);
 }
 
-/// A waiter needs no memory.
+/// A waiter needs no memory on the server.
 #[test]
 fn without_memory_a_lock_that_is_waited_for_is_handed_on() {
     let server = server();
@@ -149,7 +149,7 @@ fn without_memory_a_lock_that_is_waited_for_is_handed_on() {
     first.wait_in();
     first.leaves();
     second.wait_in();
-    // The lease is raised without memory, too.
+    // The client raises the lease without memory, too.
     wait_until("it is raised", SOON, || {
         pttl(&mut server.connection(), "full") > millis(PROVISIONAL)
     });

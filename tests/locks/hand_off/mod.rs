@@ -1,7 +1,7 @@
-//! How a lock goes from one process to the next. No process is passed over or inside for too long.
-//! Losses on the way cost little time and no hold.
+//! How a lock goes from one process to another. No process is skipped, and none keeps the lock for
+//! too long. Lost messages and replies cost little time and no hold.
 //!
-//! `models/lock/` tests the scripts alone. Here the library sends them.
+//! `models/lock/` tests the scripts alone. These tests send them through the library.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -19,8 +19,8 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// The lease of a grant by message, as in `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// The entry of this executable's workers. A worker takes a lock and keeps it until the test says
-/// otherwise.
+/// The entry of this executable's workers. A worker takes a lock and keeps it until the test makes
+/// it leave.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -52,14 +52,14 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             tell.send(Instant::now()).unwrap();
-            // The order to leave, or the end of a failed test.
+            // Blocks until the test makes the guest leave, or until a failed test ends.
             let _ = told.recv();
             guard.unlock()
         });
         Self { entered, leave, thread }
     }
 
-    /// A guest that stands in line as the last of `places`.
+    /// A guest that waits as the last of `places` in the queue.
     fn in_line(server: &Server, client: &Client, name: &str, places: u64) -> Self {
         let guest = Self::of(&client.reentrant_lock(name));
         wait_in_line(server, name, places);
@@ -91,7 +91,7 @@ fn queue_key(name: &str) -> String {
     }
 }
 
-/// The owners in line.
+/// The owners in the queue.
 fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(queue_key(name), 0, -1).unwrap()
 }
@@ -121,7 +121,7 @@ macro_rules! lock_script {
 }
 
 const RENEW: &[&str] = &[lock_script!("cut.lua", "renew.lua")];
-/// The second one is for a lock that most likely is held.
+/// The second text is for a lock that most likely is held.
 const ACQUIRE: &[&str] = &[
     lock_script!(
         "free.lua",
@@ -175,7 +175,7 @@ fn on_script(proxy: &Proxy, codes: Codes, name: &'static str, shots: usize, acti
     proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, codes, name));
 }
 
-/// Counts the requests that run this script for this lock, from here on.
+/// Counts the requests that run this script for this lock, from now on.
 fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
     let count = Arc::new(AtomicU64::new(0));
     let (seen, name) = (Arc::clone(&count), name.to_owned());
@@ -188,9 +188,9 @@ fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
     count
 }
 
-/// Runs `work` with a hold that the client behind the proxy was granted by a message, and with the
-/// time when the hold came. The client asks now and then, so an answer may have come before the
-/// message. Then the function tries once more.
+/// Makes a client behind the proxy wait, and grants it the lock by a message. Runs `work` with that
+/// hold and the time when it came. If the client asked by itself and got the reply before the
+/// message, this tries again.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -214,14 +214,14 @@ fn handed<T: Send + 'static>(
                 return work(guard, entered);
             }
             guard.unlock().unwrap();
-            // There is a holder to wait for again.
+            // There is a holder again, so the next round can wait.
             let _: u64 = told.recv().unwrap();
         }
     });
     let begun = Instant::now();
     loop {
         wait_in_line(server, &name, 1);
-        // All questions so far are answered once it sleeps in line.
+        // Once the waiter sleeps in the queue, all its requests so far are answered.
         let questions = asked.load(Ordering::SeqCst);
         taker.wait_queued();
         tell.send(questions).unwrap();
@@ -235,13 +235,13 @@ fn handed<T: Send + 'static>(
     }
 }
 
-/// A client behind a network, whose connections are open and whose scripts are known. It waits for
-/// replies for as long as a test holds them back.
+/// A client behind a network. Its connections are open, and the server knows its scripts. It waits
+/// for replies for as long as a test holds them back.
 fn behind(server: &Server, proxy: &Proxy) -> Client {
     behind_by(server, proxy, 1)
 }
 
-/// The same with this number of connections.
+/// As [`behind`], with this number of connections.
 fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LONG)
@@ -257,15 +257,16 @@ fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     client
 }
 
-/// Makes the client listen to its own channel, as it does once it has waited. Before that, a script
-/// takes the client for dead, and the client asks once more when it listens.
+/// Makes the client listen to its own channel. A client begins to listen when it first waits. Until
+/// then, scripts count the client as dead, and it asks again when it listens.
 fn warm_up(server: &Server, client: &Client) {
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "warm", LONG);
     let guest = Guest::in_line(server, client, "warm", 1);
     let place = queue(&mut redis, "warm").remove(0);
     wait_subscribed(server, &own_channel(&place));
-    // The subscription is confirmed once a release arrives, and not before.
+    // Only a message that arrives shows that the subscription is confirmed, so this sends a
+    // release.
     wait_subscribed(server, &channel("warm"));
     release_as_redisson(&mut redis, "warm", &channel("warm"));
     guest.wait_in();
@@ -279,8 +280,8 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The keys that end by themselves from here on. Keys that record the places which were heard of
-/// must end in this way.
+/// The keys that expire from now on. Keys that record which entries were answered must expire in
+/// this way.
 struct Lapses {
     sender: Connection,
     listener: Connection,
@@ -299,7 +300,7 @@ impl Lapses {
         Self { sender, listener, seen: Vec::new() }
     }
 
-    /// The number of keys that have ended.
+    /// The number of keys that have expired.
     fn so_far(&mut self) -> usize {
         let () = self.sender.publish("end", "").unwrap();
         loop {

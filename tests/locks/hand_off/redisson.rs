@@ -1,8 +1,8 @@
-//! Redisson.
+//! Waiters of redlatch and Redisson for one lock.
 
 use super::*;
 
-/// Runs a Redisson client, which tries after each message, with its delay.
+/// Runs a Redisson client, which tries again after each message, with Redisson's delay.
 fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &AtomicU64) {
     let take = redis::Script::new(
         "if redis.call('exists', KEYS[1]) == 0 then
@@ -27,16 +27,17 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
         count.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(5));
         release_as_redisson(&mut redis, name, &channel(name));
-        // The time is long enough for our client to have the lock again.
+        // The time is long enough for redlatch's client to have the lock again.
         thread::sleep(UNIT / 20);
     }
 }
 
-/// The measured time from a message to Redisson's request. If the lock is not left to Redisson, its
-/// request is late each time.
+/// The measured time from a message to Redisson's next request. Unless the lock is left to Redisson
+/// for a moment, its request is always late.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
-/// A new handle for each call leaves Redisson as many turns as a kept one.
+/// If a program makes a new handle for each call, Redisson gets as many turns as if the program
+/// kept one handle.
 #[test]
 fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
     let server = Arc::new(server());
@@ -52,7 +53,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
                         let guard = client.reentrant_lock(name).lock().unwrap();
                         assert!(guard.is_held());
                         thread::sleep(Duration::from_millis(5));
-                        // Nothing of the handle is left behind this.
+                        // After this, nothing of the handle remains.
                         guard.unlock().unwrap();
                         rounds += 1;
                     }
@@ -75,7 +76,8 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// The hold ends as by Redisson's `forceUnlock`. No process with an entry listens in public.
+/// The hold ends as it does by Redisson's `forceUnlock`. No process with an entry listens to the
+/// public channel.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let server = server();
@@ -84,8 +86,8 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     once_within(UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
-        // Time is the subject: the lock is held for long enough to be tracked, and the next
-        // question is far off.
+        // Time is the subject here: the lock is held for long enough to be tracked, and the
+        // waiter's next request is far off.
         thread::sleep(UNIT * 3);
         let deleted = Instant::now();
         release_as_redisson(&mut redis, "forced", &channel("forced"));

@@ -1,11 +1,11 @@
-//! Silent places, whose host has lost power or whose process is stopped.
+//! Silent queue entries: the host has lost power, or the process is stopped.
 
 use super::*;
 
-/// The number of stopped processes ahead of a thread that waits.
+/// The number of stopped processes before a waiting thread in the queue.
 const STOPPED: u64 = 8;
 
-/// A process that stands in line as the last of `places`, and gets messages.
+/// A process that waits as the last of `places` in the queue, and gets messages.
 fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     let worker = process(server, name);
     wait_in_line(server, name, places);
@@ -14,8 +14,8 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// This must be so in at least one of several rounds. While the machine stands still, no process is
-/// passed over.
+/// This must hold in at least one of several rounds. While the machine stands still, no process is
+/// skipped.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -42,7 +42,7 @@ fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     });
 }
 
-/// Places of readers and writers that listen and do nothing.
+/// The entries are those of readers and writers that receive messages and do nothing.
 #[test]
 fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     let server = server();
@@ -80,8 +80,8 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     });
 }
 
-/// Both processes that were passed over come back: the one that was granted the lock in vain, and
-/// one behind it.
+/// Both skipped processes come back: the first one, which was granted the lock in vain, and one
+/// behind it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let server = server();
@@ -89,16 +89,15 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let mut redis = server.connection();
     let guard = first.reentrant_lock("back").lock().unwrap();
     let mut stopped: Vec<_> = (1..=3).map(|places| in_line(&server, "back", places)).collect();
-    // Time is the subject: each of them asks again, so the server knows the time since which it
-    // waits.
+    // Time is the subject here: each process asks again, so the server knows since when it waits.
     thread::sleep(UNIT * 15);
     stopped.iter_mut().for_each(|(worker, _)| worker.sigstop());
     let inside = Guest::in_line(&server, &second, "back", 4);
     let later = Guest::in_line(&server, &third, "back", 5);
     guard.unlock().unwrap();
     inside.wait_in();
-    // The second process comes back first, and the first one then stands before it. The order is
-    // that of arrival.
+    // The second process comes back first, and the first one is then placed before it, in the order
+    // of arrival.
     for (back, places) in [(1, 2), (0, 3)] {
         stopped[back].0.sigcont();
         wait_in_line(&server, "back", places);
@@ -116,7 +115,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     later.leaves();
 }
 
-/// All questions wait at a server that stands still, in no particular order.
+/// All requests wait at a stopped server. It may run them in any order.
 #[test]
 fn a_server_that_stands_still_passes_no_waiter() {
     let server = server();
@@ -126,7 +125,8 @@ fn a_server_that_stands_still_passes_no_waiter() {
     let one = Guest::in_line(&server, &second, "still", 2);
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
-    // Time is the subject: both have been answered for long enough to call others silent.
+    // Time is the subject here: both waiters have been answered for long enough to report others as
+    // silent.
     thread::sleep(PROVISIONAL + UNIT * 5);
     stopped.sigstop();
     guard.unlock().unwrap();

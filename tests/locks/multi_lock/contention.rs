@@ -1,4 +1,4 @@
-//! Contention.
+//! Threads and processes that contend for several locks.
 
 use super::*;
 
@@ -12,8 +12,8 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     }
 }
 
-/// Takes two or three of the locks again and again, in any order, and checks that it is alone in
-/// each.
+/// Takes two or three of the locks again and again, in any order. Checks that no other holder has
+/// them.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
     let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)
@@ -40,9 +40,9 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                         ),
                     };
                     let Some(guard) = guard else { continue };
-                    // A lock that was handed on is certain only for a short time. On a busy machine
-                    // a process may stand still for longer, and then it loses the lock and is told
-                    // so. From here on all locks are certain.
+                    // A lock that was granted by a message is certain only for a short time. If a
+                    // process on a busy machine stands still for longer, it loses the lock, and its
+                    // guard reports that. After this check all locks are certain.
                     if guard.check(LONG / 2).is_err() {
                         continue;
                     }
@@ -74,7 +74,7 @@ fn spawn_plain<T: Send + 'static>(
     thread::spawn(work)
 }
 
-/// For as many seconds as `REDLATCH_SOAK` says (10).
+/// The test runs for `REDLATCH_SOAK` seconds, or else for 10.
 #[test]
 fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
     let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(10);
@@ -108,7 +108,7 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
     let threads: Vec<_> = [["x", "y"], ["y", "x"], ["x", "y"], ["y", "x"]]
         .into_iter()
         .map(|names| {
-            // Each process has two, the second of which is a clone.
+            // Each process has two handles, and the second one is a clone.
             let both = all_of(&client(&server), &names);
             let again = both.clone();
             [both, again].map(|both| {
@@ -125,8 +125,8 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
     threads.into_iter().flatten().for_each(Running::join);
 }
 
-/// Redisson's `RedissonMultiLock` takes the locks in the order of the list, waiting a while for
-/// each. If it does not get one, it gives all back and begins anew.
+/// Redisson's `RedissonMultiLock` takes the locks in the order of the list, and waits some time for
+/// each. If it does not get a lock, it releases all of them and begins again.
 #[test]
 fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let server = server();
@@ -180,7 +180,7 @@ fn many_threads_take_several_over_one_connection() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// The first part decides, since a thread that does not get it asks for no other.
+/// The first part decides: a thread that does not get it asks for no other part.
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;
@@ -210,7 +210,7 @@ fn of_many_that_try_exactly_one_has_all() {
     callers.into_iter().for_each(Running::join);
 }
 
-/// Otherwise a call that got nothing would leave some of them taken for an hour.
+/// Otherwise a call that failed would leave some of the parts taken for an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let server = server();

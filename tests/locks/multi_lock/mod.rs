@@ -1,4 +1,4 @@
-//! Several locks that are taken together, and the majority of a quorum.
+//! Several locks that are taken together, and quorums.
 
 mod contention;
 mod quorum;
@@ -49,7 +49,7 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
     lost
 }
 
-// Leftovers.
+// Locks that are left to expire.
 
 #[test]
 fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
@@ -70,11 +70,11 @@ fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
     assert!(client.reentrant_lock("b").force_unlock().unwrap());
     let error = guard.leave_to_expire().unwrap_err();
     assert_eq!((error.kind(), error.name()), (ErrorKind::LeaseLost, Some("b")));
-    // None is left taken if one of them cannot be.
+    // If one lock cannot be taken, no other one stays taken.
     wait_all_free(&server, &NAMES);
 }
 
-// Parts taken.
+// The parts of the lock.
 
 #[test]
 fn all_parts_are_held_until_the_guard_goes() {
@@ -121,17 +121,17 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
-    // Of two kinds, so no request takes or releases several.
+    // The locks are of two kinds, so each request takes or releases only one.
     let [a, c] = ["a", "c"].map(|name| client.fenced_lock(name));
     let all = MultiLock::new([&c as &dyn Lock, &client.reentrant_lock("b"), &a]).unwrap();
-    // Connections are open, and the server knows the scripts.
+    // The connections are open, and the server knows the scripts.
     for _ in 0..2 {
         all.lock().unwrap().unlock().unwrap();
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
     let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
-    // The parts that are held each time the server has carried out one more request and the answer
-    // is held back.
+    // Which parts are held each time when the server has run one more request and its reply is held
+    // back.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);
@@ -196,11 +196,11 @@ fn a_senseless_list_of_locks_is_an_error_at_once() {
     assert_eq!(kind(MultiLock::quorum(none)), ErrorKind::Config);
     let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
     assert_eq!(kind(MultiLock::new([&plain as &dyn Lock, &fair])), ErrorKind::Config);
-    // Both votes are of one server.
+    // Both votes are on one server.
     let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
     let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
     assert!(error.to_string().contains(&server.port().to_string()), "{error}");
-    // The first call checks a name and a lease, as for one lock.
+    // The first call checks a name and a lease, as it does for a single lock.
     let error = all_of(&one, &["x", ""]).lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let error = all_of(&one, &NAMES).with_lease(Duration::ZERO).try_lock().unwrap_err();
@@ -224,7 +224,7 @@ fn parts_that_the_thread_holds_are_taken_once_more() {
     assert!(outer.is_held());
     assert!(is_held(&server, "b") && !is_held(&server, "a") && !is_held(&server, "c"));
     outer.unlock().unwrap();
-    // An owned guard's call waits for its own thread, too.
+    // A call for an owned guard waits even if its own thread holds the lock.
     let owned = all.lock_owned().unwrap();
     assert!(all.try_lock().unwrap().into_option().is_none());
     elsewhere(move || {
@@ -262,7 +262,7 @@ fn with_returns_the_result_of_its_work() {
     assert!(!NAMES.into_iter().any(|name| is_held(&server, name)));
 }
 
-// Several locks as one.
+// Several locks in the place of one.
 
 #[test]
 fn code_over_any_lock_takes_counts_and_releases_several() {
@@ -304,7 +304,7 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
     assert!(all.is_locked().unwrap() && !all.is_held_by_current_thread());
     all.lock().unwrap().forget();
     assert_eq!((counts(), all.hold_count()), ([2, 1, 1], 1));
-    // One part is lost, so the rest goes, as at the end of a guard.
+    // One part is lost, so the other parts are released, as at the end of a guard.
     assert!(parts[1].force_unlock().unwrap());
     assert_eq!(all.hold_count(), 0);
     let error = all.unlock().unwrap_err();
@@ -355,7 +355,7 @@ fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     guard.unlock().unwrap();
     assert!(again.is_held() && !is_held(&server, "b"));
     again.unlock().unwrap();
-    // A part may be of another kind, but a majority is no part.
+    // A part may be of another kind, but a quorum cannot be a part.
     let fair = MultiLock::new([&inner as &dyn Lock, &client.fair_lock("a")]);
     let quorum = MultiLock::quorum(&[&b]).unwrap();
     let (outer, votes) = (MultiLock::new([&inner, &quorum]), MultiLock::quorum(&[&inner]));

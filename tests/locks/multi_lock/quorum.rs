@@ -1,11 +1,12 @@
-//! A quorum.
+//! Quorums: locks that a majority of servers grants.
 
 use redlatch::Taken;
 
 use super::*;
 
 const FIVE: usize = 5;
-/// The lease of a vote. It is longer than any wait in these tests, so that no vote lapses unseen.
+/// The lease of a vote. It is longer than any wait in these tests, so that no vote expires
+/// unnoticed.
 const VOTE: Duration = LONG;
 /// How long the clients wait for a single reply.
 const RESPONSE_TIMEOUT: Duration = SOON;
@@ -18,13 +19,13 @@ fn voting(servers: &[Server]) -> MultiLock {
     voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
 }
 
-/// A lock of clients that would wait long for a server that does not answer. A quorum waits only
-/// for 1.2 s, a fiftieth of the lease.
+/// A quorum whose clients would wait long for a server that does not answer. The quorum itself
+/// waits only for 1.2 s, a fiftieth of the lease.
 fn voting_at(urls: &[String]) -> MultiLock {
     enduring(urls, Duration::ZERO)
 }
 
-/// The same with clients that wait for servers which are away.
+/// As [`voting_at`], with clients that wait for servers which are out of reach.
 fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
     answered(urls, failover_timeout, RESPONSE_TIMEOUT)
 }
@@ -40,7 +41,7 @@ fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> Mu
     MultiLock::quorum(&locks).unwrap()
 }
 
-/// A quorum of all five servers for a program that could connect to these only.
+/// A quorum of all five servers, for a program that could connect only to these servers.
 fn of_five(servers: &[Server]) -> Result<MultiLock, Error> {
     let clients: Vec<_> = servers.iter().map(client).collect();
     let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("vote")).collect();
@@ -51,8 +52,8 @@ fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
 
-/// Takes the lock with the votes of all servers. This may need several tries, since on a busy
-/// machine a quorum does not wait for a late vote.
+/// Takes the lock with the votes of all servers. This may need several tries, since a quorum does
+/// not wait for a vote that a busy machine delays.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
     wait_until("all have voted", SOON, || {
@@ -79,7 +80,7 @@ fn a_majority_is_taken_and_excludes_every_other() {
     let guard = lock_at_all(&ours);
     assert!(guard.is_held());
     assert_eq!(votes(&servers), FIVE);
-    // The lease counts for less than one server's, because of drift.
+    // Because of clock drift, the quorum's lease is shorter than that of one server.
     let lease = VOTE - VOTE / 100;
     assert!(guard.remaining() < lease && guard.remaining() > VOTE / 2, "{:?}", guard.remaining());
     guard.check(VOTE / 2).unwrap();
@@ -96,7 +97,7 @@ fn a_majority_is_taken_and_excludes_every_other() {
     waiter.join();
 }
 
-/// Of five servers, each program has lost its connections to two.
+/// There are five servers, and each program has lost its connections to two of them.
 #[test]
 fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     let servers = five();
@@ -105,12 +106,12 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     assert_eq!((guard.names().count(), votes(&servers)), (3, 3));
     assert!(theirs.try_lock().unwrap().into_option().is_none());
     assert!(guard.is_held());
-    // Two of five are no majority, and the other two may be.
+    // Two of five are not a majority, but the other two servers may have a vote more.
     assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(ours.is_locked().unwrap());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
-    // Without its third server, the quorum has no majority.
+    // Without this server, the quorum has no majority.
     servers[4].kill();
     let error = theirs.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
@@ -155,7 +156,7 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     let begun = Instant::now();
     let error = ours.lock().unwrap_err();
     let took = begun.elapsed();
-    // Two of the servers do not answer, and the quorum waits for neither to the end.
+    // Two of the servers do not answer, and the quorum does not wait for them until their timeout.
     assert!(took < RESPONSE_TIMEOUT, "{took:?}");
     assert!(error.kind().is_server_trouble(), "{error:?}");
     assert_eq!(error.name(), Some("vote"));
@@ -165,7 +166,7 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     for server in [&servers[1], &servers[2]] {
         wait_free(server, "vote", SOON);
     }
-    // The client gives back a late grant, so it can have the lock again when the servers are back.
+    // The client gives a late grant back, so when the servers are back it can have the lock again.
     servers[3].resume();
     servers[4].resume();
     wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Taken(_))));
@@ -199,7 +200,7 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
 
-/// The servers that answer do not decide, since one that does not may have the missing vote.
+/// The servers that answer do not decide: a server that does not answer may have the missing vote.
 #[test]
 fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     let servers = five();
@@ -215,7 +216,7 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     drop(guard);
 }
 
-/// The same holds if the lock is free.
+/// The same holds for a free lock.
 #[test]
 fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     let servers = [server()];
@@ -228,13 +229,13 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
 }
 
 /// Some servers do not answer, and their clients would wait for a minute. A vote whose lease could
-/// not be extended is released, and the others are enough.
+/// not be extended is released, and the other votes suffice.
 #[test]
 fn a_majority_of_a_quorum_is_left_to_its_end() {
     let servers = [(); 3].map(|()| server());
     let proxy = Proxy::before(&servers[0]);
     // The first lock may ask at the moment of its grant. Then that request fails, or its reply
-    // grants the whole lease.
+    // grants the lock with the whole lease.
     wait_until("one is not raised", SOON * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
@@ -243,7 +244,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
         let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&locks).unwrap());
         let waiter = spawn(move || {
-            // The lock was just handed on. The quorum has a second level of it.
+            // The lock was just granted by a message. The quorum has a second level of it.
             let _outer = first.lock().ok()?;
             let guard = quorum.try_lock().unwrap().into_option().unwrap();
             Some((guard.names().count(), guard.leave_to_expire()))
@@ -304,7 +305,7 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     lock_at_all(&quorum).unlock().unwrap();
 }
 
-/// The release of each part needs a thread, too.
+/// Each release of a part needs a thread, too.
 #[test]
 fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
     if !has_own_process() {
@@ -345,7 +346,7 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
     for server in &servers[..2] {
         let () = server.connection().del("vote").unwrap();
     }
-    // Two are lost, and three are renewed.
+    // Two votes are lost, and three are renewed.
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     assert_eq!(lost.load(Ordering::SeqCst), 0);
@@ -413,7 +414,7 @@ fn votes_are_given_back_after(action: Action) {
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
-    // A silent connection is given up then.
+    // After this time the client gives a silent connection up.
     let quorum = answered(&urls, Duration::ZERO, SOON / 5);
     quorum.lock().unwrap().unlock().unwrap();
     for proxy in &proxies[..2] {
@@ -426,7 +427,8 @@ fn votes_are_given_back_after(action: Action) {
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
 
-/// Takes the lock once a majority answers in time, which a busy machine may prevent at first.
+/// Takes the lock as soon as a majority answers in time. On a busy machine it may not do so at
+/// first.
 fn had(quorum: &MultiLock) -> MultiLockGuard {
     loop {
         match quorum.lock() {
@@ -458,7 +460,7 @@ fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
     rivals.into_iter().for_each(Running::join);
 }
 
-/// A minority of the servers stands still at a time.
+/// At each time, only a minority of the servers stands still.
 #[test]
 fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
     let servers = five();

@@ -1,10 +1,10 @@
-//! Several locks that one request takes, and one releases.
+//! Several locks that one request takes or releases.
 
 use redlatch::{LockGuard, OwnedMultiLockGuard};
 
 use super::*;
 
-/// A client that has asked for its rights over its only connection, by which the server knows its
+/// A client with one connection, over which it has asked for its rights. So the server knows its
 /// scripts.
 fn warm(server: &Server) -> Client {
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
@@ -29,7 +29,7 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// Those of which one request takes several.
+/// The kinds of locks of which one request takes several.
 const KINDS: [&str; 3] = ["plain", "fenced", "write"];
 
 fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
@@ -47,7 +47,7 @@ fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
     MultiLock::new(&locks.iter().map(|lock| &**lock).collect::<Vec<_>>()).unwrap()
 }
 
-/// The number of scripts that the server runs for this.
+/// Runs `work`. Returns the number of scripts that the server ran meanwhile, and the result.
 fn scripts_of<T>(server: &Server, work: impl FnOnce() -> T) -> (u64, T) {
     let before = Commands::so_far(server).scripts();
     let done = work();
@@ -79,7 +79,7 @@ fn one_request_takes_all_and_one_releases_them() {
             let tokens = owned.tokens().map(|(_, token)| token.get()).collect::<Vec<_>>();
             assert_eq!(tokens.len(), if kind == "fenced" { count } else { 0 });
             drop(owned);
-            // Behind the releases over the same connection.
+            // This request runs after the releases, which use the same connection.
             let again = all.try_lock().unwrap().into_option().expect("nobody has one");
             assert!(again.tokens().zip(tokens).all(|((_, now), then)| now.get() > then));
             again.unlock().unwrap();
@@ -111,7 +111,8 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     ] {
         all.lock().unwrap().unlock().unwrap();
         wait_all_free(&server, &["a", "b"]);
-        // The background may send a script meanwhile, so that there are more, and never fewer.
+        // A background thread may send another script meanwhile, so there may be more, but never
+        // fewer.
         let each = (0..5).map(|_| {
             let (taken, guard) = lock_of(&server, &all);
             guard.unlock().unwrap();
@@ -121,7 +122,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
         let taken = each.min().unwrap();
         assert!(expected.contains(&taken), "{what}: {taken}");
     }
-    // One that the thread holds, and one that another thread of the process has.
+    // The thread itself holds one lock. Another thread of the process holds another one.
     let all = of(&plain);
     let outer = plain[1].lock().unwrap();
     let (taken, guard) = lock_of(&server, &all);
@@ -136,7 +137,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     outer.unlock().unwrap();
 }
 
-/// Not for a moment: a thread that wants the first one finds it free.
+/// The try takes nothing even for a moment: a thread that wants the first lock finds it free.
 #[test]
 fn a_try_that_finds_one_held_touches_none() {
     let server = server();
@@ -156,7 +157,7 @@ fn a_try_that_finds_one_held_touches_none() {
     let mut redisson = server.connection();
     hold_as_redisson(&mut redisson, "c", LONG);
     check("Redisson's");
-    // A wait asks for one after the other.
+    // A call that waits asks for one lock after another.
     let waiter = spawn(move || all.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "c", 1);
     assert!(is_held(&server, "a") && is_held(&server, "b"));
@@ -184,7 +185,8 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// Its entry would stand in the queue of a free lock, and nobody would come for it.
+/// Otherwise the part's entry would stay in the queue of a free lock, and no waiter would come for
+/// it.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();
@@ -210,7 +212,7 @@ fn no_part_is_taken_past_its_queue_or_within_a_window() {
     }
 }
 
-/// All that the first copy has taken is the call's.
+/// The call gets all that the first copy of the request has taken.
 #[test]
 fn a_reply_that_is_lost_is_asked_for_again() {
     let server = server();
@@ -231,7 +233,7 @@ fn a_reply_that_is_lost_is_asked_for_again() {
     }
 }
 
-/// Otherwise they would be kept until the end of a lease.
+/// Otherwise these locks would stay taken until the end of a lease.
 #[test]
 fn all_that_a_request_without_a_reply_has_taken_is_given_back() {
     let server = server();
@@ -272,7 +274,7 @@ fn a_server_that_refuses_has_taken_none() {
     all.lock().unwrap().unlock().unwrap();
 }
 
-/// A user of some names is asked for each of them, once.
+/// If a user may use only some names, the client asks about each name once.
 #[test]
 fn a_user_without_the_rights_of_one_part_takes_none() {
     let server = server();
@@ -295,7 +297,8 @@ fn a_user_without_the_rights_of_one_part_takes_none() {
     wait_all_free(&server, &NAMES);
     let client = set(&NAMES);
     let all = all_of(&client, &NAMES);
-    // The question has the script's text, and the second request tells the server the script.
+    // The request that asks for rights has the script's text. The second request makes the server
+    // know the script itself.
     for _ in 0..2 {
         all.lock().unwrap().unlock().unwrap();
     }
@@ -305,8 +308,8 @@ fn a_user_without_the_rights_of_one_part_takes_none() {
     assert_eq!((asked, Commands::so_far(&server).of("eval") - before), (1, 0));
 }
 
-/// Takes "b" away from its client at the moment at which that client has taken "a" of several
-/// locks, and gives it to the other one.
+/// When one client has taken "a" of several locks, this takes "b" away from it, and gives "b" to
+/// the other client.
 #[derive(Default)]
 struct Robs {
     clients: std::sync::OnceLock<(Client, Client)>,

@@ -1,4 +1,4 @@
-//! Trouble.
+//! Several locks while a server or the network fails.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
         assert!(told.contains("nothing was taken"), "{told}");
         wait_all_free(&here, &["a", "c"]);
     }
-    // The same while the server stands still.
+    // The same while the server is stopped.
     there.restart_empty();
     there.pause();
     let error = all.lock().unwrap_err();
@@ -73,7 +73,7 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     all.lock().unwrap().unlock().unwrap();
 }
 
-/// Otherwise the parts on servers that had no trouble would stay taken for an hour.
+/// Otherwise the parts on servers without a fault would stay taken for an hour.
 #[test]
 fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
     for is_left in [false, true] {
@@ -97,8 +97,8 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
             proxy.clear_rules();
             match called {
                 Err(error) => break error,
-                // The call asked at this very moment, and the reply granted the part for its whole
-                // lease.
+                // The call asked at the moment of the grant, and the reply granted the part with
+                // its whole lease.
                 Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
             }
         };
@@ -129,10 +129,10 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
 #[test]
 fn a_reply_that_is_lost_leaves_nothing_behind() {
     let server = server();
-    // The background work of one case would meet the fault of the next.
+    // Otherwise the background work of one case would meet the fault of the next case.
     let connected = || {
         let proxy = Proxy::before(&server);
-        // A connection is opened anew after a fault, on a machine that may stand still meanwhile.
+        // After a fault the client connects again, and the machine may stand still meanwhile.
         let client = impatient(&proxy.url()).connect_timeout(SOON);
         let all = all_of(&client.connections(2).connect().unwrap(), &NAMES);
         all.lock().unwrap().unlock().unwrap();
@@ -150,7 +150,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
             let (proxy, all) = connected();
             let guard = all.lock().unwrap();
             proxy.on_request(name_in(name), action);
-            // The lock is released, or the outcome is unknown.
+            // The lock is released, or the error says that the outcome is unknown.
             if let Err(error) = guard.unlock() {
                 assert!(error.outcome_unknown(), "{error}");
             }
@@ -159,7 +159,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
         }
         let (proxy, all) = connected();
         proxy.on_request(name_in(name), Action::Silence);
-        // A request sent once more in time was answered.
+        // A request that was sent again in time was answered.
         match all.try_lock() {
             Ok(had) => had.into_option().expect("nobody has one").unlock().unwrap(),
             Err(error) => assert!(error.outcome_unknown(), "{error}"),
@@ -169,7 +169,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
     }
 }
 
-/// The key as it stands in a request.
+/// The name, as it is encoded in a request.
 fn name_in(name: &str) -> String {
     format!("\r\n$1\r\n{name}\r\n")
 }

@@ -1,4 +1,4 @@
-//! Waiting.
+//! Waits for several locks.
 
 use redlatch::NotTaken;
 
@@ -42,7 +42,7 @@ fn a_part_granted_by_message_is_kept_while_the_next_is_waited_for() {
     wait_in_line(&server, "b", 1);
     let handed = holder(&mut server.connection(), "a");
     assert!(handed.is_some() && handed != before);
-    // The time is longer than that for which a lock that was handed on is certain at first.
+    // This is longer than the provisional lease of a lock that was granted by a message.
     thread::sleep(Duration::from_secs(3));
     assert_eq!(holder(&mut server.connection(), "a"), handed);
     b.unlock().unwrap();
@@ -64,7 +64,7 @@ fn a_time_limit_covers_all_parts_together() {
     taken.into_iter().for_each(|guard| guard.unlock().unwrap());
 }
 
-/// The clients would wait for the server's answers for far longer.
+/// The clients alone would wait far longer for the server's replies.
 #[test]
 fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     let (here, there) = (server(), server());
@@ -92,7 +92,8 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     canceller.join();
     wait_free(&here, "a", SOON);
-    // Until then a call that is cut off counts as one that came too late.
+    // Until the client notices the outage, a call that its limit ends counts as one that came too
+    // late.
     let is_noticed = || all.try_lock_for(UNIT).map(drop).is_err();
     wait_until("the silence is noticed", SOON, is_noticed);
     for limited in [
@@ -108,7 +109,7 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     }
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     there.resume();
-    // A late grant was given back.
+    // The client has given a late grant back.
     wait_free(&there, "b", SOON);
     all.lock().unwrap().unlock().unwrap();
 }

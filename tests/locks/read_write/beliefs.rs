@@ -1,9 +1,9 @@
-//! False beliefs of a process.
+//! Holds that a process believes to have, but does not have.
 
 use super::*;
 
-/// A guard still has a deleted hold. A thread that is granted another hold must not enter the old
-/// one.
+/// A guard still belongs to a deleted hold. A thread that is granted a new hold must not join the
+/// deleted one.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
@@ -15,12 +15,12 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let stale = lock.reader().lock().unwrap();
     let writer = Guest::of(other.writer());
     wait_queue(&server, "stale", 1);
-    // Waits for the end of the turn, since during the turn the reader would get in without a
-    // question.
+    // Wait for the end of the turn. During the turn, the process would let the reader in without
+    // asking the server.
     thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.reader());
     wait_queue(&server, "stale", 2);
-    // No process gets a message, so the writer finds out at its next question.
+    // No process gets a message, so the writer finds out when it next asks.
     let () = redis.del("stale").unwrap();
     writer.wait_in();
     assert!(stale.is_held(), "it has not asked since");
@@ -31,7 +31,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     assert!(!stale.is_held());
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
-    // (The timeouts of a lock that was deleted end by themselves.)
+    // (The timeouts of a lock that was deleted expire by themselves.)
     wait_free(&server, "stale", SOON);
 }
 
@@ -69,7 +69,7 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     wait_free(&server, "both", SOON);
 }
 
-/// A read grant may be over when the reply comes. That says nothing of the other hold.
+/// A read grant may have ended when its reply comes. This says nothing about the other hold.
 #[test]
 fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();
@@ -97,7 +97,7 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     wait_left(&server, "too-late");
 }
 
-/// The hash stays for the reader, so the hold that writes does not end with its lease alone.
+/// The hash remains for the reader, so the hold that writes does not vanish with its lease alone.
 #[test]
 fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
@@ -118,8 +118,8 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// The threads that wanted a renewal may have left the hold before another thread comes that wants
-/// one, too.
+/// The threads that wanted renewal may have left the hold before another thread comes that wants
+/// it, too.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
@@ -130,14 +130,15 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let fixed = Guest::of(&lock.reader().with_lease(lease));
     fixed.wait_in();
     first.leaves();
-    // The first thread's alarm has gone off, and no thread needed the renewal.
+    // The first thread's alarm has gone off when no thread needed renewal.
     thread::sleep(lease / 2);
-    // (A thread that the server lets in makes the lease longer. A deeper level does not.)
+    // (A thread that gets a grant from the server makes the lease longer. A deeper level does not.)
     let outer = lock.reader().with_lease(UNIT).lock().unwrap();
     let watched = lock.reader().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
-    // The other threads' own leases are over, and the renewal has kept the hold for them.
+    // The leases of the other threads are over by now. The renewal has kept the hold for those
+    // threads.
     outer.unlock().unwrap();
     fixed.leaves();
     watched.unlock().unwrap();
@@ -153,7 +154,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
         MultiLock::new([locks[0].reader() as &dyn Lock, locks[1].writer(), locks[2].reader()])
             .unwrap();
     let mut redis = server.connection();
-    // If one lock is not free, no hold of the others stays.
+    // If one lock is not free, no hold on the others stays.
     let other = crate::common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").writer());
     writer.wait_in();
@@ -161,14 +162,14 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     wait_left(&server, "one");
     wait_left(&server, "two");
     writer.leaves();
-    // Other threads of the process read already.
+    // Other threads of the process already read.
     let reading = [Guest::of(locks[0].reader()), Guest::of(locks[2].reader())];
     for guest in &reading {
         guest.wait_in();
     }
     thread::sleep(Duration::from_millis(20));
     let guard = all.try_lock().unwrap().into_option().expect("readers share it");
-    // (The thread's own hold is given back without waiting for the answer.)
+    // (The thread releases its own hold without waiting for the reply.)
     wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
     reading.into_iter().for_each(Guest::leaves);
     assert!(guard.is_held());

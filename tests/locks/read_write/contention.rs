@@ -1,8 +1,8 @@
-//! Contention.
+//! Readers and writers that contend.
 
 use super::*;
 
-/// The entry of this executable's workers, whose threads read and write and record it.
+/// The entry of this executable's workers, whose threads read and write, and record that.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -32,7 +32,7 @@ fn worker() {
                     turns += 1;
                     let id = format!("{}:{at}:{turns}", std::process::id());
                     stay(&diary, &guard, writes, &id, &mut random);
-                    // The writer sometimes goes down to reading.
+                    // The writer sometimes downgrades to reading.
                     let down = writes && random.below(3) == 0;
                     let reading = down.then(|| lock.reader().lock()).and_then(Result::ok);
                     drop(guard);
@@ -51,13 +51,13 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// Nanoseconds on the clock of leases, which is the same one for all processes.
+/// Nanoseconds on the clock of leases. All processes share that clock.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
 }
 
-/// Each line is written at once, so that it survives the process.
+/// Each line is written at once, so that it survives a kill of the process.
 fn stay(mut diary: &fs::File, guard: &LockGuard, writes: bool, id: &str, random: &mut Random) {
     let begin = now();
     let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
@@ -72,7 +72,7 @@ fn stay(mut diary: &fs::File, guard: &LockGuard, writes: bool, id: &str, random:
 
 #[derive(Debug)]
 struct Stay {
-    /// The thread, for a failing test.
+    /// The thread, for the message of a failed test.
     #[allow(dead_code)]
     id: String,
     begin: u64,
@@ -80,7 +80,7 @@ struct Stay {
     writes: bool,
 }
 
-/// The stays by the threads' record. A killed thread was inside until its death or its deadline.
+/// The stays in the threads' record. A killed thread was inside until its death or its deadline.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64, bool)> = HashMap::new();
     let mut stays = Vec::new();
@@ -109,7 +109,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     stays
 }
 
-/// Checks that each writer is alone.
+/// Asserts that no other thread is inside with a writer.
 fn check_stays(stays: &[Stay]) {
     let (mut last, mut writer): (Option<&Stay>, Option<&Stay>) = (None, None);
     for stay in stays {
@@ -174,7 +174,7 @@ fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
     let stays = stays(&said, &killed);
     assert!(stays.iter().any(|stay| stay.writes) && stays.iter().any(|stay| !stay.writes));
     check_stays(&stays);
-    // The killed processes' holds end.
+    // The holds of the killed processes end.
     wait_left(&server, "contended");
 }
 

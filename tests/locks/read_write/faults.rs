@@ -1,10 +1,11 @@
-//! Faults.
+//! Read-write locks under faults.
 
 use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// The entry of this executable's workers. A worker waits to read, reads, and reports it.
+/// The entry of this executable's workers. A worker waits until it may read, reads, and reports
+/// that.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };
@@ -20,8 +21,8 @@ fn reader() {
     let _ = job.wait_line();
 }
 
-/// The readers get in together for two seconds each. One of them stands still for longer, and the
-/// other one keeps the lock meanwhile.
+/// The readers are granted the lock together, for two seconds each. One of them stands still for
+/// longer, and the other one keeps the lock meanwhile.
 #[test]
 fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
@@ -45,7 +46,7 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     still.sigcont();
     still.expect_line("reads", SOON);
     awake.leaves();
-    // The reader is told so before it says that it holds the lock.
+    // The reader finds out before its guard says that it holds the lock.
     assert!(
         lock.writer().try_lock().unwrap().into_option().is_none(),
         "one writes beside one that reads"
@@ -66,7 +67,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
         let client = impatient(&proxy.url()).connections(1).connect().unwrap();
         let lock = client.read_write_lock("replies");
         lock.reader().lock().unwrap().unlock().unwrap();
-        // The reply to one of the next scripts is lost, with the connection.
+        // The reply to one of the next scripts is lost, and its connection breaks.
         let asked = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::LoseReply, move |bytes| {
             let runs = bytes.windows(7).any(|part| part.eq_ignore_ascii_case(b"EVALSHA"));
@@ -92,7 +93,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
     }
 }
 
-/// If a command that a lock needs is forbidden, there is an error, and no key stays.
+/// If the user may not run a command that a lock needs, there is an error, and no key stays.
 #[test]
 fn a_right_that_is_missing_leaves_nothing_half_done() {
     let server = server();
@@ -126,7 +127,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
                 assert_ne!(pttl(&mut redis, &timeout), -1, "{command}: a timeout without an end");
             }
         }
-        // A lock taken before the loss of the right ends, too.
+        // A lock that was taken before the user lost the right ends, too.
         user.set(&["+@all"]);
         let guards = [lock.reader().try_lock_for(SOON).unwrap()];
         user.set(&[&format!("-{command}")]);
@@ -138,7 +139,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         client.shutdown();
         wait_free(&server, &name, SOON);
         for timeout in timeouts(&mut redis, &name) {
-            // Without DEL the key stays for as long as its lease.
+            // Without DEL, the key stays until the end of its lease.
             assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
         }
     }
@@ -163,7 +164,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     wait_left(&server, "down");
 }
 
-/// Otherwise the waiter would wait for ever for a free lock.
+/// Otherwise the waiter would wait for a free lock for ever.
 #[test]
 fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";

@@ -1,5 +1,5 @@
-//! The read-write lock: the threads that may be inside together, in one process and in several,
-//! beside Redisson, and under faults.
+//! The read-write lock: which threads may be inside together, in one process and in several,
+//! together with Redisson, and under faults.
 
 mod beliefs;
 mod contention;
@@ -43,8 +43,8 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
 }
 
-/// Waits until `places` owners stand in line and listen. A waiter that does not listen yet counts
-/// as dead.
+/// Waits until `places` owners are in the queue and their clients listen. A waiter whose client
+/// does not listen yet counts as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
     wait_until(&format!("{places} stand in line"), SOON, || {
@@ -60,7 +60,7 @@ fn listens(redis: &mut Connection, owner: &str) -> bool {
     listeners > 0
 }
 
-/// Waits until nothing of the lock is left.
+/// Waits until the server has no key of the lock.
 fn wait_left(server: &Server, name: &str) {
     wait_free(server, name, SOON);
     let mut redis = server.connection();
@@ -85,7 +85,7 @@ impl Guest {
         let thread = spawn(move || {
             let guard = lock.lock()?;
             tell.send(Instant::now()).unwrap();
-            // The order to leave, or the end of a failed test.
+            // Blocks until the test makes the guest leave, or until a failed test ends.
             let _ = told.recv();
             guard.unlock()
         });
@@ -118,7 +118,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
         other.wait_in();
     }
     let scripts = Commands::so_far(&server).scripts() - before.scripts();
-    // One script for each turn that has ended meanwhile.
+    // There is one script for each turn that has ended meanwhile.
     assert!(scripts <= 8, "{scripts} scripts for 8 readers");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "shared").len(), 1);
@@ -129,7 +129,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
     assert_eq!(timeouts(&mut redis, "shared"), std::slice::from_ref(&timeout));
     let value: String = redis.get(&timeout).unwrap();
     assert_eq!(value, "1");
-    // The lock's time is read first: time passes between the two.
+    // The lock's time is read first, and some time passes between the two reads.
     let (lasts, left) = (pttl(&mut redis, "shared"), pttl(&mut redis, &timeout));
     assert!(left > 50_000 && lasts >= left, "{left} of {lasts}");
     // The thread that took the lock leaves first.
@@ -179,7 +179,8 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     reading.wait_in();
     let writer = Guest::of(two.writer());
     wait_queue(&server, "front", 1);
-    // The same holds for readers of the reading process, once its turn is over and it has asked.
+    // The same holds for other readers of the process that reads, once its turn is over and it has
+    // asked the server.
     thread::sleep(Duration::from_millis(20));
     let same = Guest::of(one.reader());
     wait_queue(&server, "front", 2);
@@ -187,7 +188,7 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     wait_queue(&server, "front", 3);
     assert!(three.reader().try_lock().unwrap().into_option().is_none());
     assert!(one.reader().try_lock().unwrap().into_option().is_none());
-    // A thread that already reads can enter again.
+    // A thread that already reads can re-enter.
     assert!(!writer.is_in() && !same.is_in() && !other.is_in());
     reading.leaves();
     writer.wait_in();
@@ -210,7 +211,8 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let reading = lock.reader().with_lease(lease).lock().unwrap();
     let writer = Guest::of(client(&server).read_write_lock("join").writer());
     wait_queue(&server, "join", 1);
-    // The reader's turn is over, so the process asks whether others may join it.
+    // The reader's turn is over, so the process asks the server whether other threads may join the
+    // reader.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.reader().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
@@ -303,7 +305,7 @@ fn a_writer_goes_down_to_reading_and_no_other_writes_between() {
     wait_queue(&server, "down", 2);
     assert!(!reader.is_in() && !same.is_in());
     writing.unlock().unwrap();
-    // The readers in front come in, of both processes.
+    // The readers at the head are granted the lock, in both processes.
     reader.wait_in();
     assert_eq!(mode(&mut redis, "down").as_deref(), Some("read"));
     assert!(!writer.is_in());
@@ -333,7 +335,7 @@ fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
     assert!(reading.is_held());
     reading.unlock().unwrap();
     lock.writer().lock().unwrap().unlock().unwrap();
-    // A writer may read as well, and write again.
+    // A writer may also read, and write again.
     let writing = lock.writer().lock().unwrap();
     let reading = lock.reader().lock().unwrap();
     let again = lock.writer().lock().unwrap();
@@ -439,7 +441,8 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
     let reading = lock.reader().lock().unwrap();
     let writer = Guest::of(lock.writer());
     wait_queue(&server, "ended", 1);
-    // The reader must stand behind the writer. Before the writer, it would get in.
+    // The reader must be behind the writer in the queue. If it were before the writer, it would be
+    // granted the lock.
     let reader = Guest::of(lock.reader());
     reader.thread.wait_queued();
     client.shutdown();
@@ -474,8 +477,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Beside a longer hold the lock lasts longer. That is no promise, since the other holder may
-    // leave.
+    // Another hold with a longer lease keeps the lock for longer. But that is no promise, since its
+    // holder may leave.
     let watched = Guest::of(lock.reader());
     watched.wait_in();
     let guard = short.lock().unwrap();
@@ -497,7 +500,7 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_left(&server, "leased");
 }
 
-/// The lease bounds a thread that hangs, on the server too. A thread beside it with a longer lease
+/// The lease limits a thread that hangs, on the server as well. A second thread with a longer lease
 /// does not change that.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
@@ -514,12 +517,13 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         wait_until("the longer lease counts", SOON, || {
             u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
         });
-        // The other holder's lease is no promise, since that holder may leave.
+        // The other holder's longer lease is no promise, since that holder may leave.
         assert!(guard.check(2 * lease).is_err());
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
-        // The writer gets in long before the lease of the reader that has left is over.
+        // The writer is granted the lock long before the end of the lease of the reader that has
+        // left.
         let writing =
             other.writer().try_lock_for(SOON).unwrap().into_option().expect("the lease has ended");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
@@ -536,7 +540,7 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
             let outer = lock.reader().with_lease(first).lock().unwrap();
-            // The lease counts from before the request.
+            // The lease begins before the request.
             let begun = Instant::now();
             thread::sleep(UNIT);
             let later = Instant::now();

@@ -1,4 +1,4 @@
-//! Beside Redisson.
+//! Read-write locks shared with Redisson.
 
 use super::*;
 
@@ -35,7 +35,7 @@ impl Java {
         format!("{{{}}}:{}:rwlock_timeout", self.name, self.owner())
     }
 
-    /// `true`: the client has the lock.
+    /// Tries to read. Returns whether the client has the lock.
     fn reads(&mut self) -> bool {
         let keys = [self.name.clone(), self.timeouts()];
         let args = ["60000".to_owned(), self.owner(), format!("{}:write", self.owner())];
@@ -79,7 +79,7 @@ impl Java {
     }
 }
 
-/// Only the reader's own time is cut. Otherwise a writer would enter beside the others.
+/// Only the reader's own time is cut. Otherwise a writer would enter while the other readers read.
 #[test]
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();
@@ -108,7 +108,7 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
         });
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
-            // Whatever the answer was, the waiter asks once more in that time.
+            // Whatever the reply was, the waiter asks again within this time.
             move || lock.writer().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
@@ -127,7 +127,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         let lock = client(&server).read_write_lock("java");
         let mut java = Java::new(&server, "java", 7, is_new);
         let mut second = Java::new(&server, "java", 8, is_new);
-        // The readers are inside together, and the first to go leaves the other's hold.
+        // Both readers are inside, and the first one to leave does not touch the other's hold.
         let reading = lock.reader().lock().unwrap();
         assert!(java.reads() && java.reads());
         assert!(!second.writes() && lock.writer().is_locked().is_ok_and(|written| !written));
@@ -142,7 +142,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         assert_eq!(java.reads_no_more(), Some(0), "ours reads on");
         assert!(reading.is_held() && !second.writes());
         reading.unlock().unwrap();
-        // Writers alone.
+        // Redisson's writers exclude all others.
         assert!(java.writes() && java.writes());
         assert!(lock.reader().try_lock().unwrap().into_option().is_none());
         assert!(lock.writer().try_lock().unwrap().into_option().is_none());
@@ -161,7 +161,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
     }
 }
 
-/// The time until a waiter gets in by a release that comes right behind its question.
+/// The time until a waiter is granted the lock, by a release that comes right after its request.
 fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
     guest.thread.wait_queued();
     let asked = Commands::so_far(server).scripts();
@@ -177,7 +177,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("woken");
         let mut java = Java::new(&server, "woken", 7, is_new);
-        // The test tries again if the machine kept a thread from running.
+        // The test tries again, since the machine may have kept a thread from running.
         let heard = (0..5).any(|_| {
             assert!(java.reads());
             let writer = Guest::of(lock.writer());
@@ -198,7 +198,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     }
 }
 
-/// Redisson's readers get only public messages, and may read beside readers of ours.
+/// Redisson's readers get only public messages, and may read together with redlatch's readers.
 #[test]
 fn a_writers_release_that_lets_readers_in_is_said_in_public() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Cancelling.
+//! Waits that a token cancels.
 
 use super::*;
 
@@ -10,7 +10,8 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     at_once(|| {
         let guard = one.reentrant_lock("cancel").lock().unwrap();
         let token = CancelToken::new();
-        // The first waiter waits for the other client, and those behind it wait for the first.
+        // The first waiter waits for the other client, and the waiters behind it wait for the
+        // first.
         let waiters: Vec<_> = (0..4)
             .map(|_| {
                 let (lock, token) = (lock.clone(), token.clone());
@@ -28,14 +29,14 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
             assert_eq!(error.kind(), ErrorKind::Cancelled);
             assert!(error.to_string().contains("\"cancel\""), "{error}");
         }
-        // The waiter that was not cancelled still stands in the queue, and is let in.
+        // The waiter that was not cancelled is still in the queue, and is granted the lock.
         assert!(!patient.is_finished());
         guard.unlock().unwrap();
         patient.join();
         // A cancelled token stays cancelled.
         assert_eq!(lock.lock_cancellable(&token).unwrap_err().kind(), ErrorKind::Cancelled);
     });
-    // The lock is as good as before.
+    // The lock works as before.
     assert!(!lock.is_locked().unwrap());
     lock.lock_cancellable(&CancelToken::new()).unwrap().unlock().unwrap();
 }
@@ -90,7 +91,8 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let lock = client.reentrant_lock("move up");
     at_once(|| {
         hold_as_redisson(&mut redis, "move up", LONG);
-        // The leader leaves and passes on the leadership. The thread behind it leaves without one.
+        // The leader leaves and passes the leadership on. The thread behind it leaves without the
+        // leadership.
         let leader_lock = lock.clone();
         let token = CancelToken::new();
         let leaders = token.clone();

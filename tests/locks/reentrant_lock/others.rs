@@ -1,4 +1,4 @@
-//! Others.
+//! The lock with several threads and clients.
 
 use super::*;
 
@@ -23,7 +23,8 @@ fn try_lock_takes_one_script_or_none() {
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("tried");
     let theirs = other.reentrant_lock("tried");
-    // The second time the server knows the scripts without the question for rights.
+    // In the second round the server knows the scripts themselves, without the question about
+    // rights.
     for _ in 0..2 {
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         theirs.lock().unwrap().unlock().unwrap();
@@ -46,14 +47,14 @@ fn try_lock_takes_one_script_or_none() {
     assert_eq!(Commands::so_far(&server).of_locks(), before, "held by a thread of this process");
     guard.unlock().unwrap();
 
-    // A thread of this process stands before.
+    // A thread of this process is first in the queue.
     let guard = theirs.lock().unwrap();
     let same = lock.clone();
     let first = spawn(move || same.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "tried", 1);
     first.wait_asleep();
-    // The waiter asks now and then, so commands cannot be counted. A server that stands still would
-    // not answer.
+    // The waiter asks at intervals, so commands cannot be counted. Instead the server is stopped,
+    // so that any request would hang.
     server.pause();
     let tried = lock.try_lock();
     server.resume();
@@ -68,9 +69,9 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
     let (one, other) = (client(&server), client(&server));
     let guard = one.reentrant_lock("bounded").lock().unwrap();
     let wait = UNIT * 3;
-    // The call waits behind another client, and behind a thread of the same client.
+    // The call waits for another client, and then for a thread of the same client.
     for lock in [other.reentrant_lock("bounded"), one.reentrant_lock("bounded")] {
-        // A wait without an end would last until the test itself unlocks.
+        // If the call had no limit, it would wait until the test unlocks.
         elsewhere(move || {
             let begun = Instant::now();
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
@@ -81,7 +82,7 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
         });
     }
     guard.unlock().unwrap();
-    // A deadline that has passed leaves one try.
+    // If the deadline has passed, the call still tries once.
     let past = Instant::now();
     let guard = other.reentrant_lock("bounded").try_lock_until(past).unwrap();
     guard.into_option().expect("it is free").unlock().unwrap();
@@ -245,8 +246,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         let waiters: Vec<_> = (0..10)
             .map(|at| {
                 let (lock, order) = (lock.clone(), Arc::clone(&order));
-                // The threads have different terms, so some get the hold passed, and others the
-                // leadership.
+                // The threads have different leases: the hold is passed to some of them, and the
+                // leadership to others.
                 let lock = if at % 4 == 3 { lock.with_lease(LONG) } else { lock };
                 let waiter = spawn(move || {
                     let guard = lock.lock().unwrap();
@@ -266,8 +267,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
     }
 }
 
-/// Takes the lock `rounds` times in a thread for each of these handles. Returns the most threads
-/// that were inside together.
+/// Takes the lock `rounds` times in a thread for each of these handles. Returns the largest number
+/// of threads that were inside at the same time.
 fn contend(locks: &[ReentrantLock], rounds: u32) -> u64 {
     let (inside, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let start = Arc::new(Barrier::new(locks.len()));
@@ -299,8 +300,8 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
     let client = client(&server);
     let lock = client.reentrant_lock("passed");
     let scripts = || Commands::so_far(&server).scripts();
-    // This must be so in at least one round. On a busy machine a turn ends before all have had the
-    // lock.
+    // This must hold in at least one round. On a busy machine a turn may end before all threads
+    // have had the lock.
     wait_until("six have it in a turn", SOON, || {
         let guard = lock.lock().unwrap();
         let waiters: Vec<_> = (0..6)
@@ -315,8 +316,8 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
         guard.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
         wait_free(&server, "passed", SOON);
-        // The guard's turn is over, so there are three scripts: a release, an acquire by the first,
-        // and a release by the last.
+        // The guard's turn is over, so there are three scripts: a release, an acquire by the first
+        // thread, and a release by the last one.
         scripts() - before == 3
     });
     assert_eq!(contend(&vec![lock; 6], 300), 1);
@@ -328,28 +329,28 @@ fn a_hold_on_other_terms_is_not_passed() {
     let server = server();
     let lock = client(&server).reentrant_lock("terms");
     let rounds = 100;
-    // Each has its own terms: a watched lease, and two fixed ones.
+    // Each handle has a different lease: one watched, and two fixed.
     let locks = [lock.clone(), lock.with_lease(LONG), lock.with_lease(LONG / 2)];
     let mut monitor = server.connection();
     let before = Commands::so_far(&server).of("hset");
     assert_eq!(contend(&locks, rounds), 1);
     let granted = Commands::so_far(&server).of("hset") - before;
-    // Threads that are alone at an end take it again, also with a new grant.
+    // At the end some threads are alone and take the lock again, perhaps with a new grant.
     assert_eq!(granted, 3 * u64::from(rounds), "each grant is the server's");
     wait_free(&server, "terms", SOON);
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
-/// A hold is so long that another thread of its process waits again. So a turn ends by its own
-/// length, and not because no thread is there to get the hold. The number of grants in a turn says
-/// nothing, since it depends on which threads happen to be awake.
+/// Each hold is so long that another thread of its process waits again. So a turn ends by its
+/// length, and not because no thread waits. The number of grants in a turn is not checked, since it
+/// depends on which threads happen to be awake.
 #[test]
 fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
-    // The last holder's process, and the number of times that the lock changed the process. The
-    // holder writes both.
+    // The process of the last holder, and how often the lock has changed the process. The holder
+    // writes both.
     let (last, changes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
     let threads: Vec<_> = (0..8)
         .map(|at| {
@@ -385,9 +386,9 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
         wait_in_line(&server, "tried", 1);
         waits.wait_asleep();
-        // Longer than a turn.
+        // For longer than a turn.
         thread::sleep(UNIT / 5);
-        // The release and the next request, one behind the other: none can come between them.
+        // The release and the next request follow each other, so no other request comes between.
         drop(guard);
         left += usize::from(lock.try_lock().unwrap().into_option().is_none());
         waits.join();
@@ -402,13 +403,14 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     let lock = client.reentrant_lock("alone");
     for _ in 0..5 {
         let guard = lock.try_lock().unwrap().into_option().expect("it is free");
-        // Longer than a turn.
+        // For longer than a turn.
         thread::sleep(UNIT / 5);
         drop(guard);
     }
 }
 
-/// After long holds a free lock is left to others for a moment, but here there are no others.
+/// After a long hold, a process leaves a free lock to other processes for a moment. But here there
+/// are none.
 #[test]
 fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     let server = server();
@@ -417,8 +419,8 @@ fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     lock.lock().unwrap().unlock().unwrap();
     for held in [UNIT / 5, UNIT * 3 / 2] {
         let guard = lock.lock().unwrap();
-        // The time is longer than a turn, and longer than a lock may go without being left to
-        // others.
+        // This is longer than a turn, and longer than the time for which a process may keep the
+        // lock from others.
         thread::sleep(held);
         let before = Commands::so_far(&server).scripts();
         guard.unlock().unwrap();
@@ -439,7 +441,7 @@ fn a_drop_posts_its_release_and_does_not_wait() {
         .unwrap();
     let lock = client.reentrant_lock("posted");
     lock.lock().unwrap().unlock().unwrap();
-    // Nothing but the guard's drop makes the release arrive.
+    // Only the guard's drop makes the release arrive.
     drop(lock.lock().unwrap());
     wait_free(&server, "posted", SOON);
 
@@ -464,7 +466,7 @@ fn a_drop_in_the_middle_of_others_commands_is_written_too() {
     let guards: Vec<_> =
         (0..5).map(|at| client.reentrant_lock(&format!("drop:{at}")).lock().unwrap()).collect();
     proxy.set_delay(UNIT);
-    // A thread leads the one lane for two units.
+    // A thread leads the only lane for two units.
     let lock = client.reentrant_lock("other");
     let busy = spawn(move || lock.is_locked().unwrap());
     busy.wait_asleep();
@@ -498,7 +500,8 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
     outer.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
 
-    // An extension raises the server's lease, even if that is longer than this client knows.
+    // An extension never shortens the server's lease, even if that lease is longer than this client
+    // knows.
     let outer = lock.with_lease(LONG / 4).lock().unwrap();
     let () = redis.pexpire("longer", millis(LONG * 3)).unwrap();
     let longer = lock.with_lease(LONG).lock().unwrap();
@@ -516,7 +519,8 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     assert!(lock.force_unlock().unwrap());
     assert!(!lock.is_locked().unwrap());
 
-    // A thread of this client has the lock. Another thread and one of another client wait.
+    // A thread of this client has the lock. Another thread of this client and one of another client
+    // wait.
     at_once(|| {
         let guard = lock.lock().unwrap();
         let reason = Arc::new(Mutex::new(Vec::new()));
@@ -559,7 +563,7 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         include_str!("../../../lua/lock/owner.lua"),
         include_str!("../../../lua/lock/force_unlock.lua")
     ));
-    // A pass needs a fresh grant, so it may take a few rounds.
+    // A pass within the process needs a fresh grant, so this may take a few rounds.
     wait_until("it is passed on meanwhile", SOON, || {
         let forced = Arc::new(AtomicBool::new(false));
         let go = Arc::new(Barrier::new(2));
@@ -573,7 +577,7 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
                 while proxy.fired() == before {
                     std::hint::spin_loop();
                 }
-                // The server has deleted it, but no thread here knows.
+                // The server has deleted the lock, but no thread here knows that.
                 let _ = guard.unlock();
             })
         };
@@ -596,8 +600,8 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         let forces = lock.clone();
         let forces = spawn(move || forces.force_unlock().unwrap());
         proxy.wait_fired(before + 1, SOON);
-        // The reply to the release is held back on the only connection. By now the lock was passed
-        // to the present holder.
+        // The reply to the release is held back on the only connection. By then the lock has been
+        // passed to the present holder.
         let begun = Instant::now();
         while begun.elapsed() < UNIT / 2 && !granted.load(Ordering::SeqCst) {
             thread::sleep(UNIT / 100);

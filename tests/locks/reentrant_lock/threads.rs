@@ -6,7 +6,7 @@ use super::*;
 fn guards_release_a_level_each_in_any_order() {
     let server = server();
     let client = client(&server);
-    // Two handles of one name are one lock.
+    // Two handles of one name are the same lock.
     let (lock, same) = (client.reentrant_lock("levels"), client.reentrant_lock("levels"));
     let other = client.reentrant_lock("another");
     let first = lock.lock().unwrap();
@@ -48,7 +48,7 @@ fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
 
     guard.unlock().unwrap();
     assert!(!lock.is_held_by_current_thread());
-    // A key without an end is no lock, but other data under the lock's name.
+    // A key that does not expire is not a lock, but other data under the lock's name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), None);
     assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::WrongType);
@@ -96,7 +96,8 @@ fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
     }
 }
 
-/// The commands of a lock's scripts and questions, and two that were once both needed.
+/// The commands of a lock's scripts and questions. The last entry has two commands, which earlier
+/// versions needed together.
 const RIGHTS: [&[&str]; 11] = [
     &["evalsha"],
     &["eval"],
@@ -139,7 +140,7 @@ fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             let lock = client.reentrant_lock(&name).with_lease(short);
             let mut guard = held.then(|| lock.lock().unwrap());
             let before = holder(&mut redis, &name);
-            // Makes the client send the whole script.
+            // This makes the client send the script's text.
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
             set(&denied.iter().map(|command| format!("-{command}")).collect::<Vec<_>>());
             let outcome = run(&lock, &mut guard);
@@ -282,7 +283,7 @@ fn a_forgotten_guard_keeps_the_lock_until_unlock() {
     let lock = client.reentrant_lock("forgotten");
     lock.lock().unwrap().forget();
     lock.lock().unwrap().forget();
-    // Nothing but the hold itself remembers the lock.
+    // Only the hold itself keeps the lock's entry in the client alive.
     drop(lock);
     let lock = client.reentrant_lock("forgotten");
     assert_eq!(lock.hold_count(), 2);
@@ -324,7 +325,7 @@ fn try_with_runs_its_work_if_the_lock_is_free_and_does_nothing_otherwise() {
     assert_eq!(inner, Some(None), "it is not free");
     assert_eq!(run(&other).unwrap(), Some(true));
     assert!(!lock.is_locked().unwrap());
-    // The same through the trait.
+    // The same through the trait `Lock`.
     assert_eq!(
         Lock::try_with(&lock, |_| Lock::try_with(&other, |_| Ok::<_, Error>(1))).unwrap(),
         Some(None)
@@ -350,15 +351,15 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
     let lock = client.reentrant_lock("work");
-    // The work's own error comes back unchanged, and the lock is free.
+    // The work's own error is returned unchanged, and the lock is free.
     let own: Result<(), _> = lock.with(|_| Err(WorkError::Own));
     assert!(matches!(own, Err(WorkError::Own)), "{own:?}");
     wait_free(&server, "work", SOON);
-    // An error of the library passes through the work.
+    // The work may return an error of the library.
     let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG * 2)?));
     let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
-    // The release has an unknown outcome. The work was done, and its result counts.
+    // The outcome of the release is unknown. The work was done, so its result is returned.
     let release = redis::Script::new(concat!(
         include_str!("../../../lua/lock/unwanted.lua"),
         include_str!("../../../lua/lock/hand_over.lua"),
@@ -373,8 +374,8 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
     assert_eq!(proxy.fired(), 2);
     wait_free(&server, "work", SOON);
-    // If the lock was lost before its end, the result is not returned as if all were well. The loss
-    // may be known here, or only to the server.
+    // If the lock was lost during the work, the result must not be returned as if all were well.
+    // The client may know of the loss, or only the server may.
     for here in [true, false] {
         let lost = lock.with(|_| {
             if here {
@@ -387,13 +388,13 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
         let Err(WorkError::Lock(error)) = lost else { panic!("{lost:?}") };
         assert_eq!(error.kind(), ErrorKind::LeaseLost);
     }
-    // The work itself releases the lock.
+    // The work releases the lock itself.
     let twice = lock.with(|_| Ok::<_, WorkError>(lock.unlock()?));
     let Err(WorkError::Lock(error)) = twice else { panic!("{twice:?}") };
     assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
-/// Checks that the error says how much time is certain, without nanoseconds, and gives advice.
+/// Asserts that the error says how much time is certain, without nanoseconds, and gives advice.
 #[track_caller]
 fn is_short(error: &Error, advice: &str) {
     let said = error.to_string();
@@ -489,7 +490,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
         travels(&CancelToken::new());
         lock.lock().unwrap()
     };
-    // Time is the subject: without the client no thread would renew the lock.
+    // Time is the subject here: without its client, no thread would renew the lock.
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();

@@ -1,5 +1,5 @@
-//! The server's clock is set back, so every time to live becomes longer. A test cannot set the
-//! clock, but it can make a time to live longer, which looks the same.
+//! If the server's clock is set back, every time to live becomes longer. A test cannot set the
+//! clock. Instead it makes a time to live longer, which has the same effect.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
     wait_until("one is cut", SOON, || far(&mut redis) == 1);
-    // A reader of the other's id may have asked for that lease.
+    // Another reader with the same id may have asked for that lease.
     thread::sleep(LEASE);
     assert_eq!(far(&mut redis), 1);
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);
@@ -83,7 +83,8 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
     let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
-    // Waits until a renewal cuts each time to live to the rest of the longer lease, and no shorter.
+    // Wait until a renewal cuts each time to live to what is left of the longer lease, and not to
+    // less.
     for name in ["levels", "read"] {
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
@@ -93,14 +94,14 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
 }
 
-/// An unanswered request may reach the server at any time, on a connection that the client has
+/// A request without a reply may still reach the server, over a connection that the client has
 /// given up.
 #[test]
 fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
-    // Each request is sent once more.
+    // The client sends each request once more.
     for (name, copies) in [("one copy", 1), ("both copies", 2)] {
         let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
         let lock = client.reentrant_lock(name);
@@ -118,7 +119,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
         let inner = lock.with_watchdog(LONG).lock().unwrap();
         let then = certain();
         wait_until("it is renewed again", SOON, || certain() > then + UNIT);
-        // The late cut arrives here.
+        // Here the late cut reaches the server.
         assert!(redis.pexpire::<_, bool>(name, millis(LEASE)).unwrap());
         let left = outer.remaining();
         assert!(left <= LEASE, "{name}: {left:?}");
@@ -130,8 +131,8 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     }
 }
 
-/// A reader cuts its own timeout. It does not cut the lock's time to live below another reader's
-/// timeout.
+/// A reader cuts only its own timeout. It does not make the lock's time to live shorter than
+/// another reader's timeout.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {
     let server = server();

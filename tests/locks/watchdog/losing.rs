@@ -17,7 +17,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     server.resume();
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // What the server has left of the locks does not stay.
+    // The keys that the server has left of the locks expire.
     wait_free(&server, "silent", SOON);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
@@ -44,11 +44,11 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
         let guard = client.reentrant_lock("gone").lock().unwrap();
         let losses = Losses::of(&guard);
         take_away();
-        // Another client already has the lock, and keeps it.
+        // Another client already has the lock and keeps it.
         let theirs =
             other.reentrant_lock("gone").try_lock_for(SOON).unwrap().into_option().unwrap();
         let held = holder(&mut server.connection(), "gone");
-        // If no renewal found the loss, the lease would end.
+        // If no renewal found the loss, the holder would notice only the end of the lease.
         assert_eq!(losses.wait(), LostReason::Revoked, "{way}");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::Revoked), "{way}");
         assert!(!guard.is_held());
@@ -89,7 +89,7 @@ fn another_value_under_the_name_loses_that_hold_and_no_other() {
     let losses = Losses::of(&guards[1]);
     let () = server.connection().set("type:1", "no lock").unwrap();
     assert_eq!(losses.wait(), LostReason::Revoked);
-    // Time is the subject: the others' leases would be over.
+    // Time is the subject here: without renewals the leases of the other locks would be over.
     thread::sleep(LEASE * 3 / 2);
     assert!(guards[0].is_held() && !guards[1].is_held() && guards[2].is_held());
     let value: String = server.connection().get("type:1").unwrap();
@@ -114,7 +114,8 @@ fn each_callback_of_a_loss_is_called_once() {
     }
     let seen = |at: usize| calls[at].load(Ordering::SeqCst);
     wait_until("the callbacks are called", SOON, || (0..3).all(|at| seen(at) == 1));
-    // A callback may be registered after the loss, even by another callback that uses the library.
+    // A callback may be registered after the loss, even by another callback, which uses the
+    // library.
     let (call, again) = (Arc::clone(&calls[3]), lock.clone());
     guard.on_lost(move |reason| {
         assert_eq!(reason, LostReason::LeaseExpired);
@@ -122,7 +123,7 @@ fn each_callback_of_a_loss_is_called_once() {
         call.fetch_add(1, Ordering::SeqCst);
     });
     wait_until("the late callback is called", SOON, || seen(3) == 1);
-    // Other calls find the loss again.
+    // Other calls of the guard find the loss, too.
     assert!(guard.check(Duration::ZERO).is_err());
     assert!(!lock.force_unlock().unwrap());
     assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -132,7 +133,7 @@ fn each_callback_of_a_loss_is_called_once() {
     let call = Arc::clone(&calls[4]);
     guard.on_lost(move |_| call.store(1, Ordering::SeqCst));
     guard.unlock().unwrap();
-    // Time is the subject: the lease would be over.
+    // Time is the subject here: without the release the lease would be over.
     thread::sleep(SHORT * 3 / 2);
     assert_eq!((0..5).map(seen).collect::<Vec<_>>(), [1, 1, 1, 1, 0]);
 }

@@ -1,4 +1,4 @@
-//! How a hold stays alive, and how the holder learns of its end.
+//! How a hold stays alive, and how its holder learns of its end.
 
 mod clock;
 mod losing;
@@ -49,7 +49,7 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap()
 }
 
-// The three experiments.
+// Three experiments with the watchdog.
 
 #[test]
 fn the_watchdog_keeps_a_lock_that_is_not_released() {
@@ -76,8 +76,8 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     guard.unlock().unwrap();
 }
 
-/// Once the lock is taken, the server lets no further connection in, while the lane answers. In one
-/// round the client's other connection stays, and in the other it is cut.
+/// Once the lock is taken, the server refuses new connections, but the lane still works. In one
+/// round the client's other connection stays open, and in the other round it is cut.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
@@ -90,7 +90,7 @@ fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
         let losses = Losses::of(&guard);
         let () = redis::cmd("CONFIG").arg("SET").arg(&way).query(&mut redis).unwrap();
         if is_cut {
-            // A script was the lane's last command.
+            // The lane's last command was a script.
             let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut redis).unwrap();
             let own = format!("id={own} ");
             let all: String = redis::cmd("CLIENT").arg("LIST").query(&mut redis).unwrap();
@@ -160,7 +160,7 @@ fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
             entered
         });
         wait_until("the lease ends", SOON, || !guard.is_held());
-        // By the server's clock the lease lasts a little longer.
+        // On the server's clock the lease lasts a little longer.
         let mut before = None;
         wait_until("the waiter has it", SOON, || {
             before = holder(&mut server.connection(), "redisson:lock");

@@ -12,7 +12,7 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
         let Ok(guard) = lock.lock() else { continue };
         loop {
             let gone: bool = !redis.exists::<_, bool>("never").unwrap();
-            // The guard is asked after the server's answer.
+            // The guard is asked after the server has answered.
             let held = guard.is_held();
             assert!(!(gone && held), "round {round}, a lease of {millis} ms: {guard:?}");
             if gone {
@@ -23,8 +23,8 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
     }
 }
 
-/// The deadline may pass between two looks of one call. The thread calls all the time, so that some
-/// call is in the middle then.
+/// The deadline may pass while a call checks twice. The thread calls all the time, so that some
+/// call is running at the deadline.
 #[test]
 fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
     let server = server();
@@ -32,11 +32,11 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
     let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
     for _ in 0..100 {
         let guard = match lock.lock() {
-            // On a busy machine the lease may be over before the thread knows of it.
+            // On a busy machine the lease may be over before the thread gets it.
             Err(error) if error.is_transient() => continue,
             guard => guard.unwrap(),
         };
-        // A hold lasts that long, so only "held" and "lost" can be true.
+        // The lease lasts that long, so an error may say only "held" or "lost".
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
                 break error;
@@ -55,11 +55,11 @@ fn an_unlock_right_after_the_deadline_is_late() {
     for round in 0..20 {
         let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
         if lock.hold_count() < 2 {
-            // On a busy machine the lease was over already, and the second guard may have a
+            // On a busy machine the lease was already over, and the second guard may belong to a
             // separate hold.
             continue;
         }
-        // The wheel may have seen the end or not.
+        // The watchdog may have noticed the end or not.
         while outer.is_held() {
             std::hint::spin_loop();
         }
@@ -86,8 +86,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
     let lease = UNIT * 10;
     let lock = lock.with_lease(lease);
 
-    // The reply comes after more than half of the lease. (Or still later, on a busy machine: then
-    // see below.)
+    // The reply comes after more than half of the lease. (On a busy machine it may come even later,
+    // which the code below handles.)
     wait_until("it comes before its end", SOON, || {
         proxy.on_request("late", Action::DelayReply(lease * 6 / 10));
         let begun = Instant::now();
@@ -98,8 +98,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
         in_time
     });
 
-    // The reply comes after the lease's end, so it is no grant. The thread takes the lock anew,
-    // with a new lease.
+    // The reply comes after the end of the lease, so it is not a grant. The thread takes the lock
+    // again, with a new lease.
     let mut redis = server.connection();
     proxy.on_request("late", Action::DelayReply(lease * 12 / 10));
     let begun = Instant::now();
@@ -128,7 +128,8 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
-        // The server was asked later, so its time is shorter than the guard's by the time since.
+        // The server was asked after the guard, so its remaining time is shorter by the time
+        // between.
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
@@ -140,7 +141,8 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     guard.unlock().unwrap();
 }
 
-/// The client waits for each lane for 100 ms or more. Together that is longer than the lease.
+/// The client waits for each lane for at least 100 ms. All these waits together are longer than the
+/// lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
     let server = server();
@@ -165,7 +167,7 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// Each hold has its own phase, and a separate round trip for each would take too long.
+/// Each hold falls due at a different time, and a separate round trip for each would take too long.
 #[test]
 fn holds_of_many_phases_are_all_kept_at_a_distance() {
     let server = server();

@@ -44,7 +44,7 @@ fn of_several_watched_leases_the_longest_is_renewed() {
     wait_until("it has the longer one", SOON, || pttl(&mut redis, "several") > millis(LEASE));
     inner.unlock().unwrap();
     outer.unlock().unwrap();
-    // The next hold has its own lease, and a shorter lease changes nothing.
+    // The next hold has its own lease. A shorter lease in it changes nothing.
     let outer = lock.lock().unwrap();
     let inner = lock.with_watchdog(LEASE).lock().unwrap();
     assert!(pttl(&mut redis, "several") > millis(LEASE));
@@ -69,7 +69,7 @@ fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() 
     proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
         contains(bytes, "short") && contains(bytes, "EVALSHA")
     });
-    // (The state may be `Unconfirmed` for less than the time between two looks.)
+    // (The state may be `Unconfirmed` for too short a time to be seen here.)
     wait_until("a renewal fails, or it is lost", SOON, || {
         client.snapshot().counts.renewal_failed > 0 || !short.is_held()
     });
@@ -88,7 +88,7 @@ fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long
     let client = watched(&server, LEASE * 2);
     let long = client.reentrant_lock("long").lock().unwrap();
     let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
-    // Time is the subject: the first renewal of the short lease falls into the pause.
+    // Time is the subject here: the first renewal of the short lease falls into the pause.
     thread::sleep(LEASE / 6);
     server.pause();
     thread::sleep(LEASE / 3);

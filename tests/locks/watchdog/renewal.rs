@@ -1,4 +1,4 @@
-//! The holds that are renewed, and the times of their renewals.
+//! Which holds are renewed, and when.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn holds_that_are_due_together_are_renewed_together() {
         (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
     let taking = begun.elapsed();
     let before = Commands::so_far(&server);
-    // There are about three of each, since no hold is renewed all the time.
+    // There are about three renewals of each hold, since none is renewed all the time.
     let (mut renewals, mut calls) = (0, 0);
     wait_until("they are renewed", SOON, || {
         let now = Commands::so_far(&server);
@@ -24,7 +24,7 @@ fn holds_that_are_due_together_are_renewed_together() {
     let took = begun.elapsed();
     assert!(guards.iter().all(LockGuard::is_held));
     assert!(took >= lease * 2 / 3, "{renewals} renewals in {took:?}");
-    // If the holds were taken over a longer time, they fall due in more groups.
+    // If taking the holds took longer, they fall due in more groups.
     let groups = 1 + u64::try_from(taking.as_millis() * 64 / lease.as_millis()).unwrap();
     let bound = renewals / 20 + 10 * groups;
     assert!(calls < bound.min(renewals / 4), "{calls} calls for {renewals} renewals");
@@ -36,7 +36,8 @@ fn a_short_hold_is_never_renewed() {
     let server = server();
     let client = watched(&server, LONG);
     let lock = client.reentrant_lock("short");
-    // The second time the server knows the scripts without the question for rights.
+    // In the second round the server knows the scripts themselves, without the question about
+    // rights.
     for _ in 0..2 {
         lock.lock().unwrap().unlock().unwrap();
     }
@@ -61,15 +62,16 @@ fn no_renewal_follows_a_release() {
     drop(first);
     second.unlock().unwrap();
     wait_free(&server, "a", SOON);
-    // A renewal may be on its way at the release.
+    // A renewal may be in flight at the release.
     thread::sleep(UNIT);
     let before = Commands::so_far(&server).scripts();
-    // Another client takes the lock. The earlier hold's requests do not touch this hold.
+    // Another client takes the lock. Requests of the earlier hold do not affect this hold.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
-    // Time is the subject: the next renewals would have come, each after a third of the lease.
+    // Time is the subject here: the next renewals would have come, one after each third of the
+    // lease.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
-    // The lease ends unrenewed.
+    // The lease ends without a renewal.
     wait_free(&server, "b", LEASE);
 }
 
@@ -94,7 +96,8 @@ fn a_hold_whose_thread_has_ended_is_not_renewed() {
         .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
         .collect();
     waiters.into_iter().for_each(Running::join);
-    // The waiters get in at the lease's end, or one renewal later if a renewal was on its way.
+    // The waiters are granted the lock at the end of the lease, or one renewal later if a renewal
+    // was in flight.
     let took = begun.elapsed();
     assert!(took > LEASE / 2, "{took:?}");
     assert_eq!(losses.wait(), LostReason::LeaseExpired);
@@ -122,8 +125,8 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("owned");
     for passed in [false, true] {
-        // The lock came from the server, or from another holder of this process. It was taken on a
-        // thread that has ended by then.
+        // The lock was granted by the server, or passed by another holder of this process. The
+        // thread that took it has ended by then.
         let before = passed.then(|| lock.lock_owned().unwrap());
         let same = lock.clone();
         let taking = spawn(move || same.lock_owned().unwrap());
@@ -172,7 +175,7 @@ fn a_hold_is_not_renewed_past_max_hold() {
     assert!(!guard.is_held());
     wait_free(&server, "longest", SOON);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // The next hold has its own time.
+    // The next hold has its own full time.
     client.reentrant_lock("longest").lock().unwrap().unlock().unwrap();
 }
 
@@ -202,7 +205,7 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
         redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
     };
     for _ in 0..2 {
-        // A replica without a master refuses writes, renewals with them.
+        // A replica without a master refuses writes, including renewals.
         set(&["127.0.0.1", "1"]);
         wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
         assert!(guard.is_held());
@@ -224,7 +227,7 @@ fn a_failed_renewal_is_tried_again_before_the_next_third_of_the_lease() {
         redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
     };
     set(&["127.0.0.1", "1"]);
-    // The second third has passed, too. The third one ends the lease.
+    // The second third of the lease has passed, too. At the end of the last third the lease ends.
     wait_until("the lease is nearly over", SOON, || guard.remaining() < lease * 3 / 10);
     set(&["NO", "ONE"]);
     wait_until("it is renewed or lost", SOON, || guard.state() != HoldState::Unconfirmed);
@@ -241,7 +244,7 @@ fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
     let guards: Vec<_> =
         (0..50).map(|at| client.reentrant_lock(&format!("still:{at}")).lock().unwrap()).collect();
     let losses: Vec<_> = guards.iter().map(Losses::of).collect();
-    // Time is the subject: the first renewal falls into the pause.
+    // Time is the subject here: the first renewal falls into the pause.
     server.pause();
     thread::sleep(lease * 11 / 20);
     server.resume();
