@@ -1,13 +1,14 @@
-//! The results that callers must use, by the signatures.
+//! Which results callers must use, checked from the signatures in the API.
 
 use std::fs;
 use std::path::Path;
 
-/// The compiler warns only if the call itself is a statement, but then it gives the reason.
+/// The compiler warns only if the call itself is a statement, but then it prints the reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
-    // Functions that only ask; and those that end in the same state for either result, which tells
-    // about the earlier one: nobody holds the lock, nothing is left, no waiter was passed over.
+    // Functions that only ask, and functions after which the state is the same for either result:
+    // nobody holds the lock, nothing is left, no waiter was skipped. Their result only describes
+    // the state before.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -35,7 +36,7 @@ fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
             let ends = |line: &&str| line.ends_with('{') || line.ends_with(';');
             let end = at + lines[at..].iter().position(ends).unwrap();
             let signature = lines[at..=end].join(" ");
-            // (A closure among the parameters has an arrow, too.)
+            // (The type of a closure parameter contains an arrow, too.)
             let returned = signature.rsplit("-> ").next().unwrap();
             let says =
                 returned.starts_with("Result<bool,") || returned.starts_with("Result<Option<");

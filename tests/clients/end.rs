@@ -1,6 +1,6 @@
-//! How a client ends. Its threads end, none of its holds stays, and no thread is left waiting.
+//! How a client ends: its threads end, none of its holds stays, and no thread is left waiting.
 //!
-//! The tests count threads, so each test has a separate process.
+//! The tests count threads, so each test has its own process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ fn worker() {
                 match at % 3 {
                     0 => drop(guard),
                     1 => guard.forget(),
-                    // They are dropped later, with the client still in use.
+                    // They are dropped later, while the client is still used.
                     _ => drop((lock, guard)),
                 }
             }
@@ -115,7 +115,7 @@ fn a_client_that_is_dropped_leaves_nothing_held() {
     for (at, guard) in guards.into_iter().enumerate() {
         if at % 2 == 0 { guard.forget() } else { drop(guard) }
     }
-    // A drop's work is done when the drop returns, so the test looks at once.
+    // When a drop returns, its work is done, so the test checks at once.
     drop(client);
     let mut redis = server.connection();
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
@@ -153,7 +153,7 @@ fn the_end_of_a_client_waits_for_releases_without_an_answer() {
     proxy.set_delay(UNIT);
     drop(guards);
     drop(client);
-    // The release has arrived, though it took a while.
+    // The release has arrived, although that took some time.
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
     assert!(left.is_empty(), "{left:?}");
     wait_no_threads();
@@ -212,7 +212,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
     let server = server();
     let lease = UNIT * 3;
     for round in 0..4 {
-        // The drop must not wait for the thread that it runs on, which would take this long.
+        // The drop must not wait for its own thread, which would take this long.
         let client = Client::builder(&server.url())
             .watchdog_timeout(lease)
             .response_timeout(LONG)
@@ -234,7 +234,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
             hold_as_redisson(&mut server.connection(), "callback", LONG);
             let () = redis::cmd("DEL").arg("callback").query(&mut server.connection()).unwrap();
         }
-        // The guard's own handle goes first, or last.
+        // The guard's own handle is dropped first or last.
         if round < 2 {
             wait_until("it is lost", SOON, || !guard.is_held());
             drop(guard);
@@ -257,7 +257,7 @@ fn a_callback_that_was_never_called_may_own_the_last_handle() {
     let guard = client.reentrant_lock("unheard").lock().unwrap();
     guard.on_lost(move |_| drop(client));
     // The callback keeps the client alive, and the client keeps the callback. The release breaks
-    // the ring.
+    // this cycle.
     guard.unlock().unwrap();
     wait_no_threads();
 }
@@ -309,7 +309,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
             assert!(error.to_string().contains("\"later\""), "{error}");
         }
         assert!(held.unlock().is_err());
-        // A second shutdown does no harm, nor does the drop.
+        // A second shutdown has no effect, and neither has the drop.
         client.shutdown();
         drop((client, lock));
         assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
@@ -332,7 +332,7 @@ fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
                     loop {
                         match lock.lock() {
                             Ok(guard) if at < 2 => drop(guard),
-                            // The shutdown may have lost the hold.
+                            // The shutdown may have ended the hold.
                             Ok(guard) => drop(guard.unlock()),
                             Err(error) => break error,
                         }
@@ -390,14 +390,14 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
     let mut names = 0;
     for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
         let client = impatient(&server.url()).connections(connections).connect().unwrap();
-        // Some holds on each connection.
+        // There are several holds on each connection.
         let guards: Vec<_> = (0..CROWD * 4)
             .map(|_| {
                 names += 1;
                 client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
             })
             .collect();
-        // The client has subscribed, too.
+        // This makes the client subscribe, too.
         let mut redis = server.connection();
         hold_as_redisson(&mut redis, "foreign", LONG);
         assert!(
@@ -419,7 +419,7 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
         } else {
             server.resume();
         }
-        // "Up to response_timeout", and not for each connection.
+        // The shutdown takes up to `response_timeout` in total, and not for each connection.
         assert!(took < SOON, "{connections} connections, gone: {gone}: {took:?}");
         wait_no_threads();
     }
@@ -438,7 +438,7 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     assert_eq!(own_threads(), [""; 0]);
 }
 
-/// The client has not noticed yet, so its first command goes nowhere.
+/// The client has not noticed yet, so it sends its first command over a broken connection.
 #[test]
 fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     if !has_own_process() {
@@ -486,12 +486,12 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     server.pause();
     drop(guard);
     drop(client);
-    // A thread that waits for an answer for ever would not end.
+    // A thread that waited for a reply for ever would not end.
     wait_no_threads();
     server.resume();
 }
 
-/// The number of permits is more than one round gives back.
+/// There are more permits than one round gives back.
 #[test]
 fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     if !has_own_process() {
@@ -535,7 +535,7 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
     wait_no_threads();
 }
 
-/// Takes more holds than one connection may have unanswered commands.
+/// Takes more holds than the number of commands that may be unanswered on one connection.
 fn hold_many(client: &Client) -> Vec<OwnedLockGuard> {
     (0..6_000).map(|at| client.reentrant_lock(&at.to_string()).lock_owned().unwrap()).collect()
 }
@@ -582,8 +582,8 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
             let lock = client.reentrant_lock(&at.to_string());
             lock.try_lock().unwrap().into_option().is_some()
         });
-        // If nothing comes for a moment, as on a busy machine, the client gives the connection up
-        // and repeats unanswered commands in the background. Then there is no order.
+        // If nothing comes for a moment, as on a busy machine, the client closes the connection and
+        // repeats unanswered commands in the background. Then there is no order.
         if opened() == before {
             assert_eq!(taken, [true; 3]);
             rounds += 1;

@@ -1,7 +1,7 @@
-//! A forked child has its parent's memory, but neither the parent's threads nor its holds.
+//! A forked child has its parent's memory, but not the parent's threads and holds.
 //!
-//! Each test has a separate process. A mutex that a thread of another test has locked would stay
-//! locked in the child for ever, even one of the C library.
+//! Each test has its own process: if a thread of another test had locked a mutex, even one of the C
+//! library, the mutex would stay locked in the child for ever.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -27,15 +27,15 @@ use rustix::process::{Pid, Signal, kill_process};
 struct Child(i32);
 
 impl Child {
-    /// Forks. The child does the work on its only thread, as a worker of a forking server does.
+    /// Forks. The child does `work` on its only thread, as a worker of a forking server does.
     fn of(work: impl FnOnce()) -> Self {
         match fork().unwrap() {
             Fork::Parent(pid) => Self(pid),
             Fork::Child => {
                 let done = catch_unwind(AssertUnwindSafe(work));
                 if let Err(panic) = &done {
-                    // `eprintln!` does not work here, since the harness captures its output, and
-                    // the child has no harness.
+                    // `eprintln!` does not work here: the harness captures its output, and does not
+                    // run in the child.
                     let message = panic.downcast_ref::<String>().map_or("?", String::as_str);
                     let _ = writeln!(std::io::stderr(), "the child panicked: {message}");
                 }
@@ -57,7 +57,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// A child that hangs does not outlive its test.
+    /// If the child hangs, it must not outlive its test.
     fn drop(&mut self) {
         Pid::from_raw(self.0).inspect(|child| kill_process(*child, Signal::KILL).unwrap());
     }
@@ -106,7 +106,7 @@ fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.name().is_empty() && format!("{guard:?}").contains("Forked"));
 }
 
-/// A thread's holds of one kind of lock when the process forks: several levels of one lock, and
+/// The holds of one kind that a thread has when the process forks: several levels of one lock, and
 /// other locks by owned guards.
 struct Held {
     levels: Vec<LockGuard>,
@@ -121,7 +121,7 @@ impl Held {
         Self { levels, owned: owned.into() }
     }
 
-    /// Ends each guard in another way, in the child.
+    /// Ends each guard in a different way, in the child.
     fn use_up(mut self) {
         self.levels.iter().for_each(use_guard);
         self.owned.iter().for_each(use_guard);
@@ -132,7 +132,7 @@ impl Held {
         is_forked(self.owned.pop().unwrap().leave_to_expire());
     }
 
-    /// Checks that nothing has changed in the parent, and unlocks.
+    /// Asserts that nothing has changed in the parent, and unlocks.
     fn unlock(self) {
         assert!(self.levels.iter().all(LockGuard::is_held));
         assert!(self.owned.iter().all(LockGuard::is_held));
@@ -141,7 +141,7 @@ impl Held {
     }
 }
 
-/// Uses the verbs of everything that a client makes, and drops it, in the child.
+/// In the child: uses the verbs of everything that a client makes, and drops all of it.
 fn use_all(client: Client, several: MultiLock) {
     let (lock, fair) = (client.reentrant_lock("lock"), client.fair_lock("fair"));
     let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
@@ -336,7 +336,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
             MultiLock::quorum(&[&client.reentrant_lock(&format!("quorum:{name}"))]).unwrap()
         }),
     ];
-    // Opens a subscription and its connection.
+    // This opens a subscription, with its connection.
     assert!(elsewhere({
         let lock = lock.clone();
         move || answered(|| lock.try_lock_for(UNIT)).into_option().is_none()
@@ -418,7 +418,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     leased.into_iter().for_each(|permit| permit.release().unwrap());
     assert_eq!(expirable.available_permits().unwrap(), 5);
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
-    // The connections are unchanged, and everything goes on.
+    // The parent's connections are unchanged, and all works as before.
     let again = lock.lock().unwrap();
     again.unlock().unwrap();
     guard.unlock().unwrap();
@@ -440,7 +440,7 @@ impl Observer for Forks {
     }
 }
 
-/// The child is in the middle of a wait. Only the parent does what follows a failed wait.
+/// The child is in the middle of a wait. Only the parent does the work that follows a failed wait.
 #[test]
 fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     if !has_own_process() {
@@ -450,7 +450,7 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     let forked = Arc::<Mutex<Option<Child>>>::default();
     let forks = Client::builder(&server.url()).observer(Forks(Arc::clone(&forked)));
     let (forks, other) = (forks.watchdog_timeout(LONG).connect().unwrap(), client(&server));
-    // The child ends here, with everything that it has from its parent.
+    // The child ends here, and drops all that it has from its parent.
     let ends = |failed: Option<ErrorKind>| match forked.lock().unwrap().take() {
         Some(child) => child.join(),
         None => process::exit(i32::from(failed != Some(ErrorKind::Forked))),
@@ -536,7 +536,7 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
         return;
     }
     let server = server();
-    // Each child, and the parent itself, goes on with the present state of this thread's random
+    // Each child, like the parent, continues with the present state of this thread's random number
     // generator.
     let children: Vec<_> = (0..3)
         .map(|at| {
@@ -544,7 +544,7 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
             Child::of(move || {
                 let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
                 client.reentrant_lock(&format!("child:{at}")).lock().unwrap().forget();
-                // The holds stay, for the parent to look at.
+                // The holds stay, so that the parent can check them.
                 process::exit(0);
             })
         })
@@ -592,7 +592,7 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
     fork_in_the_middle(&client(&server), &server.url());
 }
 
-/// In a cluster each call looks up the server that has the name's slot.
+/// In a cluster, each call looks for the server that has the name's slot.
 #[test]
 fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     if !has_own_process() {
@@ -604,7 +604,7 @@ fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     fork_in_the_middle(&client, &cluster.url());
 }
 
-/// At each fork some other thread has locked some mutex, which no thread will unlock in the child.
+/// At each fork, another thread has locked some mutex, which no thread unlocks in the child.
 fn fork_in_the_middle(client: &Client, url: &str) {
     client.semaphore("semaphore").try_set_permits(3).unwrap();
     let over = Arc::new(AtomicBool::new(false));
@@ -650,7 +650,7 @@ thread_local! {
     static FORKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An observer that forks when a wait of the calling thread starts, if [`FORKS`] is set.
+/// An observer that forks when a wait of the calling thread begins, if [`FORKS`] is set.
 struct ForksInTurn(Arc<Mutex<Option<Child>>>);
 
 impl Observer for ForksInTurn {
@@ -663,8 +663,8 @@ impl Observer for ForksInTurn {
     }
 }
 
-/// In the child, a thread that does not exist there may have locked a mutex of the name that the
-/// child's thread waits for.
+/// The child's thread waits for a name. A mutex of that name may be locked by a thread that does
+/// not exist in the child.
 #[test]
 fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     if !has_own_process() {
@@ -701,7 +701,7 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
             let outcome = take(&client);
             match forked.lock().unwrap().take() {
                 Some(child) => child.join(),
-                // The lock was granted at once, without a wait that the observer sees.
+                // The lock was granted at once, so the observer saw no wait.
                 None if FORKS.get() => {}
                 None => {
                     let failed = outcome.as_ref().err().map(Error::kind);

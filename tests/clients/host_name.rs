@@ -1,4 +1,4 @@
-//! A host name that leads to another server while the old one lives on.
+//! A host name that later leads to another server, while the old one lives on.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
         places > 0
     });
     lead(name, new.port());
-    // The new server knows neither hold.
+    // The new server does not know either hold.
     wait_until("the loss is told", SOON, || held.state() != HoldState::Held);
     assert_eq!(held.state(), HoldState::Lost(LostReason::Revoked));
     wait_until("the waiter is in there", SOON, || waiter.is_finished());
@@ -61,7 +61,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     assert_eq!(scripts(&old), before, "the old one is asked still");
     assert!(scripts(&new) >= 20);
     kept.unlock().unwrap();
-    // And back.
+    // The name leads back to the old server.
     lead(name, old.port());
     wait_until("the old one is used again", SOON, || {
         let _told = client.reentrant_lock("back").lock().unwrap().unlock();
@@ -79,7 +79,7 @@ fn another_way_to_the_same_server_changes_nothing() {
     let held = client.reentrant_lock("held").lock().unwrap();
     let before = one.connections();
     lead(name, other.address().port());
-    // The other server was asked, twice.
+    // The client has asked the other server, twice.
     let seen = other.commands();
     wait_until("it was met there", SOON, || other.commands() >= seen + 4);
     assert_eq!(one.connections(), before);
@@ -94,7 +94,7 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let new = Server::builder().replica_of(&old).start().unwrap();
     let network = Proxy::before(&new);
     lead(name, old.port());
-    // All of the client's connections are open, and a new one goes to the replica.
+    // All of the client's connections are open. A new one would lead to the replica.
     let client = Client::builder(&format!("redis://{name}")).client_tracking(false).connections(1);
     let client = client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();

@@ -1,5 +1,5 @@
-//! Limits: the effect of a wait's end, its deadline or its cancel token on a call whose request the
-//! server has not answered.
+//! Limits: how a wait's time limit, deadline or cancel token ends a call whose request the server
+//! has not answered.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -10,13 +10,13 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
 use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
-/// How long the calls may wait, and by how much they may be late.
+/// How long the calls may wait. They may also be late by this time.
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
-/// How long a call awaits a reply that is under way, though its time is over.
+/// How long a call still waits for a reply after its own time is over.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// A call that waits. It returns whether it got its lock or permit, once or not at all.
+/// A call that waits. It returns whether it got its lock or permit. (It must not get two.)
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -53,7 +53,7 @@ fn calls(client: &Client) -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Whether everything that those calls may have taken is free again.
+/// Whether everything that these calls may have taken is free again.
 fn is_all_free(server: &Server) -> bool {
     let mut redis = server.connection();
     let names = ["plain", "owned", "fair", "fenced", "read", "write", "one", "other"];
@@ -63,28 +63,28 @@ fn is_all_free(server: &Server) -> bool {
     free && queues.is_empty() && (pool, leased) == (5, 5)
 }
 
-/// A client that is patient with its server, and whose connections are open.
+/// A client that waits long for its server. Its connections are open.
 fn patient(url: &str) -> Client {
     let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
     builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
 }
 
-/// Stops a server, and calls until the client notices the silence. Before that, a call that is not
-/// answered in time ends with "not now".
+/// Stops a server, and makes calls until the client notices the silence. Until then, a call without
+/// a reply in time ends with "not now".
 fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     server.pause();
     let noticed = || call(Wait::at_most(Duration::from_millis(1))).is_err();
     wait_until("the silence is noticed", SOON, noticed);
 }
 
-/// A machine that is busy for a moment is no outage. A lock that the client cannot ask for in time
-/// counts as taken.
+/// If a machine is busy for a moment, that is no outage. A lock that the client cannot ask for in
+/// time counts as taken.
 #[test]
 fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
-        // A test that stands still for this long proves nothing.
+        // If the test itself stands still for this long, it proves nothing.
         let silent_for = |least: Duration| {
             server.resume();
             let asked_at = Instant::now();
@@ -108,7 +108,7 @@ fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
-        // The scripts are known.
+        // The server knows the scripts.
         assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
         hang(&server, &call);
         for ends in ["after a time", "at a deadline", "at one that has passed"] {
@@ -160,12 +160,12 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
     wait_until("all is given back", SOON, || is_all_free(&server));
 }
 
-/// The server stands still and its socket is full, which comes soon with a unix socket.
+/// The server is stopped and its socket is full. With a unix socket, this happens soon.
 #[test]
 fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     const NAMES: usize = 100;
     let server = server();
-    // A write that waits would wait for longer than the test.
+    // If a write waited, it would wait for longer than the test.
     let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
     let client = builder.response_timeout(LONG).connections(1).connect().unwrap();
     let long = "x".repeat(4_000);
@@ -193,8 +193,8 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     });
 }
 
-/// The first waiter asks at once, and again seconds later. The others get the leadership only at
-/// their end.
+/// The first waiter asks at once, and again some seconds later. The other waiters become the leader
+/// only at their end.
 #[test]
 fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() {
     const CALLS: usize = 30;
@@ -204,7 +204,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     let held = other.semaphore("none").acquire().unwrap();
     let pool = client.semaphore("none");
     for _ in 0..3 {
-        // The connection is silent for a second by then.
+        // By then the connection has been silent for a second.
         let until = Instant::now() + UNIT * 15;
         let calls: Vec<_> = (0..CALLS)
             .map(|_| {
@@ -220,7 +220,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// There is one connection, and the call that leaves writes and reads for all calls that come
+/// There is one connection. The call that leaves writes and reads for all calls that come
 /// meanwhile.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
@@ -238,7 +238,7 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
             .map(|at| {
                 let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
                 spawn(move || {
-                    // Between the calls that stay, there are others that leave, too.
+                    // Between the calls that stay, there are other calls that leave.
                     if at % 2 == 0 {
                         let _answered_or_not = lock.try_lock_for(WAIT * at);
                     }
@@ -292,7 +292,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
         assert!(error.is_transient(), "{error}");
         late
     });
-    // Others still wait, and the connection is opened for them.
+    // Other callers still wait, and a thread opens the connection for them.
     let other = spawn(move || lock.lock().unwrap().unlock().unwrap());
     other.wait_asleep();
     proxy.thaw();
@@ -300,7 +300,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     wait_free(&server, "reopened", SOON);
 }
 
-/// A limit that ends the question for the key's type does not hide the server's error.
+/// If a limit ends the question for the key's type, the call still returns the server's error.
 #[test]
 fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     let server = server();
@@ -323,8 +323,7 @@ fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     proxy.release();
 }
 
-/// Checks that the calls for a lock end in time. `hangs`: whether the server stands still
-/// meanwhile.
+/// Asserts that the calls for a lock end in time. `hangs`: the server is stopped meanwhile.
 fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     let lock = client.reentrant_lock("hangs");
     if hangs {
@@ -358,7 +357,8 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has answered, and waits for a replica that does not exist. The release goes behind.
+/// The server has run the command, and waits for a replica that does not exist. The release comes
+/// after that.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
@@ -369,7 +369,7 @@ fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     ends_in_time(&client, &server, false);
 }
 
-/// A caller with a limit has another thread open its connection.
+/// For a caller with a limit, another thread opens the connection.
 #[test]
 fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_for_others() {
     if !has_own_process() {
@@ -403,7 +403,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         let error = own.try_lock_for(LONG).map(drop).unwrap_err();
         starts.wait();
         let (limited, unlimited) = others;
-        // The limited call may succeed over the connection of the unlimited one, if that was
+        // The limited call may succeed over the connection of the unlimited one, if that one was
         // quicker.
         if let Err(error) = limited.join() {
             assert!(error.is_transient(), "{error:#}");
@@ -419,9 +419,9 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
 }
 
-/// A call that is cut off leaves a give-up, which the client repeats with back-off although the
-/// server has answered it. If each new connection hurried all give-ups, a bad network would
-/// multiply them.
+/// A call that is cut off leaves a request to give its entry up. The client repeats that request
+/// with back-off, although the server has answered it. If each new connection hurried all such
+/// requests, a bad network would multiply them.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

@@ -1,4 +1,4 @@
-//! The lines of the log. A logger stops nothing.
+//! The lines of the log. A logger that blocks stops no other thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -11,7 +11,7 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
-/// The logger of this process, which a test can make block.
+/// The logger of this process. A test can make it block.
 static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
 
 struct Logger {
@@ -44,7 +44,7 @@ impl Logger {
         self.state().lines.iter().filter(|(_, line)| line.contains(about)).cloned().collect()
     }
 
-    /// Begins a test.
+    /// Installs the logger if necessary, and removes the lines of earlier tests.
     fn install(&'static self) {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| {
@@ -101,13 +101,13 @@ fn wait_outages(count: usize) {
     assert_eq!(outages().len(), count, "{:?}", outages());
 }
 
-/// A client with many connections, a subscription and a hold that is renewed.
+/// A client with many connections, a subscription and a renewed hold.
 fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url), RENEWED)
 }
 
-/// The same for a client that waits for replies for longer than a busy machine delays one. For
-/// replies to its renewals that is a sixth of the lease.
+/// As [`busy_client`], with a client that waits for replies for longer than a busy machine delays
+/// them. (For replies to renewals that is a sixth of the lease.)
 fn patient_busy_client(server: &Server) -> Client {
     let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
     busy(server, patient, RENEWED * 4)
@@ -132,8 +132,8 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
     }
     LOGGER.install();
     let server = server();
-    // The client does not use the server's port, which another server may have while this one is
-    // away.
+    // The client does not use the server's port: another server may take that port while this
+    // server is down.
     let client = busy_client(&server, &server.unix_url());
     for round in 1..=2 {
         server.kill();
@@ -148,7 +148,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
         wait_outages(2 * round);
     }
-    // Late lines would come now.
+    // If more lines came, they would come within this time.
     thread::sleep(UNIT * 3);
     let lines = outages();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
@@ -178,7 +178,7 @@ fn a_server_that_does_not_answer_is_an_outage() {
     assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
 }
 
-/// The clients notice the outage one after the other, and its end, too.
+/// The clients notice the outage, and its end, one after another.
 #[test]
 fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     if !has_own_process() {
@@ -198,8 +198,7 @@ fn an_outage_is_logged_once_for_all_clients_of_a_process() {
         }
         wait_outages(2 * round);
     }
-    // The client that reported the outage ends first, and then all others. The end of the outage is
-    // still reported.
+    // The client that reported the outage ends first. Another client reports the end of the outage.
     server.kill();
     clients.iter().for_each(fail);
     let mut clients = clients.into_iter();
@@ -242,7 +241,7 @@ fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     wait_outages(2);
 }
 
-/// From then on the master's replica has the slots.
+/// After this, the master's replica has the slots.
 #[test]
 fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     if !has_own_process() {
@@ -262,14 +261,14 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     clients.iter().for_each(lock);
     old.kill();
     for client in &clients {
-        // Otherwise they would ask only when the replica is already the master.
+        // Otherwise the client would ask only when the replica is already the master.
         let _late = client.reentrant_lock("moved").try_lock();
     }
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("no longer asks the server");
     wait_until("the end is told", SOON, || !lines().is_empty());
-    // The client does not ask the server again, and the log has no line about it.
+    // The client does not ask the server again, and the log gets no line about it.
     thread::sleep(UNIT * 40);
     wait_outages(1);
     let lines = lines();
@@ -280,7 +279,8 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     );
 }
 
-/// Otherwise each lost hold would be a line, and the first thousand would hide all others.
+/// Otherwise each lost hold would be a line, and the first thousand lines would suppress all
+/// others.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
@@ -303,10 +303,10 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
     let lines = || LOGGER.lines(" lost: ");
     wait_until("it is said", SOON, || !lines().is_empty());
-    // Late lines would come now.
+    // If more lines came, they would come within this time.
     thread::sleep(UNIT * 5);
     let lines = lines();
-    // A machine that stands still meanwhile makes more lines.
+    // If the machine stands still meanwhile, there are more lines.
     assert!((1..=3).contains(&lines.len()), "{} lines: {lines:?}", lines.len());
     let (level, line) = &lines[0];
     assert!(*level == Level::Warn && line.contains("the holds of \"name:"), "{line}");
@@ -330,7 +330,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     {
         let client = Client::connect(url).unwrap();
         let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
-        // Time is the subject: the time is long enough for all holds to be tracked, and for the
+        // Time is the subject here: this is long enough for all holds to be tracked, and for the
         // line.
         thread::sleep(UNIT * 5);
         wait_until("it is said", SOON, || lines().len() >= expected);
@@ -380,7 +380,7 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
         let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).query(redis).unwrap();
     };
     set(&mut redis, "1");
-    // The subscriber tries again and again.
+    // The subscriber tries to connect again and again.
     let _: i64 = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
     wait_until("it is said", SOON, || !LOGGER.lines("accepts no more connections").is_empty());
     let since = Instant::now();
@@ -411,7 +411,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
     let mut user = User::new(&server, "mute");
     let client = user.client();
     let mut names = (0..).map(|at| format!("foreign:{at}"));
-    // Each new channel needs a message to the subscriber.
+    // For each new channel, the client sends a message to its subscriber.
     let mut wait = |times| {
         for name in names.by_ref().take(times) {
             hold_as_redisson(&mut server.connection(), &name, LONG);
@@ -439,7 +439,8 @@ fn a_release_without_its_message_is_logged_once() {
     }
     LOGGER.install();
     let server = server();
-    // The copy finds the release done, and does not show whether listeners were informed.
+    // The second copy finds that the release is done, and does not show whether listeners were
+    // informed.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
     assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
@@ -470,7 +471,7 @@ fn a_release_without_its_message_is_logged_once() {
                 "read" => both.reader().lock().unwrap().unlock().unwrap(),
                 _ => both.writer().lock().unwrap().unlock().unwrap(),
             }
-            // If the right were missing from the beginning, nothing would be granted.
+            // If the right had been missing from the beginning, nothing would have been granted.
             if round == 0 {
                 user.set(&["-publish"]);
             }
@@ -520,7 +521,7 @@ fn a_lease_that_ran_out_says_why() {
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
 }
 
-/// The client's end does not wait for as long as a connection may take to open.
+/// Opening a connection may take longer than the client's end waits.
 #[test]
 fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
@@ -569,7 +570,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     }
 }
 
-/// Takes locks and loses them, each for a different reason. Each loss is a line.
+/// Takes locks and loses them, each for a different reason. Each loss is a line of the log.
 fn lose(client: &Client, prefix: &str, locks: usize) {
     let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
     let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
@@ -591,7 +592,7 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     let watched = watched(&server, RENEWED);
     let kept = watched.reentrant_lock("kept").lock().unwrap();
     LOGGER.set(true, false);
-    // More lines than the queue keeps.
+    // There are more lines than the queue can keep.
     lose(&client, "blocked", 1_500);
     lose(&watched, "behind", 1);
     client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
@@ -609,7 +610,7 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// A managed service may not know INFO, CLIENT or CONFIG. Everything goes on, and the log names the
+/// A managed service may not have INFO, CLIENT or CONFIG. The client works, and the log lists the
 /// missing features.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
@@ -704,7 +705,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
         wait_until("both are warned", SOON, || {
             !said("B", "A").is_empty() && !said("A", "B").is_empty()
         });
-        // The client looks again, and logs no more.
+        // The client checks again, and logs no more.
         thread::sleep(UNIT * 15);
         for lines in [said("A", "B"), said("B", "A")] {
             assert_eq!(lines.len(), 1, "{lines:?}");
@@ -717,8 +718,8 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
-/// Other threads wait for the name, too, and one of them asks why. A line about the name has come
-/// already.
+/// Other threads wait for the name, too, and one of them asks why. The log already has a line about
+/// the name.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     if !has_own_process() {
@@ -745,7 +746,7 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     assert_eq!(said().len(), 1, "{:?}", said());
 }
 
-/// Threads are meant to wait for a latch, but not a thread that others wait for.
+/// It is normal that threads wait long for a latch, but not if other threads wait for them.
 #[test]
 fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     if !has_own_process() {
@@ -767,7 +768,7 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     wait_until("it is said", SOON, || {
         !LOGGER.lines("the thread holds \"lock\": a deadl").is_empty()
     });
-    // The client looks again, and logs no more.
+    // The client checks again, and logs no more.
     thread::sleep(UNIT * 15);
     assert_eq!(LOGGER.lines("waited ").len(), 1, "{:?}", LOGGER.lines("waited "));
     latches.iter().for_each(|latch| latch.count_down().unwrap());
@@ -809,7 +810,8 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
         said("lock").len() > 2 && said("pool").len() > 2
     });
     let lists = Commands::so_far(&server).of("client|list");
-    // There is at most one list a second for each name, and one list may have no line yet.
+    // There is at most one list of waiters a second for each name, and the last list may have no
+    // line yet.
     let most = 2 * (begun.elapsed().as_secs() + 1);
     let lines = LOGGER.lines("waited ").len() as u64;
     assert!(lists <= most && lists <= lines + 2, "{lists} lists in {:?}", begun.elapsed());
@@ -846,7 +848,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         });
         waits
     });
-    // These waits last as long, but such waits are normal.
+    // These waits last as long, but long waits are normal here.
     let latch = second.count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     let (open, leads) = (latch.clone(), second.leader_election("leads"));
@@ -862,7 +864,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     wait_until("both are said", SOON, || {
         [&first, &second].iter().all(|client| !said(client).is_empty())
     });
-    // The client looks again, and logs no more.
+    // The client checks again, and logs no more.
     thread::sleep(UNIT * 15);
     let process = format!(", process {}, for ", std::process::id());
     for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
@@ -906,7 +908,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
     let line = "a handle wants 5 permits of \"pool 1\", but the server has 6: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
-    // The number of an expirable semaphore is known also while permits are out.
+    // The size of an expirable semaphore is known even while permits are out.
     LOGGER.install();
     let other = Client::connect(&server.url()).unwrap();
     for (at, size) in [5, 4].into_iter().enumerate() {
@@ -943,7 +945,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     }
     LOGGER.install();
     let server = server();
-    // Each is a separate client, which logs it at once, and only once.
+    // Each client logs it at once, and only once.
     let clients =
         [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG).connect().unwrap());
     let [pool, expirable] = ["pool", "expirable"];
@@ -1042,7 +1044,7 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// Then no message wakes the other client, and nothing fails.
+/// Then no message wakes the other client, although no command fails.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {
@@ -1071,7 +1073,7 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         let (client, token) = (connect(sharded), CancelToken::new());
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();
-        // Time is the subject: the waiter asks every few seconds.
+        // Time is the subject here: the waiter asks every few seconds.
         thread::sleep(UNIT * 40);
         assert_eq!(lines(&client), []);
         let mut redis = cluster.home(name).connection();

@@ -18,7 +18,7 @@ struct Heard(Arc<Mutex<Vec<Line>>>);
 
 #[derive(Clone, Debug)]
 struct Line {
-    /// The method that was called, and the way or the reason.
+    /// The method that was called, and how the lock was taken or why it was not.
     what: String,
     name: String,
     kind: Kind,
@@ -39,7 +39,7 @@ impl Heard {
         self.0.lock().unwrap().clone()
     }
 
-    /// Takes the events so far. The next call begins after them.
+    /// Takes the events so far. The next call returns only later events.
     fn taken(&self) -> Vec<String> {
         self.0.lock().unwrap().drain(..).map(|line| line.what).collect()
     }
@@ -85,7 +85,8 @@ impl Observer for Heard {
 }
 
 fn builder(server: &Server) -> ClientBuilder {
-    // Otherwise the server may report a forced unlock first, as a revoked hold.
+    // With tracking, the server might report a forced unlock first, and the hold would end as
+    // revoked.
     Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
 }
 
@@ -111,7 +112,7 @@ fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     assert!(line.time >= UNIT && line.time < SOON, "{line:?}");
 }
 
-/// The thread has had the lock all the while.
+/// The thread has held the lock all the time.
 #[test]
 fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let server = server();
@@ -122,7 +123,7 @@ fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free"]);
-    // The fault hits the request for the longer lease, and its second copy.
+    // The fault affects the request for the longer lease and its second copy.
     proxy
         .on(Direction::Request, 2, Action::LoseRequest, |bytes| contains(bytes, "\r\n7200000\r\n"));
     let again = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
@@ -168,7 +169,7 @@ fn a_loss_that_unlock_finds_is_reported_as_a_loss() {
 fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
-    // The thread may have asked just then.
+    // The thread may have asked at that moment.
     wait_until("the lock is handed on", SOON, || {
         let held = other.reentrant_lock("orders").lock().unwrap();
         let lock = client.reentrant_lock("orders");
@@ -181,7 +182,7 @@ fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
         assert!(acquired.time >= UNIT, "{acquired:?}");
         heard.taken() == ["waits", "has HandedOn", "released"]
     });
-    // A thread passes the lock on for some milliseconds.
+    // Threads of a process pass the lock on only for some milliseconds.
     wait_until("the lock is passed", SOON, || {
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -207,7 +208,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     let lock = client.reentrant_lock("orders");
     assert!(lock.try_lock().unwrap().into_option().is_none());
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
-    // A call that gets no answer gives up for another reason.
+    // A call without a reply gives up for another reason.
     loop {
         match if_answered(lock.try_lock_for(UNIT).map(Taken)) {
             None => drop(heard.taken()),
@@ -278,7 +279,7 @@ fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     has(Kind::CyclicBarrier, 1, &[]);
 }
 
-/// One wait gets several permits, which end one by one.
+/// One call gets several permits, which end one by one.
 #[test]
 fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
     let server = server();
@@ -341,7 +342,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    // The wait is long enough to leave the lock first.
+    // The wait is long enough to release the lock first.
     assert!(lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
@@ -500,7 +501,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     client.shutdown();
 }
 
-/// The places of the waits by the names of their threads.
+/// The positions of the waits in the queue, by the names of their threads.
 fn places(client: &Client) -> Vec<(String, usize)> {
     let waiting = client.snapshot().waiting.into_iter();
     let mut places: Vec<_> = waiting.map(|it| (it.thread.unwrap(), it.place)).collect();
@@ -531,7 +532,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
             threads.collect::<Vec<_>>()
         };
         assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
-        // The next thread leads, and those behind it have moved up.
+        // The next thread becomes the leader, and the threads behind it have moved up.
         tokens[0].cancel();
         wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
         tokens.iter().for_each(CancelToken::cancel);
@@ -562,7 +563,7 @@ fn a_leader_is_listed_during_an_outage_too() {
     assert_eq!(waits.join(), ErrorKind::Cancelled);
 }
 
-/// The number of events that it hears, by the methods' order.
+/// The number of events that the observer got, in the order of its methods.
 #[derive(Default)]
 struct Tally([AtomicU32; 9]);
 

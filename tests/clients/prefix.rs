@@ -1,4 +1,4 @@
-//! The prefix of a client's names, which is on the server and in no word to people.
+//! The prefix of a client's names: the server sees it, but people never do.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,8 +13,8 @@ fn prefixed(server: &Server) -> Client {
     Client::builder(&server.url()).prefix("shop:").connect().unwrap()
 }
 
-/// The keys and channels on a server on which `one` has something of each kind, and `other` waits
-/// for some. `before`: what the program itself puts before each name.
+/// The keys and channels on a server when `one` has something of each kind and `other` waits for
+/// some of it. `before` is what the program itself puts before each name.
 fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec<String> {
     let name = |name: &str| format!("{before}{name}");
     let held = [
@@ -57,13 +57,13 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     // Each request has a key with the client's id.
     let anonymous = |it: String| it.replace(one.id(), "ONE").replace(other.id(), "OTHER");
     let mut found: Vec<_> = found.into_iter().map(anonymous).collect();
-    // For a moment only.
+    // These keys exist only for a moment.
     found.retain(|it| !it.starts_with("redlatch_asked"));
     found.sort();
     found
 }
 
-/// As those of Redisson are of the name that its `NameMapper` returns.
+/// They are the keys and channels that Redisson has for the name that its `NameMapper` returns.
 #[test]
 fn keys_and_channels_are_those_of_the_name_with_the_prefix() {
     let (there, here) = (server(), server());
@@ -104,7 +104,7 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
             });
         }
     }
-    // A message for an owner that has gone is answered under the key.
+    // If a message names an owner that has gone, the client answers under the key.
     let guard = with.reentrant_lock("orders").lock().unwrap();
     assert!(
         without.reentrant_lock("shop:orders").try_lock_for(UNIT).unwrap().into_option().is_none()
@@ -113,7 +113,7 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
     wait_free(&server, "shop:orders", SOON);
 }
 
-/// The names that it hears.
+/// The names in the events.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -149,7 +149,7 @@ fn people_read_the_name_without_the_prefix() {
     let held: Vec<_> = client.snapshot().held.into_iter().map(|held| held.name).collect();
     assert!(held.contains(&"orders".to_owned()) && held.contains(&"ids".to_owned()), "{held:?}");
     let others = super::common::client(&server);
-    // One that only looks as if it had the prefix, if `*` matched anything.
+    // If the prefix were a pattern, `*` would match this name.
     let _other = others.reentrant_lock("shopping:other").lock().unwrap();
     let names = |pattern| -> Vec<_> {
         client.statuses(pattern).unwrap().into_iter().map(|status| status.name).collect()

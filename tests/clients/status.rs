@@ -145,7 +145,7 @@ fn each_kind_is_known_by_its_keys() {
         assert_eq!(seen(&watcher, foreign), (StatusKind::Other, [0; 3]), "{foreign}");
     }
 
-    // Nothing that they read has changed.
+    // Reading the status has changed nothing.
     let before = changes(&mut redis);
     for name in ["fenced", "permits", "slots", "ready", "list", "hash", "text", "unused"] {
         watcher.status(name).unwrap();
@@ -275,7 +275,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
     let took = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
     let took = took.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
     println!("the server took {took} us");
-    // The bound is five times the promised one, since the machine may be busy.
+    // The bound is five times the promised time, since the machine may be busy.
     assert!(took.parse::<f64>().unwrap() < 25_000.0, "{took}");
     let () = redis.del("redlatch_queue:{orders}").unwrap();
 }
@@ -374,7 +374,7 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
     assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
 }
 
-/// A lock whose token key holds 0 has no last token, and grants are numbered all the same.
+/// If a lock's token key holds 0, there is no last token. The next grants still get tokens.
 #[test]
 fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     let server = server();
@@ -392,8 +392,8 @@ fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     assert!(waiter.join() > 0);
 }
 
-/// Without a waiter a fair lock looks like any other, whose release serves no fair queue. (A living
-/// holder of ours finds its loss, and serves the queue.)
+/// Without a waiter, a fair lock looks like any other lock, whose release serves no fair queue. (A
+/// living holder in redlatch notices its loss and serves the queue.)
 #[test]
 fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
     let server = server();
@@ -421,8 +421,7 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         let _ended = has_looked.recv();
     });
     wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
-    // A script passes over an entry whose process does not listen yet. That process asks again
-    // soon.
+    // A script skips an entry whose process does not listen yet. That process soon asks again.
     wait_hearing(&server, 1);
     goes.send(()).unwrap();
     assert!(ends.join());

@@ -1,5 +1,4 @@
-//! Tracking: the server reports when a key changes, so that a holder learns of a loss as soon as it
-//! happens.
+//! Tracking: the server reports when a key changes, so that a holder notices a loss at once.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,7 +34,8 @@ impl Losses {
     }
 }
 
-/// A hold of any kind: whether it is held, its losses, and its release, which fails after a loss.
+/// A hold of any kind. It has functions that return whether it is held, its losses, and the result
+/// of its release, which fails after a loss.
 struct Held {
     losses: Losses,
     is_held: Box<dyn Fn() -> bool>,
@@ -115,7 +115,7 @@ fn wait_tracked(server: &Server, keys: u64) {
     wait_until(&format!("{keys} keys are tracked"), SOON, || tracked(server) == keys);
 }
 
-/// A network that counts its client's questions whether a key exists.
+/// A network that counts its client's questions about keys.
 struct Counting {
     proxy: Proxy,
     asked: Arc<AtomicUsize>,
@@ -125,8 +125,8 @@ impl Counting {
     fn before(server: &Server) -> Self {
         let (proxy, asked) = (Proxy::before(server), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&asked);
-        // The rule lets each command pass unchanged. Questions that come together have one packet
-        // of replies.
+        // The rule passes each command unchanged. If questions are sent together, one packet has
+        // all replies.
         proxy.on(Direction::Request, 1, Action::LoseRequest, move |command| {
             let asks = ["\r\nHEXISTS\r\n", "\r\nZMSCORE\r\n"];
             if asks.iter().any(|verb| contains(command, verb)) {
@@ -205,7 +205,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     semaphore.try_set_permits(500).unwrap();
     let pool: Vec<_> = (0..500).map(|_| held!(semaphore.acquire().unwrap(), release)).collect();
     wait_tracked(&server, 501);
-    // The change comes in the middle of their questions.
+    // The change comes while the client asks about these keys.
     let mut redis = server.connection();
     for at in (0..500).step_by(7) {
         let () = redis.del(format!("lock {at}")).unwrap();
@@ -219,7 +219,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     let () = redis.zrem("{pool}:timeout", ids).unwrap();
     let lost = || pool.iter().filter(|held| !held.losses.so_far().is_empty()).count();
     wait_until("a hundred permits are lost", SOON, || lost() == 100);
-    // By then all earlier messages have come, since the same connection reports this change.
+    // The same connection reports this change, so all earlier messages have come by then.
     let () = redis.del("lock 1").unwrap();
     held[1].losses.wait();
     assert_eq!(lost(), 100);
@@ -246,7 +246,7 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
     });
     assert!((held.is_held)());
     assert_eq!(held.losses.so_far(), []);
-    // The client asks once when the lock was held for a while, and once after each renewal.
+    // The client asks once when the lock has been held for some time, and once after each renewal.
     assert!((4..=7).contains(&counting.asked()), "{} questions", counting.asked());
     wait_tracked(&server, 1);
     let () = redis.del("renewed").unwrap();
@@ -261,7 +261,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         let so_far = Commands::so_far(&server);
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
-    // (On a busy machine a hold may last for a while. Then the test takes a new client.)
+    // (On a busy machine a hold may last for long. Then the test tries again with a new client.)
     wait_until("all were short", SOON, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
@@ -273,7 +273,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         assert!(longest >= UNIT / 2 || listens() == before, "{longest:?}");
         longest < UNIT / 2
     });
-    // No thread waits here, and the client still learns of the loss.
+    // No thread waits here, but the client still notices the loss.
     let held = Held::lock(&client, "short");
     wait_tracked(&server, 1);
     let () = server.connection().del("short").unwrap();
@@ -290,7 +290,8 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
         let first = hold(&client);
         wait_tracked(&server, 1);
         drop(first);
-        // There is another hold, a short one. The server reports the hold, the release, or both.
+        // There is another hold, a short one. The server reports its beginning, its release, or
+        // both.
         let begun = Instant::now();
         hold(&client).release().unwrap();
         wait_tracked(&server, 0);
@@ -300,7 +301,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
     }
 }
 
-/// A question and its answer run beside all actions of the holder.
+/// A question about the hold and its answer overlap all actions of the holder.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let server = server();
@@ -313,7 +314,7 @@ fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
         wait_tracked(&server, 1);
         let fired = proxy.fired();
         proxy.on_request("HEXISTS", Action::HoldReply);
-        // A change that takes nothing away.
+        // This change takes no hold away.
         let () = redis.pexpire("asked", 300_000).unwrap();
         proxy.wait_fired(fired + 1, SOON);
         held.release().unwrap();
@@ -360,7 +361,7 @@ fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
-    // One change comes before the connection is there again, and one after.
+    // One change comes before the connection is open again, and one after that.
     for after in [false, true] {
         let held = ["one", "other"].map(|name| Held::lock(&client, name));
         wait_tracked(&server, 2);
@@ -457,8 +458,8 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     held.losses.wait();
 }
 
-/// The cases: a server that does not know such commands, one whose rights forbid them, and a client
-/// that does not use them.
+/// The cases are: a server that does not have such commands, a user who may not run them, and a
+/// client that does not use them.
 #[test]
 fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     let server = server();
@@ -478,7 +479,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
         let client = builder.connect().unwrap();
         let other = untracked(server).connect().unwrap();
         let held = Held::lock(&client, "plain");
-        // Waits go on as always, and get the message of a release.
+        // Waits work as usual, and the waiters get the message of a release.
         at_once(|| {
             let theirs = other.reentrant_lock("waited for").lock().unwrap();
             let lock = client.reentrant_lock("waited for");
@@ -487,7 +488,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
             theirs.unlock().unwrap();
             waiting.join();
         });
-        // The time is long enough for the hold to be tracked.
+        // The time is long enough for the server to track the hold.
         wait_renewed(server, "plain");
         assert!((held.is_held)(), "{case}");
         assert_eq!(tracked(server), 0, "{case}");
@@ -497,7 +498,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     }
 }
 
-/// A proxy that does not know a command may do so.
+/// A proxy may do this if it does not know a command.
 #[test]
 fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
     let server = server();

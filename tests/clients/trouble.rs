@@ -1,4 +1,4 @@
-//! Bad input leads to a clear error at the first call that can know, or it works. There is no
+//! Bad input either works, or is a clear error of the first call that can notice it. There is no
 //! panic, no overflow and no hang, and no output shows a password.
 
 use std::error::Error as _;
@@ -99,12 +99,12 @@ fn every_other_name_works() {
 
 // Leases and waits.
 
-/// The calls that must work with a valid lease.
+/// Calls that must work with every valid lease.
 fn works(lock: &ReentrantLock) -> Result<(), Error> {
     let guard = lock.lock()?;
     let _ = (guard.remaining(), guard.state(), guard.check(Duration::MAX).is_ok());
     match guard.unlock() {
-        // A lease of a millisecond may be over.
+        // A lease of a millisecond may already be over.
         Err(error) if error.kind() == ErrorKind::LeaseLost => Ok(()),
         outcome => outcome,
     }
@@ -133,7 +133,7 @@ fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
             assert_eq!(error.kind(), ErrorKind::Config, "{lease:?}: {error}");
             assert!(error.to_string().contains("lease"), "{error}");
         }
-        // A re-entry works, too, and leaves the outer level unchanged.
+        // A re-entry works, too, and does not change the outer level.
         let outer = client.reentrant_lock("lease").lock().unwrap();
         assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::Config);
         assert_eq!(lock.hold_count(), 1);
@@ -162,10 +162,10 @@ fn a_lease_between_works() {
     assert!(guard.remaining() > Duration::from_millis(10_u64.pow(13) / 10 * 9));
     let left = lock.remaining_lease().unwrap().unwrap();
     assert!(left > Duration::from_millis(10_u64.pow(13) / 10 * 9), "{left:?}");
-    // The lock's waiters sleep no longer than others.
+    // The waiters of this lock sleep no longer than other waiters.
     let other = Client::connect(&server.url()).unwrap().reentrant_lock("lease");
     assert!(answered(|| other.try_lock_for(UNIT)).into_option().is_none());
-    // Part of a millisecond is left out.
+    // A fraction of a millisecond is ignored.
     let odd = client.reentrant_lock("odd").with_lease(Duration::from_micros(1_500_900));
     let guards = (guard, odd.lock().unwrap());
     assert!(pttl(&mut server.connection(), "odd") <= 1_500);
@@ -187,7 +187,8 @@ fn waits_of_nothing_and_of_ages_work() {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
         }
         assert!(answered(|| lock.try_lock_until(Instant::now())).into_option().is_none());
-        // An endless wait ends at a release, by Redis and by a thread of this process.
+        // A wait without a limit ends when the server or a thread of this process releases the
+        // lock.
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let lock = lock.clone();
@@ -214,7 +215,7 @@ fn a_thread_may_nest_a_lock_deeply() {
     wait_free(&server, "deep", SOON);
 }
 
-// Settings.
+// Settings that are out of range.
 
 #[test]
 fn settings_that_cannot_be_meant_are_errors() {
@@ -268,7 +269,7 @@ fn settings_at_their_limits_work() {
                 thread::sleep(UNIT / 4);
                 let _ = guard.unlock();
             }
-            // The lease was over before the thread knew of it, a few times in a row.
+            // The lease was over before the thread got it, several times in a row.
             Err(error) => {
                 let late = error.is_transient() || error.kind() == ErrorKind::LeaseLost;
                 assert!(late, "{error}");
@@ -343,7 +344,7 @@ fn an_absent_server_is_said_so_soon() {
         let error = builder.connect().unwrap_err();
         assert!(error.kind().is_server_trouble(), "{url}: {error}");
         assert!(error.to_string().contains("no connection"), "{error}");
-        // The message has the system's words, and there is no source below.
+        // The message contains the system's text, and there is no further source.
         assert!(error.to_string().contains(" (") && error.source().is_none(), "{error}");
         assert!(error.is_transient() && !error.outcome_unknown());
         shows_no_secret(&error);
@@ -351,7 +352,7 @@ fn an_absent_server_is_said_so_soon() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// Checks that neither the error nor its causes show the password.
+/// Asserts that neither the error nor its causes show the password.
 #[track_caller]
 fn shows_no_secret(error: &Error) {
     let mut shown = format!("{error} {error:?} {error:#?}");
@@ -404,7 +405,7 @@ fn nothing_shows_the_password() {
         shows_no_secret(&lock.lock().map(drop).unwrap_err());
         server.resume();
         server.kill();
-        // The first finding may be any of these.
+        // The client may find any of these faults first.
         for _ in 0..2 {
             shows_no_secret(&lock.lock().map(drop).unwrap_err());
         }
@@ -422,7 +423,7 @@ fn a_server_that_repeats_the_password_is_not_quoted() {
         return;
     };
     let address = format!("127.0.0.1:{}", server.port());
-    // A password that is longer than the part that the server repeats.
+    // The second password is longer than the part that the server repeats.
     for password in [SECRET.to_owned(), SECRET.repeat(20)] {
         for (url, kind) in [
             (format!("redis://:{password}@{address}"), ErrorKind::LoginRefused),
@@ -446,7 +447,7 @@ fn a_server_that_repeats_the_password_is_not_quoted() {
     }
 }
 
-/// Takes and gives back one of each synchronizer.
+/// Takes and releases one of each synchronizer.
 fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
     let lock = client.reentrant_lock("lock");
     let (semaphore, latch) = (client.semaphore("semaphore"), client.count_down_latch("latch"));
@@ -521,7 +522,7 @@ fn a_database_that_is_not_there_is_an_error() {
 fn a_unix_socket_does_as_well() {
     let server = server();
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
-    // The client wakes others, and others wake it, so it also subscribes.
+    // The client wakes others and is woken by others, so it also subscribes.
     for (releases, waits) in [(&one, &other), (&other, &one)] {
         at_once(|| {
             let guard = releases.reentrant_lock("socket").lock().unwrap();
@@ -535,7 +536,7 @@ fn a_unix_socket_does_as_well() {
     }
 }
 
-/// A listener that is no Redis.
+/// A program that listens on a port and is not Redis.
 struct Impostor {
     port: u16,
     stop: Arc<AtomicBool>,
@@ -543,7 +544,7 @@ struct Impostor {
 }
 
 impl Impostor {
-    /// Answers every command with this. `None`: it does not answer.
+    /// Answers every command with `answer`, or not at all if it is `None`.
     fn answering(answer: Option<&'static [u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -642,7 +643,7 @@ fn trouble_with_a_server_says_which() {
     let semaphore = client.semaphore("permits");
     lock.lock().unwrap().unlock().unwrap();
     server.pause();
-    // First there is no answer in time, then no connection, and then none for other threads,
+    // First there is no reply in time, then no connection. Then other threads get no connection
     // either.
     says_where(lock.lock().map(drop).unwrap_err());
     says_where(lock.is_locked().map(drop).unwrap_err());
@@ -695,7 +696,7 @@ fn a_refusal_says_which_server_refused() {
     says_where("a replica");
 }
 
-/// The error names the type of another program's key, but not the script that met it.
+/// The error names the type of the key, which another program uses, but not the script that met it.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
     let server = server();

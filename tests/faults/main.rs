@@ -1,4 +1,4 @@
-//! Faults: of one server, of a server with replicas, behind Sentinels and in a cluster.
+//! Faults of one server, of a server with replicas, with Sentinels, and in a cluster.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

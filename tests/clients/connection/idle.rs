@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A firewall silently drops a connection that was idle for long. Time is the subject.
+/// A firewall silently drops a connection that was idle for long. Time is the subject here.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();
@@ -18,17 +18,17 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     server.pause();
     let longest = drops.drop_all();
     server.resume();
-    // A call would try for a minute to open another connection.
+    // A call would try for a minute to open a new connection.
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// While nothing is held there are no renewals. Time is the subject.
+/// While nothing is held, there are no renewals. Time is the subject here.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lease = RENEWED;
-    // The client only sends renewals.
+    // The client sends nothing but renewals.
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();
     let lock = client.reentrant_lock("idle");
@@ -56,9 +56,10 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     guard.unlock().unwrap();
 }
 
-/// Threads with guards that share one lane, which is idle.
+/// Threads with guards that share one idle lane.
 struct IdleDrops {
-    /// The threads pass the gate when all are there, and again when they may drop their guards.
+    /// The threads pass this barrier when all have begun, and again when they may drop their
+    /// guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
     /// The client, whose end waits for the server.

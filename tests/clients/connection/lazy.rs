@@ -1,4 +1,4 @@
-//! A client that starts although its server is away.
+//! A client that starts although its server is out of reach.
 
 use super::strangers::{Stranger, greeting};
 use super::*;
@@ -36,7 +36,7 @@ fn a_server_may_start_after_its_client() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     server.restart_empty();
     waits.join();
-    // The release of a hold, and a grant by message, are as those of another client.
+    // The client releases holds and gets grants by message like any other client.
     let semaphore = client.semaphore("permits");
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
@@ -46,8 +46,8 @@ fn a_server_may_start_after_its_client() {
     next.join();
 }
 
-/// The first connection leads to the first run of the server. Otherwise the server's answer to the
-/// second copy of the release, "not held", would not show that the first copy has run.
+/// The first connection leads to the first run of the server. Otherwise "not held", the server's
+/// reply to the second copy of the release, would not prove that the first copy has run.
 #[test]
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();
@@ -159,7 +159,7 @@ fn a_quorum_begins_with_a_majority() {
     });
 }
 
-/// Before the clients have met their server, only its addresses tell it apart.
+/// Until the clients have met their server, only its addresses identify it.
 #[test]
 fn two_names_of_one_server_do_not_vote_twice() {
     let server = server();
@@ -194,7 +194,7 @@ fn threads_may_make_the_first_call_together() {
     }
 }
 
-/// Of the waiting threads only the leader learns why its time was in vain.
+/// Of the waiting threads, only the leader learns why its time was in vain.
 #[test]
 fn an_absent_server_is_not_hammered() {
     bound();
@@ -220,8 +220,8 @@ fn an_absent_server_is_not_hammered() {
         })
         .collect();
     waits.into_iter().for_each(Running::join);
-    // One leader asks ten times a second, and opens a connection that is cut off once more. The
-    // client's own threads ask less and less often.
+    // One leader asks ten times a second. Each time it opens a connection, and opens it again when
+    // it is cut off. The client's background threads ask less and less often.
     let count = count.load(Ordering::SeqCst);
     assert!((2..150).contains(&count), "{count}");
 }

@@ -9,7 +9,7 @@ use super::*;
 
 const HOLDS: usize = 20;
 
-/// The numbers of the user's connections, except those for messages.
+/// The ids of the user's connections, without those for messages.
 fn commands_of(server: &Server) -> HashSet<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let own = list.lines().filter(|line| line.contains("user=tokens") && line.contains(" sub=0 "));
@@ -47,8 +47,8 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// The waiter does not have to wait for its next question, since its client listens again with the
-/// new password.
+/// The waiter need not wait until it asks again, since its client listens again with the new
+/// password.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
     let server = server();
@@ -93,11 +93,11 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let auths = || Commands::so_far(&server).of("auth");
     let (lanes, before) = (commands_of(&server), auths());
     vault.add(slice::from_ref(&server), "second");
-    // These are two lanes, the connection for messages, and the renewer's connection at its next
+    // There are two lanes, the connection for messages, and the renewer's connection at its next
     // use.
     wait_until("they have been told", SOON, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
-    // The client cannot know of a change that nobody reports, and the test does not demand it.
+    // The client cannot know of a change that nobody reports, so the test does not demand that.
     Vault::remove(slice::from_ref(&server), "first");
     for guard in guards {
         guard.unlock().unwrap();
@@ -105,7 +105,7 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     waiter.join();
 }
 
-/// The new credentials go between other threads' commands, which still get their own replies.
+/// The new credentials are sent between other threads' commands, which still get their own replies.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let server = server();
@@ -140,7 +140,7 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// Foreign code may fail, panic or not return. Neither holds nor threads depend on it.
+/// A user's code may fail, panic or never return. No hold and no thread depends on it.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let server = server();
@@ -169,8 +169,7 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     ] {
         mode.store(now, Ordering::SeqCst);
         Vault::hang_up(slice::from_ref(&server));
-        // If a panic is printed slowly, the call at first counts as one that did not return in
-        // time.
+        // If a panic is printed slowly, the call first counts as one that did not return in time.
         let error = wait_for_error(&client, said);
         assert!(error.is_transient(), "{error:#}");
         mode.store(0, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Connections: signals, idle connections, servers that change their role, and strangers in a
-//! server's place.
+//! Connections: signals, idle connections, servers that change their role, and programs that are
+//! not a Redis server.
 
 mod idle;
 mod lazy;
@@ -39,7 +39,7 @@ fn refused(url: &str, within: Duration) -> Error {
     builder.connect().map(drop).unwrap_err()
 }
 
-// Connections that are left behind.
+// Connections that clients leave behind.
 
 #[test]
 fn clients_that_come_and_go_leave_nothing_behind() {
@@ -61,7 +61,7 @@ fn server_keys(server: &Server) -> u64 {
     redis::cmd("DBSIZE").query(&mut server.connection()).unwrap()
 }
 
-// A user without rights, and a process that stands still.
+// A user without rights, and a process that is stopped.
 
 /// The client cannot tell whether each connection leads to another run of the server.
 #[test]
@@ -71,7 +71,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
     user.set(&["-info"]);
     let client = user.client();
     let guard = client.reentrant_lock("held").lock().unwrap();
-    // Opens lanes, each of which may lead to another server.
+    // This opens lanes, each of which may lead to another server.
     for at in 0..40 {
         assert!(!client.reentrant_lock(&format!("other:{at}")).is_locked().unwrap());
     }
@@ -100,7 +100,7 @@ fn worker() {
 fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // The test takes another process if the machine stood still during the wait.
+    // If the machine stood still during the wait, the test tries another process.
     wait_until("it was stopped in time", SOON, || {
         let mut worker = Worker::spawn_test("connection::worker", "waits", &[&proxy.url()]);
         worker.expect_line("ready", SOON);
@@ -122,7 +122,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     });
 }
 
-// Strangers in a server's place.
+// Other programs in a server's place.
 
 /// However many calls wait for one connection to a silent server, each gets its error in time.
 #[test]
@@ -145,7 +145,7 @@ fn a_call_that_waits_for_others_ends_in_time() {
         .collect();
     let longest = threads.into_iter().map(Running::join).max().unwrap();
     server.resume();
-    // There are two calls. Each takes at most twice the two timeouts, and does not add those of all
+    // There are two calls. Each takes at most twice the two timeouts, and not the sum over all
     // calls before it.
     assert!(longest < SOON, "{longest:?}");
 }
@@ -157,13 +157,14 @@ fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     proxy.on(Direction::Request, usize::MAX, Action::LoseReply, |bytes| contains(bytes, "broken"));
-    // Each call uses at most two connections and opens the second, which takes nine tenths of three
-    // timeouts. A call that sent its request again, however late, would open a third connection.
+    // Each call uses at most two connections, and opens only the second one, which takes nine
+    // tenths of three timeouts. If a call sent its request once more, it would open a third
+    // connection.
     once_within(IMPATIENT * 7 / 2, || {
-        // A round that began without a connection would have to open another one.
+        // If a round began without a connection, it would have to open one more.
         proxy.set_delay(Duration::ZERO);
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
-        // The delay both ways is together nine tenths of each timeout.
+        // The delays in both directions together are nine tenths of each timeout.
         proxy.set_delay(IMPATIENT * 9 / 20);
         let threads: Vec<_> = (0..4)
             .map(|at| client.reentrant_lock(&format!("broken:{at}")))

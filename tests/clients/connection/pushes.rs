@@ -1,8 +1,8 @@
-//! A server's unrequested messages between two replies.
+//! Messages that a server sends between two replies without a request.
 
 use super::*;
 
-/// The ids of the connections that speak RESP3.
+/// The ids of the connections that use RESP3.
 fn speaking_resp3(server: &Server) -> Vec<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let field = |line: &str, name: &str| {
@@ -13,7 +13,8 @@ fn speaking_resp3(server: &Server) -> Vec<String> {
     resp3.map(|line| field(line, "id")).collect()
 }
 
-/// Makes the server report every key that changes to those connections, though they have not asked.
+/// Makes the server report every key that changes to these connections, although they have not
+/// asked for that.
 fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
     let redirect = |id: &String| {
         let mut redis = server.connection();
@@ -33,7 +34,7 @@ fn a_pushed_message_shifts_no_reply_of_its_connection() {
     let _redirecting = told_of_changes(&server, &speaking_resp3(&server));
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "held", LONG);
-    // The locks' own changes are pushed, too, before the reply or after it.
+    // Changes of the locks themselves are pushed, too, before the reply or after it.
     for round in 0..20 {
         let () = redis.set("another key", round).unwrap();
         let guard =

@@ -30,13 +30,13 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     wait_renewed(&new, "moved");
     assert!(guard.is_held() && !lost.load(Ordering::SeqCst));
     // The lane still leads to the old master, so the client sends the release again over a
-    // connection that works.
+    // connection to the new master.
     drop(guard);
     wait_free(&new, "moved", SOON);
 }
 
-/// The client reads the old server's answer only after it has asked the new server for holds that
-/// are gone.
+/// The client has already checked at the new server which holds are gone when it reads the old
+/// server's reply.
 #[test]
 fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
     if !has_own_process() {
@@ -48,9 +48,9 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
         let client = client.connect().unwrap();
         let lock = client.reentrant_lock("given back");
-        // From here on the server knows the scripts.
+        // After this, the server knows the scripts.
         lock.lock().unwrap().unlock().unwrap();
-        // With a hold, the client learns of the other server.
+        // Since the client has a hold, it notices the other server.
         let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
         let guard = lock.lock_owned().unwrap();
         let mut redis = old.connection();
@@ -69,7 +69,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let leaver = spawn(move || {
             if dropped {
                 drop(guard);
-                // This call reads the answer, as the next caller's does.
+                // This call reads the late reply before its own, as the next caller always does.
                 assert!(!lock.is_locked().unwrap());
             } else {
                 guard.unlock().unwrap();
@@ -79,7 +79,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         wait_free(&old, "given back", SOON);
         proxy.lead_to(&new);
         proxy.cut_matching("SUBSCRIBE");
-        // The client asks for the hold that it has, and then for those that are gone.
+        // The client checks the hold that it has, and then those that are gone.
         wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
         // The new server has answered, and the client has read the answer.
         wait_idle("redlatch-renew");
@@ -100,7 +100,7 @@ fn places_without_a_waiter_are_given_up_at_a_new_server() {
     let guard = lock.lock_owned().unwrap();
     let (owner, _) = holder(&mut old.connection(), "stale").unwrap();
     guard.unlock().unwrap();
-    // With a hold, the client's subscriber learns of the other server.
+    // Since the client has a hold, its subscriber notices the other server.
     let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
     wait_subscribed(&old, &own_channel(&owner));
     let mut redis = new.connection();
@@ -130,8 +130,8 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The old master lives on and closes no connection. A waiter that listened there would count as
-/// dead at the new master, which counts its own listeners.
+/// The old master lives on and closes no connection. If a waiter listened there, the new master
+/// would count it as dead, since it counts its own listeners.
 #[test]
 fn a_waiter_listens_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -151,7 +151,7 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
     replicate(&old, Some(&new));
     proxy.lead_to(&new);
     let waiter = spawn(move || {
-        // The first question may reach the old master, which refuses it.
+        // The first request may reach the old master, which refuses it.
         let guard = lock.lock().or_else(|_| lock.lock()).unwrap();
         guard.unlock().unwrap();
     });
@@ -163,7 +163,7 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let (replica, master) = (server(), server());
-    // The replica never gets the data of a master that is gone.
+    // The replica never gets the data, since its master is gone.
     master.kill();
     replicate(&replica, Some(&master));
     let error = refused(&replica.url(), SOON);
@@ -205,7 +205,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     wait_free(&server, "demoted", SOON);
 }
 
-/// The replica was the master. The new master may have holds that the replica does not know.
+/// The replica was the master before. The new master may have holds that the replica does not know.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let (server, master) = (server(), server());

@@ -1,8 +1,8 @@
-//! Signals.
+//! Calls while signals arrive.
 
 use super::*;
 
-/// Sends every thread of this process a thousand signals a second, until it is dropped.
+/// Sends a thousand signals a second to every thread of this process, until it is dropped.
 #[cfg(target_os = "linux")]
 struct Signals {
     stop: Arc<AtomicBool>,
@@ -14,7 +14,7 @@ impl Signals {
     fn start() -> Self {
         use rustix::process::{Pid, Signal, kill_process};
 
-        // A handler as in most programs, so that system calls go on after it.
+        // The handler is like that of most programs: system calls continue after it.
         let noticed = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -23,7 +23,7 @@ impl Signals {
             while !stopped.load(Ordering::SeqCst) {
                 for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
                     let thread = task.file_name().to_str().unwrap().parse().unwrap();
-                    // The signal goes to the thread of this number, which may have ended.
+                    // The signal goes to the thread with this id, which may have ended.
                     let _ = kill_process(Pid::from_raw(thread).unwrap(), Signal::USR1);
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -41,8 +41,8 @@ impl Drop for Signals {
     }
 }
 
-/// Signals change only the speed of a call. They cause no error, and no connection is opened anew.
-/// (The test has a separate process, since the signals go to all of its threads.)
+/// Signals only make a call slower. They cause no error, and no connection is opened again. (The
+/// test has its own process, since the signals go to all threads.)
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_interrupt_no_call() {
@@ -78,7 +78,7 @@ fn signals_interrupt_no_call() {
                 let guard = shared.lock().unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                // The lock is left, waited for, and taken again.
+                // A wait on the condition releases the lock and takes it again.
                 changed.notify_all().unwrap();
                 let _ = changed.wait_for(&guard, UNIT / 50).unwrap();
                 drop(guard);
@@ -97,8 +97,9 @@ fn signals_interrupt_no_call() {
             .collect();
         threads.into_iter().for_each(Running::join);
     };
-    // Opens the connections that open at first use. That for messages opens when a thread waits,
-    // and that for renewals when a lock that was handed on is raised to its lease.
+    // This opens the connections that a client opens only when it needs them. The connection for
+    // messages opens when a thread waits. The connection for renewals opens when a lock that was
+    // granted by a message is raised to its lease.
     run(20);
     for (one, other) in [(0, 1), (1, 0)] {
         let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
@@ -113,13 +114,13 @@ fn signals_interrupt_no_call() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    // A machine that stands still may break a connection, too, while signals come all the time.
+    // If the machine stands still while signals come, that may break a connection, too.
     wait_until("connections are kept", SOON, || {
         let before = opened(&server);
         let signals = Signals::start();
         run(ROUNDS);
         drop(signals);
-        // Both questions come over one separate connection.
+        // Both questions use one separate connection.
         opened(&server) - before == 1
     });
 }

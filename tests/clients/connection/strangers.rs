@@ -1,8 +1,8 @@
-//! Strangers in a server's place.
+//! Other programs in a server's place.
 
 use super::*;
 
-/// The queue of connections is full.
+/// The server's queue of new connections is full.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_unix_socket_that_is_full_is_waited_for() {
@@ -28,7 +28,7 @@ fn a_unix_socket_that_is_full_is_waited_for() {
     drop(waiting);
 }
 
-/// A stranger on its own port, which answers each connection in the same way until it is dropped.
+/// A program on its own port that treats each connection in the same way, until it is dropped.
 pub(super) struct Stranger {
     pub(super) address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ pub(super) struct Stranger {
 }
 
 impl Stranger {
-    /// `answer` is called again and again. It reads the client's commands and answers them.
+    /// `answer` is called for each connection. It reads the client's commands and answers them.
     pub(super) fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -55,8 +55,8 @@ impl Stranger {
         Self { address, stop, thread: Some(thread) }
     }
 
-    /// The error of a client that connects to the stranger within this time. A connect that never
-    /// ends makes the test hang.
+    /// The error of a client that connects to the stranger, within this time. If the connect never
+    /// ends, the test hangs.
     fn connect(&self, within: Duration) -> Error {
         refused(&format!("redis://{}", self.address), within)
     }
@@ -74,7 +74,7 @@ impl Drop for Stranger {
 fn a_server_that_dribbles_is_given_the_connect_timeout_and_no_more() {
     bound();
     let dribbler = Stranger::start(|stream, stop| {
-        // A bulk string that never ends.
+        // This begins a bulk string that never ends.
         let _ = stream.write_all(b"$100000\r\n");
         while !stop.load(Ordering::SeqCst) && stream.write_all(b"x").is_ok() {
             thread::sleep(UNIT);
@@ -118,7 +118,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
     }
 }
 
-/// The answers of a server of this version to a client's first questions; the connection gets no
+/// The replies of a server of this version to a client's first questions. The connection gets no
 /// name.
 pub(super) fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
@@ -126,7 +126,7 @@ pub(super) fn greeting(version: &str) -> String {
     format!("${}\r\n{info}\r\n{refusals}", info.len())
 }
 
-/// The answer of a Valkey that was built without scripts.
+/// This is the reply of a Valkey that was built without scripts.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     bound();
@@ -152,14 +152,14 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
 }
 
-/// Redis sends this to a client from another machine, without a request, and hangs up.
+/// Redis sends this to a client from another machine, without a request, and closes the connection.
 #[test]
 fn a_server_in_protected_mode_says_so() {
     bound();
     let stranger = Stranger::start(|stream, _| {
         let denied =
             b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
-        // If one side hangs up first, the message may be lost.
+        // If one side closes the connection first, the message may be lost.
         let _ = (stream.write_all(denied), stream.read(&mut [0; 4096]));
     });
     let error = stranger.connect(UNIT * 10);
@@ -169,7 +169,8 @@ fn a_server_in_protected_mode_says_so() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// The answer is that of Redis 6.2, whatever the version, since a proxy may claim any version.
+/// The reply is that of Redis 6.2, whatever version the server reports, since a proxy may report
+/// any version.
 #[test]
 fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     bound();
@@ -195,7 +196,7 @@ fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     assert!(!error.is_transient(), "{said}");
 }
 
-/// A Sentinel of the system, which ends with the test.
+/// A real Sentinel, which ends with the test.
 struct Sentinel {
     child: Child,
     port: u16,
@@ -203,7 +204,7 @@ struct Sentinel {
 }
 
 impl Sentinel {
-    /// `None`: this server's program cannot be a Sentinel.
+    /// Starts a Sentinel. Returns `None` if this server's program cannot be one.
     fn start(server: &Server) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -241,7 +242,7 @@ impl Drop for Sentinel {
     }
 }
 
-/// The cut is like one by `CLIENT KILL`, or by a server that is just starting. The client has sent
+/// This is like a cut by `CLIENT KILL`, or by a server that is just starting. The client has sent
 /// only questions.
 #[test]
 fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
@@ -251,17 +252,17 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     for action in [Action::LoseRequest, Action::LoseReply] {
         let fired = proxy.fired();
         proxy.on(Direction::Request, 1, action, greets);
-        // The client is patient, since only a busy machine makes anything late here.
+        // The client is patient: only a busy machine makes anything late here.
         let client = Client::builder(&proxy.url()).connect_timeout(SOON).response_timeout(SOON);
         let client = client.connections(1).connect().unwrap();
         assert_eq!(proxy.fired(), fired + 1);
-        // The client opens the shared connection anew, and the proxy cuts it off again.
+        // The client opens the shared connection again, and the proxy cuts it off once more.
         assert_eq!(proxy.cut_matching("EVALSHA"), 1);
         proxy.on(Direction::Request, 1, action, greets);
         client.reentrant_lock("opened").lock().unwrap().unlock().unwrap();
         assert_eq!(proxy.fired(), fired + 2);
     }
-    // The connection is opened once, and not again and again.
+    // The connection is opened once, and not repeatedly.
     let fired = proxy.fired();
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, greets);
     refused(&proxy.url(), SOON);

@@ -1,10 +1,11 @@
-//! Grants that come from others.
+//! Grants that another client's command has written.
 
 use redlatch::Taken;
 
 use super::*;
 
-/// Processes hand each other the lock, so that another process's connection wrote the grant.
+/// Processes grant each other the lock by messages, so another process's connection has written the
+/// grant.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
@@ -39,7 +40,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader lets in all readers behind it, and each asks for itself.
+/// A grant to one reader is a grant to all readers behind it, and each of them asks for itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let pair = Pair::start(UNIT / 20);
@@ -96,8 +97,8 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
     }
 }
 
-/// A process that asks in vain gives the lock back to those behind it at once, and not only at the
-/// lease's end.
+/// If a process asks in vain, it passes the lock to those behind it at once, and not only at the
+/// end of the lease.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let pair = Pair::start(Duration::ZERO);
@@ -110,7 +111,7 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
         let first = lock_of(&impatient, kind, "behind", None);
         let first = spawn(move || first.lock().map(drop).unwrap_err());
         wait_behind(&pair, kind, &name, 1, &first);
-        // (A writer behind a reader: readers would be let in with it.)
+        // (For a read lock, a writer waits behind a reader: readers would get the grant with it.)
         let second = barrier(&patient, kind, "behind");
         let second = spawn(move || second.lock().unwrap().unlock().unwrap());
         wait_behind(&pair, kind, &name, 2, &second);
@@ -124,8 +125,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     }
 }
 
-/// A reader enters beside others of its process by a question, once their turn is over. The writer
-/// reads as well by another question.
+/// When the turn of its process is over, a reader joins the others by a request to the server. The
+/// writer starts to read by such a request, too.
 #[test]
 fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let pair = Pair::start(Duration::ZERO);
@@ -156,8 +157,8 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     assert!(pair.is_free("beside"));
 }
 
-/// The second copy goes over a connection that has written nothing, and finds that the owner has
-/// the lock already.
+/// The second copy is sent over a connection that has written nothing, and finds that the owner
+/// already has the lock.
 #[test]
 fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() {
     let pair = Pair::start(Duration::ZERO);
@@ -165,7 +166,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     let client = settings(&way.url()).connections(1).connect().unwrap();
     for (kind, lock) in locks(&client, "twice") {
         taken(&*lock).unlock().unwrap();
-        // The server knows this call's script then, too.
+        // After this, the server also knows the script of this call.
         let _ = lock.try_lock().map(|guard| guard.into_option().map(LockGuard::unlock));
         pair.cut_off(true);
         for tries in [false, true] {
@@ -185,14 +186,14 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Redis up to 7.0 counts other connections' writes, too, if the connection has seen them. The
-/// server promises this only for the connection's own writes.
+/// Up to 7.0, Redis also counts the writes of other connections if this connection has seen them.
+/// But it promises this only for the connection's own writes.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());
-    // The lease is shorter than that of a handed-on lock, so nothing makes it longer.
+    // The lease is shorter than a provisional lease, so nothing makes it longer.
     let lease = UNIT * 15;
     for kind in KINDS {
         let first = barrier(&ours, kind, "anew");

@@ -1,8 +1,8 @@
-//! Leases.
+//! Renewals that wait for replicas.
 
 use super::*;
 
-/// A renewal waits for a twenty-fourth of the lease, which a busy machine needs.
+/// A renewal waits for a twenty-fourth of the lease. A busy machine needs as much.
 const LEASE: Duration = Duration::from_millis(60 * UNIT.as_millis() as u64);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Locks that count only when replicas have them: `replica_acks`.
+//! Locks that count as taken only when replicas have them: `replica_acks`.
 
 mod hand_off;
 mod leases;
@@ -21,7 +21,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 const WITHIN: Duration = Duration::from_millis(3 * UNIT.as_millis() as u64);
 
-/// A server with a replica that gets all commands a little later.
+/// A server with a replica that gets all commands through a network with a small delay.
 struct Pair {
     replica: Server,
     network: Proxy,
@@ -47,7 +47,7 @@ impl Pair {
         settings(&self.master.url())
     }
 
-    /// Cuts the replica off, or connects it again. The master still counts on it.
+    /// Cuts the replica off, or connects it again. The master still counts it as a replica.
     fn cut_off(&self, cut: bool) {
         if cut { self.network.freeze() } else { self.network.thaw() }
     }
@@ -56,7 +56,7 @@ impl Pair {
         !self.master.connection().exists::<_, bool>(name).unwrap()
     }
 
-    /// The holder, if master and replica agree.
+    /// The holder, if the master and the replica agree on it.
     fn agreed(&self, name: &str) -> Option<(String, String)> {
         let held = holder(&mut self.master.connection(), name);
         let known = holder(&mut self.replica.connection(), name);
@@ -104,7 +104,8 @@ fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
     KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
 }
 
-/// Takes a lock as soon as the replica keeps up. After the replica was away that may take a moment.
+/// Takes a lock as soon as the replica has all data. After the replica was away, that may take a
+/// moment.
 #[track_caller]
 fn taken(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
@@ -121,7 +122,8 @@ fn taken(lock: &dyn Lock) -> LockGuard {
     guard.unwrap()
 }
 
-/// Waits until the lock's queue has this number of places, the last one with this thread.
+/// Waits until the lock's queue has this number of entries, the last of which belongs to this
+/// thread.
 fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Running<T>) {
     let queue = match kind {
         "fair" => "redisson_lock_queue",
@@ -215,7 +217,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     let server = server();
     let lock = settings(&server.url()).connect().unwrap().reentrant_lock("alone");
     too_few(&lock.lock().unwrap_err());
-    // More replicas than there are.
+    // This is more replicas than there are.
     let replica = Server::builder().replica_of(&server).start().unwrap();
     taken(&lock).unlock().unwrap();
     let both = settings(&server.url()).replica_acks(2, WITHIN).connect().unwrap();
@@ -224,7 +226,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     drop(replica);
 }
 
-/// Locks and permits of each kind, while replicas are away for a moment.
+/// Locks and permits of each kind, while no replica answers for a moment.
 #[test]
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
     let pair = Pair::start(Duration::ZERO);
@@ -242,7 +244,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
         lose(&mut redis);
         let mut waiters: Vec<_> = locks(&client, "away")
             .into_iter()
-            // On one thread, some of these waits would nest.
+            // If one thread made these calls, some of these waits would be nested.
             .map(|(kind, lock)| (kind, spawn(move || lock.lock().map(drop))))
             .collect();
         let permits = client.semaphore("permits");
@@ -285,7 +287,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
         .collect();
     waiters.iter().for_each(Running::wait_asleep);
     pair.replica.pause();
-    // The turn is over, so the lock goes back to the server.
+    // The turn is over, so the process gives the lock back to the server.
     let begun = Instant::now();
     guard.unlock().unwrap();
     waiters.into_iter().for_each(|waiter| too_few(&waiter.join()));
@@ -296,12 +298,13 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
     taken(&lock).unlock().unwrap();
 }
 
-/// A refusal proves nothing that a replica must have.
+/// A refusal promises nothing, so no replica needs to have it.
 #[test]
 fn a_refused_request_waits_for_no_replica() {
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
-    // (A fair lock answers a refusal with a number, and so also grants to others.)
+    // (When a fair lock is refused, its reply is a number, and the script may also grant the lock
+    // to others.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
@@ -316,7 +319,7 @@ fn a_refused_request_waits_for_no_replica() {
         assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
-        // The late answer of the server's wait is no other's answer.
+        // The late reply to the server's WAIT must not be read as another command's reply.
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     }
 }
@@ -340,7 +343,7 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 fn one_question_serves_all_threads_that_ask_together() {
     const THREADS: usize = 16;
     const TIMES: usize = 4;
-    // While one question is on its way, all others come, even on a busy machine.
+    // While one request is in flight, all other threads send theirs, even on a busy machine.
     let pair = Pair::start(UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
@@ -357,8 +360,8 @@ fn one_question_serves_all_threads_that_ask_together() {
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
 }
 
-/// Each server has its own time. It does not count twice for a server whose replicas the client
-/// waits for.
+/// Each server of a quorum has its own time limit. If the client waits for the replicas of a
+/// server, that time does not count twice.
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
@@ -402,7 +405,7 @@ fn an_unusable_setting_is_an_error_of_connect() {
     let error = settings(user.url()).connect().map(drop).unwrap_err();
     assert!(error.to_string().contains("replica_acks needs WAIT"), "{error}");
     assert!(!error.is_transient() && !error.outcome_unknown(), "{error}");
-    // If the right is missing later, the call's error says so, and the client holds nothing.
+    // If the right is lost later, the call's error says so, and the client holds nothing.
     user.set(&["+wait"]);
     let client = settings(user.url()).connect().unwrap();
     user.set(&["-wait"]);

@@ -1,4 +1,4 @@
-//! Servers that name each other by addresses at which nobody reaches them.
+//! Servers that announce addresses at which clients cannot reach them.
 
 use std::sync::Mutex;
 
@@ -6,11 +6,11 @@ use redis::Value;
 
 use super::*;
 
-/// The port that all servers announce, each with a host of its own.
+/// The port that all servers announce, each with a different host.
 const ANNOUNCED: u16 = 7_000;
 
 /// A cluster whose servers announce `127.0.0.2:7000`, `127.0.0.3:7000` and `127.0.0.4:7000`. They
-/// listen at none of these, and reach each other over their bus.
+/// do not listen on these addresses, and use their bus to reach each other.
 fn announced_elsewhere() -> Cluster {
     let cluster = cluster();
     for (at, server) in cluster.servers().iter().enumerate() {
@@ -38,7 +38,7 @@ fn host(at: usize) -> String {
     format!("127.0.0.{}", at + 2)
 }
 
-/// The addresses of which the client has asked the map.
+/// The addresses with which the client has called the map.
 type Asked = Arc<Mutex<Vec<(String, u16)>>>;
 
 fn mapped(cluster: &Cluster, asked: &Asked) -> Client {
@@ -66,7 +66,7 @@ fn named_servers_are_reached_where_the_map_says_and_only_there() {
         let scripts = crate::common::Commands::so_far(cluster.home(&name)).scripts();
         assert!(scripts > 0, "{name}");
     }
-    // The slot's new server is named by `MOVED`, the one on its way by `ASK`.
+    // `MOVED` names the slot's new server. `ASK` names the server to which the slot is moving.
     let slot = cluster.slot("moved");
     cluster.move_slot(slot, cluster.another(slot));
     let guard = client.reentrant_lock("moved").lock().unwrap();
@@ -83,7 +83,7 @@ fn named_servers_are_reached_where_the_map_says_and_only_there() {
         cluster.servers().iter().map(|it| format!("127.0.0.1:{}", it.port())).collect();
     all.sort();
     assert_eq!(used, all);
-    // The map never sees an address of the URL, nor one that it has made.
+    // The map is never called with an address of the URL, or with one that it has returned.
     let asked = asked.lock().unwrap();
     assert!(
         asked.iter().all(|(host, port)| host != "127.0.0.1" && *port == ANNOUNCED),

@@ -1,10 +1,10 @@
-//! Masters that fail, and the servers whose view then counts.
+//! Masters that fail, and the servers whose view the client then accepts.
 
 use redlatch::NotTaken;
 
 use super::*;
 
-/// The removed server says that no server has any slot, and would say so for ever.
+/// The removed server says that no server has any slot, and would never stop saying so.
 #[test]
 fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let cluster = cluster();
@@ -14,7 +14,7 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
         let args = ["SET", "cluster-require-full-coverage", "no"];
         redis::cmd("CONFIG").arg(&args).exec(&mut server.connection()).unwrap();
     }
-    // The server that answered last is the first one to be asked.
+    // The client first asks the server that answered last.
     let url = |port| format!("redis-cluster://127.0.0.1:{port}");
     let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG).connect();
     let client = connect(&url(left.port())).unwrap();
@@ -23,20 +23,20 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let reset = || redis::cmd("CLUSTER").arg(&["RESET", "HARD"]).exec(&mut left.connection());
     reset().unwrap();
     client.reentrant_lock("left").lock().unwrap().unlock().unwrap();
-    // A new client does not believe it, either.
+    // A new client does not believe the removed server either.
     let error = connect(&url(left.port())).map(drop).unwrap_err();
     assert!(error.to_string().contains("has a slot yet"), "{error}");
     let both = format!("{},127.0.0.1:{}", url(left.port()), to.port());
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
 }
 
-/// The server goes on saying that it has its former slots.
+/// The server still says that it has its former slots.
 #[test]
 fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let cluster = with_replicas();
     let slot = cluster.slot("cut off");
     let old = cluster.owner(slot);
-    // The server that answered last is the first one to be asked.
+    // The client first asks the server that answered last.
     let url = format!("redis-cluster://127.0.0.1:{}", old.port());
     let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("cut off");
@@ -61,10 +61,10 @@ fn a_master_dies_and_its_replica_takes_over() {
     let contest = Contest::start(&clients, name, false, true);
     contest.go_on(20);
     let old = cluster.owner(slot);
-    // A lock that only the old one knows.
+    // Only the old master knows this lock.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
     wait_until("the replica has it", SOON, || {
-        // WAIT concerns the last write of the same connection.
+        // WAIT concerns the last write on the same connection.
         let mut redis = old.connection();
         let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
         let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
@@ -118,7 +118,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 #[test]
 fn a_loss_at_a_failover_is_reported() {
     let cluster = with_replicas();
-    // A renewal must report the loss.
+    // Without tracking, only a renewal can report the loss.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
     let client = builder.client_tracking(false).connect().unwrap();
     let slot = cluster.slot("lost");
@@ -126,10 +126,11 @@ fn a_loss_at_a_failover_is_reported() {
     let guard = client.reentrant_lock("lost").lock().unwrap();
     old.kill();
     cluster.wait_taken_over(slot, old);
-    // The key goes, as if the replica had not had it yet.
+    // This removes the key, as if the replica had not had it yet.
     let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
     assert_eq!(guard.state(), HoldState::Held);
-    // A thread uses the slot and finds out, so the client asks for its holds there at once.
+    // A thread uses the slot and notices the new server, so the client checks its holds there at
+    // once.
     client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
     wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
 }
@@ -145,11 +146,11 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     let begun = Instant::now();
     let error = lock.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // The call takes two timeouts. A call that waits goes on for a minute.
+    // The call takes two timeouts. A call that waits would try for a minute.
     assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
 }
 
-/// The wait's own end counts, not the two timeouts of one request.
+/// The call ends when the wait's own time is over, and not after the two timeouts of one request.
 #[test]
 fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     let cluster = with_replicas();
@@ -215,11 +216,11 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     }
 }
 
-/// The end of the client is not taken for the end of the wait.
+/// If the client ends, that does not count as the end of the wait's time.
 #[test]
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     let cluster = cluster();
-    // A request could take longer than the wait.
+    // One request may take longer than the wait.
     let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG);
     let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
     let lock = client.reentrant_lock("down");
@@ -244,7 +245,7 @@ fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
     let lock = client.reentrant_lock("held");
     let guard = without_room_for_threads(|| {
         let guard = lock.lock().unwrap();
-        // The time is past the first renewal, whose thread cannot be started.
+        // By then the first renewal is due, whose thread cannot be started.
         thread::sleep(lease / 2);
         guard
     });

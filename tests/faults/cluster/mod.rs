@@ -1,5 +1,4 @@
-//! Redis Cluster: every synchronizer in it, slots that move while they are used, and masters that
-//! die.
+//! Redis Cluster: every synchronizer, slots that move while they are used, and masters that die.
 
 // With `REDLATCH_SOAK=600` slots move for 600 seconds: `cargo test --test faults slot_moves_again
 // -- --nocapture`.
@@ -40,7 +39,7 @@ fn with_replicas() -> Cluster {
     Cluster::start().unwrap()
 }
 
-/// Two clients, one for each way of messages in a cluster.
+/// Two clients, one for each protocol. Both use sharded channels, or neither does.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // In the second client's protocol, messages differ from replies.
     ["2", "3"].map(|protocol| {
@@ -239,7 +238,7 @@ fn a_server_and_a_cluster_are_told_apart() {
     assert!(error.to_string().contains("redis-cluster://"), "{error}");
 }
 
-/// Threads of two clients that want one lock, and a record of those inside together.
+/// Threads of two clients that contend for one lock, with a record of those that have it.
 struct Contest {
     over: Arc<AtomicBool>,
     inside: Arc<AtomicU32>,
@@ -282,8 +281,8 @@ impl Contest {
         contest
     }
 
-    /// Waits for this number of further turns. A holder that does not know of its hold has it for a
-    /// minute.
+    /// Waits for this number of further turns. If a holder does not know of its hold, it keeps the
+    /// lock for a minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;
         wait_until("the threads go on", SOON, || self.turns.load(Ordering::SeqCst) >= until);
@@ -310,7 +309,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         &cluster.servers()[at + 3]
     };
     let names = names(&cluster);
-    // A replica begins to count up to a second after it has come.
+    // A master counts a new replica only up to a second later.
     for name in &names {
         let lock = client.reentrant_lock(name);
         wait_until("its replica counts", SOON, || {
@@ -324,7 +323,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         assert!(redis.exists::<_, bool>(name).unwrap(), "{name}");
         guard.unlock().unwrap();
     }
-    // One master has lost its replica, and the others have theirs.
+    // One master has lost its replica, and the other masters have theirs.
     replica(&names[0]).pause();
     let error = client.reentrant_lock(&names[0]).try_lock().unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("replica"), "{error}");
@@ -355,7 +354,7 @@ fn a_password_is_that_of_all_servers() {
     assert!(!error.to_string().contains("another"), "{error}");
 }
 
-/// The URL's user holds even for servers that the cluster names, and not the URL.
+/// The user of the URL is used even for servers that the cluster names.
 #[test]
 fn the_urls_user_is_that_of_all_servers() {
     let cluster = cluster();
@@ -383,7 +382,7 @@ fn the_urls_user_is_that_of_all_servers() {
     }
 }
 
-/// All servers get new passwords, also one to which a slot has moved.
+/// All servers get new passwords, including one to which a slot has moved.
 #[test]
 fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
     let cluster = cluster();

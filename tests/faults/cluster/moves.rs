@@ -12,7 +12,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
     let semaphore = client.expirable_semaphore("{moved}:permits");
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
-    // Holds in many slots of each server, whose renewals fall due together.
+    // There are holds in many slots of each server, whose renewals fall due together.
     let others: Vec<_> = (0..30)
         .map(|number| client.reentrant_lock(&format!("another{number}")).lock().unwrap())
         .collect();
@@ -32,7 +32,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
     assert_eq!(semaphore.available_permits().unwrap(), 1);
 }
 
-/// While the slot is on its way, its keys are in two places. Only the lock's key can be used.
+/// While the slot is moving, its keys are on two servers. Only the lock's own key can be used.
 #[test]
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     let cluster = cluster();
@@ -55,8 +55,8 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     guard.unlock().unwrap();
 }
 
-/// A reader's timeout is a separate key. If the lock has moved and the timeout has not, the older
-/// timeout would replace one that a renewal made anew.
+/// A reader's timeout is a separate key. If the lock's key has moved and the timeout's key has not,
+/// the move would replace the timeout that a renewal has made with the older one.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let cluster = cluster();
@@ -137,11 +137,11 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             let listens = |server| waiters.len() == heard(server).len();
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
-            // If messages go to all servers, none says that the slot has moved, and a poll finds
-            // out.
+            // If messages go to all servers, no server reports that the slot has moved, and a poll
+            // finds out.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
-            // A waiter that listens anew has asked once more, or does so now.
+            // A waiter whose client listens again has asked once more, or does so now.
             waiters.iter().for_each(crate::common::Running::wait_queued);
             guard.unlock().unwrap();
             fair.unlock().unwrap();
@@ -153,7 +153,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
     }
 }
 
-/// The client has heard nothing of the move by then.
+/// By then the client has not noticed the move.
 #[test]
 fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
     let cluster = cluster();

@@ -1,4 +1,4 @@
-//! Several processes.
+//! Several processes that use one cluster.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn follower() {
     let waiting = spawn(move || waited.lock().unwrap().unlock().unwrap());
     job.say("ready");
     while job.wait_line() == "threads" {
-        // The names' first 15 characters.
+        // Thread names are cut after 15 characters.
         let is_one = |name: &&String| ["redlatch-renew", "redlatch-listen"].contains(&&***name);
         job.say(&format!(
             "threads {}",
@@ -52,8 +52,8 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     wait_until("the old one's threads end", SOON, || threads() == 2);
     let asked = others.reentrant_lock("{left}:waited");
     wait_until("nobody is connected there but this test", SOON, || {
-        // A client that asks nothing has no news of the slot until the next renewal. The new master
-        // has all keys of the old one, so none has changed.
+        // Until the next renewal, a client that sends no request does not notice that the slot
+        // moved. The new master has all keys of the old one, so no key has changed.
         assert!(asked.is_locked().unwrap());
         has(old, "pubsub") == 0 && has(old, "normal") == 1
     });
@@ -66,7 +66,7 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
 const PROCESSES: usize = 3;
 const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 
-/// Takes locks of one slot again and again. A separate server counts the processes inside.
+/// Takes locks of one slot again and again. A separate server counts the processes that hold one.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -128,7 +128,7 @@ fn process() {
 /// The processes' work, while slots move.
 struct Processes {
     workers: Vec<Worker>,
-    /// The server that counts the processes inside. It is no part of the cluster.
+    /// The server that counts the holders. It is not a part of the cluster.
     _witness: Server,
 }
 
@@ -180,8 +180,8 @@ impl Processes {
     }
 }
 
-/// Moves the slot of contended locks several times, with a pause between the steps of every second
-/// move.
+/// Moves the slot of contended locks several times. In every second move there is a pause between
+/// the steps.
 fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
     let slot = cluster.slot("contended");
     for round in 0..times {
@@ -189,7 +189,7 @@ fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
         if round % 2 == 0 {
             cluster.move_slot(slot, to);
         } else {
-            // While the keys are in two places, no process gets a lock.
+            // While the keys are on two servers, no process can take a lock.
             cluster.begin_move(slot, to);
             thread::sleep(UNIT / 5);
             cluster.move_keys(slot, to);

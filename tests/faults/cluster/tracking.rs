@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A client whose renewals fall into no test, so that tracking reports a loss.
+/// A client whose renewals are too rare to find a loss in a test, so that tracking reports it.
 fn tracking(cluster: &Cluster) -> Client {
     let lease = Duration::from_secs(3_600);
     Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap()
@@ -41,7 +41,7 @@ fn the_tracking_of_a_hold_moves_with_its_slot() {
     let guard = client.reentrant_lock(name).lock().unwrap();
     let from = cluster.home(name);
     wait_until("it is tracked", SOON, || tracked(from) == 1);
-    // The slot goes there and back, so that the first server tracks the key anew.
+    // The slot moves to another server and back, so the first server must track the key again.
     for to in [cluster.another(slot), from] {
         cluster.move_slot(slot, to);
         wait_until("it is tracked where it is", SOON, || tracked(to) == 1);
