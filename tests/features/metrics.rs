@@ -8,8 +8,8 @@ use redlatch::observe::MetricsObserver;
 
 use crate::common::*;
 
-/// Each series so far, with the value of a gauge or counter, or the number of a histogram's values.
-/// (A snapshot of the recorder empties all of them.)
+/// Each series so far, with the value of a gauge or counter, or the number of values in a
+/// histogram. (A snapshot of the recorder resets all of them.)
 struct Seen(Snapshotter, BTreeMap<String, f64>);
 
 impl Seen {

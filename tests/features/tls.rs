@@ -13,7 +13,7 @@ use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
 use redlatch::{Client, ClientBuilder, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
-/// Commands, waiting and renewal all go over TLS, since the server has no other port.
+/// The server has no other port, so commands, waits and renewals all use TLS.
 #[test]
 fn locks_work_over_tls() {
     if !Server::supports_tls() {
@@ -40,12 +40,12 @@ fn locks_work_over_tls() {
     for thread in threads {
         thread.join().unwrap();
     }
-    // The last drop's release is on its way, perhaps over the other client's connection.
+    // The release of the last drop is in flight, perhaps over the other client's connection.
     let lock = clients[0].reentrant_lock("secret");
     wait_until("it is free", Duration::from_secs(20), || !lock.is_locked().unwrap());
 }
 
-/// A certificate without a trusted signer is refused, unless the URL says `#insecure`.
+/// A certificate without a trusted authority is refused, unless the URL says `#insecure`.
 #[test]
 fn an_unknown_certificate_is_refused() {
     if !Server::supports_tls() {
@@ -61,7 +61,7 @@ fn an_unknown_certificate_is_refused() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// Each end reads the other's bytes by its own protocol, and one of them only waits.
+/// Each side reads the other side's bytes in its own protocol, and one of them only waits.
 #[test]
 fn tls_on_one_side_only_is_said_so() {
     if !Server::supports_tls() {
@@ -70,8 +70,8 @@ fn tls_on_one_side_only_is_said_so() {
     }
     let server = Server::builder().tls().start().unwrap();
     let connect = |url: &str| {
-        // Reading the system's certificates takes a part of the time, on a busy machine most of 300
-        // ms.
+        // The time includes reading the system's certificates, which takes nearly 300 ms on a busy
+        // machine.
         let builder = Client::builder(url).connect_timeout(Duration::from_secs(3));
         builder.connect().map(drop).unwrap_err().to_string()
     };
@@ -82,7 +82,7 @@ fn tls_on_one_side_only_is_said_so() {
     assert!(said.contains("without TLS (redis://)"), "{said}");
 }
 
-/// The client trusts only the signer.
+/// The client trusts only this authority.
 #[test]
 fn an_authority_of_ones_own_is_trusted_and_no_other_is() {
     if !Server::supports_tls() {
@@ -117,7 +117,8 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     let client = builder().tls_client_certificate(certificate.clone(), key).connect().unwrap();
     client.reentrant_lock("mutual").lock().unwrap().unlock().unwrap();
 
-    // The server says so and hangs up. On a busy machine the end may overtake the message.
+    // The server sends an alert and closes the connection. On a busy machine the client may see the
+    // end before the alert.
     wait_until("the server's word is read", Duration::from_secs(20), || {
         let error = builder().connect().map(drop).unwrap_err();
         assert!(error.kind().is_server_trouble(), "{error:#}");
@@ -140,7 +141,7 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
 }
 
-/// The server trusts another authority from now on, as after a change of all certificates.
+/// From now on the server trusts another authority, as after a change of all certificates.
 #[test]
 fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     if !Server::supports_tls() {
@@ -153,7 +154,7 @@ fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     let (shown, asked) = (Arc::clone(&present), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&asked);
     let client = trusting(&server)
-        // It does not count.
+        // This certificate is not used.
         .tls_client_certificate("none", "none")
         .tls_client_certificate_with(move || {
             counted.fetch_add(1, Ordering::SeqCst);
@@ -180,7 +181,7 @@ fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     guard.unlock().unwrap();
 }
 
-/// Foreign code may fail, panic or not return. Neither holds nor threads depend on it.
+/// A user's code may fail, panic or never return. No hold and no thread depends on it.
 #[test]
 fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     if !Server::supports_tls() {
@@ -236,8 +237,8 @@ fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     guard.unlock().unwrap();
 }
 
-/// One authority has signed the certificates of the Sentinels, the servers and the master's
-/// successor.
+/// One authority has signed the certificates of the Sentinels, of the servers and of the next
+/// master.
 #[test]
 fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     if !Server::supports_tls() {
@@ -247,7 +248,7 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     let sentinels = Sentinels::builder().tls().start().unwrap();
     let builder = || Client::builder(&sentinels.url()).watchdog_timeout(Duration::from_secs(60));
     let authority = fs::read(sentinels.tls_authority()).unwrap();
-    // A lock counts only when all replicas have it.
+    // A lock counts as taken only when all replicas have it.
     let builder = || builder().tls_ca_certificates(authority.clone());
     let client = builder().replica_acks(2, Duration::from_secs(5)).connect().unwrap();
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -265,7 +266,7 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// The servers name each other, with the ports for TLS.
+/// The servers name each other by their TLS ports.
 #[test]
 fn a_cluster_is_used_over_tls() {
     if !Server::supports_tls() {
@@ -279,7 +280,7 @@ fn a_cluster_is_used_over_tls() {
         let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
         builder.tls_ca_certificates(authority.clone()).connect().unwrap()
     });
-    // Each certificate is another server's.
+    // Each server has another certificate.
     for name in ["a", "b", "c"] {
         let guard = clients[0].reentrant_lock(name).lock().unwrap();
         let waiter = clients[1].reentrant_lock(name);
@@ -291,7 +292,7 @@ fn a_cluster_is_used_over_tls() {
     assert!(Client::connect(&cluster.tls_url()).unwrap_err().to_string().contains("certificate"));
 }
 
-/// A server that hangs takes connections, answers no command and ends no handshake.
+/// A server that hangs accepts connections, but answers no command and completes no handshake.
 #[test]
 fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     if !Server::supports_tls() {
@@ -323,7 +324,8 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     }
 }
 
-/// Whether a call got no answer. The call returns "not now" if the server had answered just before.
+/// Asserts that a call got no reply. The call returns "not now" if the server had answered just
+/// before.
 #[track_caller]
 fn is_unanswered(outcome: Result<bool, Error>) {
     match outcome {
@@ -335,7 +337,7 @@ fn is_unanswered(outcome: Result<bool, Error>) {
     }
 }
 
-/// The next caller gets the rest of the record, over the same connection.
+/// The next caller reads the remaining part of the record, over the same connection.
 #[test]
 fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before() {
     if !Server::supports_tls() {
@@ -381,7 +383,7 @@ struct Shared {
 }
 
 impl Relay {
-    /// The relay before a server, and the URL that leads through it.
+    /// Starts a relay before a server. Returns it with the URL that leads through it.
     fn before(server: &Server) -> (Self, String) {
         let url = server.tls_url();
         let (_, rest) = url.split_once("://").unwrap();
@@ -460,7 +462,7 @@ impl Drop for Relay {
     /// Drop the relay after its clients.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
-        // A test that fails may have left half of the bytes undelivered.
+        // A test that fails may have left half of the bytes in the relay.
         let _lets_go = self.go_on.send(());
         drop(TcpStream::connect(self.address));
         let ended = self.acceptor.take().map(JoinHandle::join);
@@ -510,7 +512,7 @@ fn identity(server: &Server) -> (Vec<u8>, Vec<u8>) {
     (certificate, key)
 }
 
-/// Ends all connections over TLS and others.
+/// Closes all connections, with and without TLS.
 fn hang_up(server: &Server) {
     redis::cmd("CLIENT").arg(&["KILL", "SKIPME", "yes"]).exec(&mut server.connection()).unwrap();
 }

@@ -1,14 +1,15 @@
-//! A holder's process is killed, or stands still for longer than its lease.
+//! A holder's process is killed, or is stopped for longer than its lease.
 
 use super::*;
 
-/// The kind of lock that a waiter asks for. A reader's hold is in a writer's way.
+/// The kind of lock that a waiter asks for: a reader's hold excludes a writer.
 fn rival(kind: Kind) -> Kind {
     if kind == Kind::Read { Kind::Write } else { kind }
 }
 
-/// A process of ours and a Redisson process, each with a lock of each kind. Threads of this process
-/// wait for the locks of the Redisson process, and threads of another Redisson process for ours.
+/// A redlatch process and a Redisson process, each with a lock of each kind. Threads of this
+/// process wait for the locks of the Redisson process. Threads of another Redisson process wait for
+/// the locks of the redlatch process.
 struct Fallen {
     server: Server,
     kinds: Vec<Kind>,
@@ -47,15 +48,15 @@ impl Fallen {
         Self { server, kinds, jvm, theirs, ours, java, here }
     }
 
-    /// Waits until all waiters have come in, which must not be before the leases end.
+    /// Waits until all waiters have their locks, which must not happen before the leases end.
     fn wait_taken_over(&mut self) -> Vec<OwnedLockGuard> {
         let mut redis = self.server.connection();
         let mut left = |name: &str| u64::try_from(pttl(&mut redis, name)).unwrap_or(0);
         let least = self.kinds.iter().map(|kind| format!("theirs {kind:?}"));
         let least = Duration::from_millis(least.map(|it| left(&it)).min().unwrap());
         let begun = Instant::now();
-        // Redisson 3.16's first waiter for a fair lock may sleep for ever if it asks in the lease's
-        // last millisecond. A waiter of ours behind it wakes it.
+        // If Redisson 3.16's first waiter for a fair lock asks in the lease's last millisecond, it
+        // may sleep for ever. A redlatch waiter behind it wakes it.
         let client = client(&self.server);
         let behind = Kind::Fair.ours(&client, "mine Fair");
         let behind = spawn(move || behind.lock().unwrap().unlock().unwrap());
@@ -109,8 +110,7 @@ fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back(
     });
 }
 
-/// Holds a lock of each kind until the test says otherwise. Reports the number of holds that it has
-/// lost by then.
+/// Holds a lock of each kind until the test sends a line. Then reports how many holds it has lost.
 pub(crate) fn holder_process(job: &Job) {
     let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
     let guards: Vec<_> = job

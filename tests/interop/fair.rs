@@ -1,17 +1,18 @@
-//! The fair lock: threads of both libraries in one queue, which some of them leave in every
+//! The fair lock: threads of both libraries are in one queue, which some of them leave in every
 //! possible way.
 
 use redis::Commands as _;
 
 use super::*;
 
-/// The longest time for which a waiter of ours may be silent. A dead Redisson waiter behind it
-/// blocks the queue for as long. No waiter is silent for longer, even on a machine that stands
-/// still for a second and a half.
+/// The longest time for which a redlatch waiter may be silent. A dead Redisson waiter behind it
+/// blocks the queue for as long. No living waiter is silent for longer, even on a machine that
+/// stands still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
 /// The limit of a Redisson wait that ends by itself, or whose process is killed.
 const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
-/// The waiters of the tests that harm one more waiter. That one stands at each place among these.
+/// The waiters in the tests that kill or stop one more waiter, which is placed at each position
+/// among these.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +31,11 @@ enum Waiter {
     Theirs {
         thread: String,
     },
-    /// A waiter in another process, which the test harms.
+    /// A waiter in another process, which the test kills or stops.
     Victim,
 }
 
-/// A fair lock and its queue, in which each waiter came after the one before.
+/// A fair lock and its queue, with the waiters in the order of their arrival.
 struct Line {
     name: String,
     redis: redis::Connection,
@@ -45,7 +46,8 @@ struct Line {
 }
 
 impl Line {
-    /// A line whose first waiter holds the lock. That waiter may be either library's.
+    /// A queue whose first waiter holds the lock. `holder` says to which library that waiter
+    /// belongs.
     fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
         let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
         let (name, url) = (name.to_owned(), server.url());
@@ -67,7 +69,7 @@ impl Line {
         }
     }
 
-    /// Adds a waiter of ours with its own client, which to the server is another process.
+    /// Adds a redlatch waiter with its own client. For the server it is another process.
     fn add_ours(&mut self) {
         let client = Client::builder(&self.url)
             .watchdog_timeout(RENEWED)
@@ -95,13 +97,13 @@ impl Line {
         self.added(Waiter::Theirs { thread });
     }
 
-    /// Waits until the waiter stands in the queue, behind the others.
+    /// Waits until the waiter is in the queue, behind the others.
     fn added(&mut self, waiter: Waiter) {
         let (queue, before) =
             (format!("redisson_lock_queue:{{{}}}", self.name), self.waiters.len());
         self.waiters.push(waiter);
         let redis = &mut self.redis;
-        // The first waiter holds the lock.
+        // The first waiter is not in the queue, since it holds the lock.
         wait_until("it stands in line", SOON, || redis.llen::<_, usize>(&queue).unwrap() == before);
     }
 
@@ -148,8 +150,8 @@ impl Line {
         }
     }
 
-    /// Checks that these waiters come in, one after the other in this order. No other waiter comes
-    /// in, since each stays in until the test waits for the next.
+    /// Asserts that these waiters get the lock one after another in this order. Each keeps the lock
+    /// until the test waits for the next one, so no other waiter gets it.
     fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
             self.comes_in(place);
@@ -163,7 +165,7 @@ impl Line {
                 cancel.cancel();
                 assert_eq!(is_in.recv_timeout(SOON), Ok(false));
             }
-            // The waiter's time ends.
+            // The waiter gives up when its own time limit ends.
             Waiter::Theirs { thread } => {
                 assert_eq!(self.java.reply(&thread.clone()), "false");
             }
@@ -171,7 +173,7 @@ impl Line {
         }
     }
 
-    /// Checks that no key and no thread is left.
+    /// Asserts that no key and no thread is left.
     fn ends(mut self) {
         self.here.drain(..).for_each(Running::join);
         for key in ["redisson_lock_queue", "redisson_lock_timeout"] {
@@ -201,7 +203,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
                                 whose => line.add(whose),
                             }
                         }
-                        // No waiter leaves the last of these queues.
+                        // In the last of these queues, no waiter leaves.
                         if leaver < OTHERS.len() {
                             line.gives_up(leaver + 1);
                         }
@@ -215,7 +217,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
     });
 }
 
-/// A queue for each place among the others at which a victim can stand.
+/// One queue for each position that a victim can have among the others.
 fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec<Line> {
     let at = |place: usize| {
         let name = format!("line{place}");
@@ -235,8 +237,8 @@ fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec
     (0..=OTHERS.len()).map(at).collect()
 }
 
-/// Lets the holders leave, and checks that all but the victims come in, in the order in which they
-/// came.
+/// Makes the holders leave, and asserts that all waiters but the victims get the lock in the order
+/// of their arrival.
 fn others_come_in(lines: &mut [Line]) {
     thread::scope(|scope| {
         for line in lines {
@@ -306,7 +308,7 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
     });
 }
 
-/// To the server, a stopped waiter looks like one that is about to come.
+/// For the server, a stopped waiter may still take the lock.
 #[test]
 fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     if !is_long() {

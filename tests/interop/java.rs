@@ -1,7 +1,8 @@
 //! Processes with the real Redisson: the program in `interop/`.
 //!
-//! A Java process takes most of a second to start, so the tests share one for each version. Each
-//! test has its own clients in it. A test that kills or stops a process starts its own.
+//! A Java process takes most of a second to start, so the tests share one process for each version
+//! of Redisson. Each test has its own clients in that process. A test that kills or stops a process
+//! starts its own.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -43,8 +44,8 @@ pub(crate) fn is_beside_redisson() -> bool {
     built().is_ok()
 }
 
-/// Runs the test beside each version, at the same time. If Java or Maven is missing, prints that
-/// and does not run the test.
+/// Runs the test with each version at the same time. If Java or Maven is missing, prints that and
+/// does not run the test.
 pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     if !is_beside_redisson() {
         return;
@@ -53,19 +54,19 @@ pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     thread::scope(|scope| {
         for version in Version::ALL {
             let run = move || {
-                // The bound begins only here, since on a new machine Maven first downloads what the
-                // build needs. That may take longer than any test.
+                // The bound begins only here: on a new machine, Maven first downloads what the
+                // build needs, which may take longer than any test.
                 bound();
                 test(version);
             };
-            // A panic names the thread.
+            // With this name, a panic shows the version.
             let beside = format!("{name}, beside Redisson {}", version.number());
             thread::Builder::new().name(beside).spawn_scoped(scope, run).unwrap();
         }
     });
 }
 
-/// A Java process, which dies with this value.
+/// A Java process, which is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Jvm {
     child: Mutex<Child>,
@@ -92,11 +93,11 @@ impl Jvm {
         let (pid, stdin) = (child.id(), Mutex::new(child.stdin.take().unwrap()));
         thread::spawn({
             let clients = Arc::clone(&clients);
-            // Ends with the process.
+            // The thread ends with the process.
             move || {
                 for line in lines {
                     let Some((client, rest)) = line.split_once(' ') else { continue };
-                    // A test that has ended does not wait for further lines.
+                    // If a test has ended, it receives no further lines.
                     let _ = clients.lock().unwrap().get(client).map(|to| to.send(rest.to_owned()));
                 }
                 clients.lock().unwrap().clear();
@@ -108,7 +109,7 @@ impl Jvm {
 
     /// The process that all tests share. No test harms it.
     pub(crate) fn shared(version: Version) -> Arc<Self> {
-        // The process's input ends with this process, and so does the process.
+        // If this process ends, the input of the Java process ends, and so does the Java process.
         static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];
         let shared = &SHARED[usize::from(version == Version::Old)];
         Arc::clone(shared.get_or_init(|| Self::start(version)))
@@ -116,12 +117,12 @@ impl Jvm {
 
     pub(crate) fn kill(&self) {
         let _ = self.child.lock().unwrap().kill();
-        // The guard goes before the wait, since after it the process id may be another's.
+        // End the guard before the wait, since after the wait the id may belong to another process.
         *self.guard.lock().unwrap() = None;
         let _ = self.child.lock().unwrap().wait();
     }
 
-    /// Stops the process until it may go on.
+    /// Stops the process until [`go_on`](Self::go_on).
     pub(crate) fn stop(&self) {
         self.guard.lock().unwrap().get_or_insert_with(|| Guard::of(self.pid));
         signal::stop(self.pid);
@@ -144,11 +145,11 @@ pub(crate) struct Redisson {
     jvm: Arc<Jvm>,
     name: String,
     lines: Receiver<String>,
-    /// Replies that came while the test waited for another thread's.
+    /// Replies of other threads that came while the test waited for one thread's reply.
     kept: Vec<String>,
     /// Each thread's last command.
     told: HashMap<String, String>,
-    /// The beginning of the owners of the client's locks.
+    /// The first part of the owners of the client's locks.
     pub(crate) id: String,
 }
 
@@ -196,7 +197,7 @@ impl Redisson {
         })
     }
 
-    /// The thread's next line, if it comes in this time.
+    /// The thread's next line, if it comes within this time.
     pub(crate) fn reply_within(&mut self, thread: &str, time: Duration) -> Option<String> {
         let of_thread = |line: &String| line.split(' ').next() == Some(thread);
         let until = Instant::now() + time;
@@ -214,7 +215,7 @@ impl Redisson {
         Some(line[thread.len()..].trim_start().to_owned())
     }
 
-    /// Both.
+    /// Sends a command to a thread and returns the thread's reply.
     #[track_caller]
     pub(crate) fn ask(&mut self, thread: &str, command: &str) -> String {
         self.tell(thread, command);
@@ -227,7 +228,7 @@ impl Redisson {
         assert_eq!(self.ask(thread, command), "ok", "{thread} {command}");
     }
 
-    /// Whether the answer is Java's `true`. The only other valid answer is `false`.
+    /// Whether the reply is Java's `true`. The only other valid reply is `false`.
     #[track_caller]
     pub(crate) fn says(&mut self, thread: &str, command: &str) -> bool {
         let answer = self.ask(thread, command);
@@ -237,7 +238,7 @@ impl Redisson {
 
 impl Drop for Redisson {
     fn drop(&mut self) {
-        // The command goes in order, and no thread of the test waits for it. A killed process does
+        // The command is sent, and no thread of the test waits for its reply. A killed process does
         // not get it.
         let line = format!("{} main shutdown\n", self.name);
         let _ = self.jvm.stdin.lock().map(|mut stdin| stdin.write_all(line.as_bytes()));
@@ -245,7 +246,7 @@ impl Drop for Redisson {
     }
 }
 
-/// A name in the form of a command.
+/// The name, encoded for a command.
 pub(crate) fn quoted(name: &str) -> String {
     let quote = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
@@ -254,8 +255,8 @@ pub(crate) fn quoted(name: &str) -> String {
     name.bytes().map(quote).collect()
 }
 
-/// The folder of the program, which the first test that asks builds; or the reason why there is
-/// none.
+/// The folder of the program, which the first test that asks for it builds. The error says why
+/// there is no program.
 pub(crate) fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
     BUILT.get_or_init(build)
@@ -271,7 +272,7 @@ fn build() -> Result<String, String> {
     let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("interop");
     fs::create_dir_all(&target).unwrap();
-    // Other processes that build the program wait here.
+    // If another process builds the program, this one waits here.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let (done, pom) = (target.join("done"), interop.join("pom.xml"));
@@ -280,7 +281,7 @@ fn build() -> Result<String, String> {
     if modified(&done) < modified(&pom).max(sources) {
         for (version, goal) in Version::ALL.into_iter().zip([
             "package",
-            // The step copies only the libraries, since the program is the same.
+            // This step copies only the libraries, since the program is the same for each version.
             "dependency:copy-dependencies@libraries",
         ]) {
             let mut maven = Command::new("mvn");

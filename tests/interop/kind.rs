@@ -12,7 +12,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The kinds with one holder that this version has.
+    /// The kinds with one holder that this version of Redisson has.
     pub(crate) fn exclusive(version: Version) -> Vec<Self> {
         let mut kinds = vec![Self::Plain, Self::Fair, Self::Write];
         if version == Version::New {
@@ -70,8 +70,8 @@ impl Kind {
         }
     }
 
-    /// Makes these Redisson threads ask for the lock, which another has, and sleep. From here on
-    /// only a message can wake one before the lease ends.
+    /// Makes these Redisson threads ask for the lock, which another owner has, and sleep. Until the
+    /// lease ends, only a message can wake them then.
     pub(crate) fn redisson_waits(self, java: &mut Redisson, threads: &[&str], name: &str) {
         for thread in threads {
             java.tell(thread, &format!("lock {}", self.named(name)));

@@ -1,5 +1,5 @@
-//! The behaviour that all locks share: one owner holds the lock, the others wait, and a release
-//! wakes one.
+//! The behaviour that all locks share: one owner holds the lock, the other owners wait, and a
+//! release wakes one of them.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn neither_gets_what_the_other_holds() {
             assert!(!java.says("a", &format!("tryLock {named} 200 1000")));
             assert!(begun.elapsed() >= lasts(UNIT * 2), "{kind:?}: {:?}", begun.elapsed());
             guard.unlock().unwrap();
-            // A free lock goes to either library within a wait, with a lease.
+            // If a lock is free, a call that may wait takes it in either library, with a lease.
             assert!(java.says("a", &format!("tryLock {named} 1000 10000")), "{kind:?}");
             let left = lock.remaining_lease().unwrap().unwrap();
             assert!(left <= Duration::from_secs(10) && left > Duration::from_secs(2), "{left:?}");
@@ -117,8 +117,8 @@ fn a_lease_that_is_not_renewed_ends_for_both() {
             let begun = Instant::now();
             let guard = kind.leased(&client, "job", LEASE).lock().unwrap();
             java.tell("a", &format!("lock {named}"));
-            // Redisson 3.16's first waiter for a fair lock may sleep for ever if it asks in the
-            // lease's last millisecond. A waiter of ours behind it wakes it.
+            // If Redisson 3.16's first waiter for a fair lock asks in the lease's last millisecond,
+            // it may sleep for ever. A redlatch waiter behind it wakes it.
             let behind = (kind == Kind::Fair).then(|| {
                 java.run("watch", "sleeps a");
                 let lock = Arc::clone(&lock);
@@ -150,7 +150,7 @@ fn both_renew_what_they_hold() {
         }
         let names: Vec<String> = held.iter().map(|(_, name)| name.clone()).collect();
         wait_all_renewed(held);
-        // No library's renewal made the other's lease longer or shorter than its own.
+        // Each library's renewals changed only the leases of its own holds.
         let mut redis = server.connection();
         for name in names {
             let left = pttl(&mut redis, &name);
@@ -208,7 +208,7 @@ fn only_its_holder_unlocks_a_lock() {
             let held = holder(&mut redis, "job");
             assert!(held.as_ref().unwrap().0.starts_with(&java.id));
             assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-            // Another thread of the holder's own process does not release it, either.
+            // Another thread of the holder's process cannot release the lock either.
             let said = java.ask("b", &format!("unlock {named}"));
             assert!(said.contains("IllegalMonitorState"), "{kind:?}: {said}");
             assert_eq!(holder(&mut redis, "job"), held);
@@ -221,7 +221,8 @@ fn only_its_holder_unlocks_a_lock() {
 fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
     beside_redisson(|version| {
         let server = server();
-        // Without a message from Redis a renewal would find out, after twenty seconds.
+        // Without a message from Redis, a renewal would find the loss, but only after twenty
+        // seconds.
         let (client, other) = (client(&server), client(&server));
         let mut java = Redisson::of(version, &server);
         for kind in Kind::exclusive(version) {

@@ -28,21 +28,21 @@ use kind::Kind;
 use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
 
-/// A time that a waiter of Redisson's stays under only if a message has woken it. Without a message
-/// the waiter asks when the lease that it read ends, which was [`RENEWED`]. A single slow round
-/// proves nothing: the message of a writer's release, `1`, wakes only those threads of Redisson's
-/// that already sleep, and none that is about to sleep.
+/// If a message wakes a Redisson waiter, it gets the lock within this time. Without a message the
+/// waiter asks at the end of the lease that it has read, which was [`RENEWED`]. A single slow round
+/// proves nothing: the message of a writer's release, `1`, wakes only those Redisson threads that
+/// already sleep, and no thread that is about to sleep.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
-/// The least time that a wait or a lease of this length takes on this process's clock. Redisson and
-/// the server count whole milliseconds, and Redisson subtracts its pauses one by one.
+/// The least time on this process's clock that a wait or a lease of this length takes. Redisson and
+/// the server count whole milliseconds, and Redisson subtracts each of its pauses.
 fn lasts(length: Duration) -> Duration {
     length.mul_f64(0.9)
 }
 
-/// Whether to run the soaks, and the tests in which processes die or stand still beside Redisson's.
-/// In those, Redisson 3.16.8 itself may leave a waiter asleep for minutes. `.ci/long interop` runs
-/// them.
+/// Whether to run the soaks, and the tests in which processes die or are stopped together with
+/// Redisson's processes. In those tests Redisson 3.16.8 itself may leave a waiter asleep for
+/// minutes. `.ci/long interop` runs them.
 fn is_long() -> bool {
     let is_long = env::var_os("REDLATCH_LONG").is_some();
     if !is_long {

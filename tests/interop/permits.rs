@@ -1,15 +1,15 @@
-//! Both semaphores, and latches. Each release wakes as many threads of the other library as can go
-//! on.
+//! Both kinds of semaphores, and latches. Each release wakes as many threads of the other library
+//! as can continue.
 
 use super::*;
 
 /// A lease whose end a test waits for.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
-/// The waiting threads of each library.
+/// The names of the waiting threads of each library.
 const WAITERS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Waits until a Redisson client listens to this semaphore and all its threads have asked since
-/// then. The threads sleep, or are about to.
+/// Waits until a Redisson client listens to this semaphore and all its threads have asked after
+/// that. The threads then sleep, or are about to.
 fn wait_until_redisson_waits(server: &Server, channel: &str, scripts: u64) {
     wait_subscribed(server, channel);
     wait_until("they have asked", SOON, || {
@@ -25,9 +25,9 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
         let mut java = Redisson::of(version, &server);
         let semaphore = client.semaphore("pool");
         assert!(java.says("main", "trySetPermits semaphore pool 0"));
-        // A script that the server does not know is sent twice.
+        // If the server does not know a script, the script is sent twice.
         assert!(!java.says("main", "tryAcquire semaphore pool"));
-        // redlatch gives permits to Redisson's threads.
+        // redlatch returns permits, and Redisson's threads get them.
         let scripts = Commands::so_far(&server).scripts();
         for thread in WAITERS {
             java.tell(thread, "acquire semaphore pool");
@@ -45,7 +45,7 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
         assert_eq!(java.reply_within(left, UNIT), None);
         semaphore.release().unwrap();
         assert_eq!(java.reply(left), "ok");
-        // Redisson gives permits to threads of ours.
+        // Redisson returns permits, and redlatch's threads get them.
         at_once(|| {
             let (sender, came) = mpsc::channel();
             let waiting: Vec<_> = (0..4)
@@ -110,7 +110,7 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
         let named = "permitExpirableSemaphore pool";
         assert!(semaphore.try_set_permits(1).unwrap());
         let lease = LEASE.as_millis();
-        // A dead holder of either library gives nothing back.
+        // If a holder in either library dies, its permit is not returned.
         let begun = Instant::now();
         let _id = java.ask("a", &format!("acquire {named} {lease}"));
         let permit = semaphore.acquire().unwrap();
@@ -125,7 +125,7 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost);
         assert!(semaphore.try_acquire().unwrap().into_option().is_none());
         java.run("a", &format!("release {named} {id}"));
-        // A permit of ours that is renewed stays out.
+        // A renewed permit of redlatch stays taken.
         let renewing = watched(&server, RENEWED);
         let kept = renewing.expirable_semaphore("pool").acquire().unwrap();
         let wait = (RENEWED * 3 / 2).as_millis();
@@ -151,8 +151,8 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
             java.tell(thread, &format!("acquire {named} 60000"));
         }
         wait_until_redisson_waits(&server, "redisson_sc:{pool}", scripts);
-        // redlatch gives two permits back. Each of the two wakes one thread, and those threads wake
-        // the others.
+        // redlatch returns two permits. Each of them wakes one thread, and those threads wake the
+        // other threads.
         held.into_iter().for_each(|permit| permit.release().unwrap());
         let mut ids = Vec::new();
         wait_until("two come in", SOON, || {
@@ -179,7 +179,7 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
             waits.join();
             ids.push(java.ask("main", &format!("acquire {named} 60000")));
         });
-        // From Redisson 3.17 on, each library gives back the other's permit by its id.
+        // From Redisson 3.17 on, each library can return the other library's permit by its id.
         let id = ids.pop().unwrap();
         if version == Version::New {
             semaphore.release(&id.parse().unwrap()).unwrap();
@@ -202,7 +202,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
         let mut java = Redisson::of(version, &server);
         let latch = client.count_down_latch("gate");
         for ours_last in [true, false] {
-            // The test runs one round or a few, since a waiter of ours asks by itself after
+            // The test may run a few rounds, since a redlatch waiter also asks by itself after some
             // seconds.
             at_once(|| {
                 assert!(java.says("main", "trySetCount latch gate 2"));
@@ -223,7 +223,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
                         waits
                     })
                     .collect();
-                // The first of two counts wakes no thread.
+                // The first of two count-downs wakes no thread.
                 if ours_last {
                     java.run("main", "countDown latch gate");
                 } else {
@@ -244,7 +244,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
                 assert_eq!(latch.count().unwrap(), 0);
             });
         }
-        // A wait that ends before the latch opens.
+        // This wait ends before the latch opens.
         assert!(latch.try_set_count(1).unwrap());
         assert!(!java.says("a", "await latch gate 200"));
         assert!(answered(|| latch.wait_for(UNIT * 2)).timed_out());

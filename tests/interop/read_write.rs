@@ -10,7 +10,7 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
         let mut java = Redisson::of(version, &server);
         let lock = client.read_write_lock("book");
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
-        // Each library's reader leaves first once, while the other's still reads.
+        // Each library's reader once leaves first, while the other library's reader still reads.
         for ours_first in [true, false] {
             java.run("a", &format!("lock {read}"));
             let reading = lock.reader().lock().unwrap();
@@ -68,7 +68,7 @@ fn a_writers_release_lets_all_readers_of_both_in() {
                     None => java.run("w", &format!("unlock {write}")),
                 }
                 let released = Instant::now();
-                // All hold the lock at the same time.
+                // All readers hold the lock at the same time.
                 let guards: Vec<_> = here.into_iter().map(Running::join).collect();
                 for thread in readers {
                     assert_eq!(java.reply(thread), "ok");
@@ -118,7 +118,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
     });
 }
 
-/// Redisson publishes nothing when a writer goes on as a reader.
+/// When a writer downgrades to a reader, Redisson publishes nothing.
 #[test]
 fn a_writer_that_goes_on_as_a_reader_keeps_writers_of_the_other_out_and_lets_readers_in() {
     beside_redisson(|version| {

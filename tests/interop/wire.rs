@@ -1,4 +1,5 @@
-//! The keys and messages of each library, seen from the server. The same calls give the same bytes.
+//! The keys and messages of each library, as the server sees them. The same calls produce the same
+//! bytes.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +8,8 @@ use redis::{Commands as _, Connection};
 
 use super::*;
 
-/// Names that a library might escape, cut, or take apart. The last three are of no use in a
-/// cluster. On one server they are ordinary names.
+/// Names that a library might escape, cut or split. The last three are useless in a cluster, but
+/// ordinary on one server.
 const NAMES: [&str; 11] = [
     "job",
     "two words",
@@ -52,7 +53,7 @@ impl Observer {
             let mut subscriber = connection.as_pubsub();
             subscriber.psubscribe("*").unwrap();
             ready.send(()).unwrap();
-            // The loop ends with the server or the observer.
+            // The loop ends when the server or the observer ends.
             while let Ok(message) = subscriber.get_message() {
                 let channel = message.get_channel_name().to_owned();
                 if sender.send((channel, message.get_payload().unwrap())).is_err() {
@@ -64,23 +65,23 @@ impl Observer {
         Self { redis: server.connection(), messages }
     }
 
-    /// The state on the server, with the owners of this client renamed, so that those of any client
-    /// look the same.
+    /// The state on the server. The owners of this client are renamed, so that they look like those
+    /// of any other client.
     fn look(&mut self, id: &str) -> Seen {
         let () = self.redis.publish("end", "").unwrap();
         let said = self.messages.iter().take_while(|(channel, _)| channel != "end");
         let messages = said
-            // A client's own channel is only for clients of ours.
+            // Only redlatch's clients use a client's own channel.
             .filter(|(channel, _)| !channel.starts_with("redisson_lock__channel:{redlatch:"))
             .map(|(channel, message)| (without_owner(&channel, id), message))
             .collect();
         let mut names: Vec<String> = self.redis.keys("*").unwrap();
-        // Leaves out the keys that only one of the libraries has.
+        // Leaves out the keys that only one library has.
         names.retain(|it| !it.starts_with("redlatch_") && !it.starts_with("redisson_unlock_latch"));
         let keys = names.into_iter().map(|name| {
             let kind: String = redis::cmd("TYPE").arg(&name).query(&mut self.redis).unwrap();
             let value = match kind.as_str() {
-                // A grant of ours takes many tokens at a time.
+                // One grant of redlatch may take many tokens.
                 "string" if name.starts_with("redisson_lock_token") => "a token".to_owned(),
                 "string" => self.redis.get::<_, String>(&name).unwrap(),
                 "hash" => {
@@ -93,7 +94,7 @@ impl Observer {
                 "zset" => self.sorted_set(&name),
                 kind => panic!("{name:?} is a {kind}"),
             };
-            // Rounds up to ten seconds, since the leases are multiples of that.
+            // Rounds up to ten seconds, since all leases are multiples of ten seconds.
             let left = pttl(&mut self.redis, &name);
             let left = if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
             (without_owner(&name, id), (kind, without_owner(&value, id), left))
@@ -102,7 +103,7 @@ impl Observer {
         Seen { keys, messages }
     }
 
-    /// The members (only the length of a permit's id), with the time that each has left.
+    /// The members with their remaining times. (Of a permit's id, only the length.)
     fn sorted_set(&mut self, name: &str) -> String {
         let members: Vec<(Vec<u8>, f64)> = self.redis.zrange_withscores(name, 0, -1).unwrap();
         let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(&mut self.redis).unwrap();
@@ -135,8 +136,8 @@ fn without_owner(text: &str, id: &str) -> String {
     })
 }
 
-/// The lock is held with a lease that is renewed, free, held with a lease that is not renewed,
-/// free, held, and taken away.
+/// The steps: the lock is held with a renewed lease, free, held with a fixed lease, free, held, and
+/// taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -223,8 +224,8 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
     });
 }
 
-/// All but the times are the same. A Redisson waiter may be silent for five minutes, and one of
-/// ours for ten seconds.
+/// All but the times are the same. A Redisson waiter may be silent for five minutes, and a redlatch
+/// waiter for ten seconds.
 #[test]
 fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
     beside_redisson(|version| {
@@ -305,7 +306,7 @@ fn a_semaphore_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// The ids of Redisson 3.16 are text, and twice as long.
+/// The ids of Redisson 3.16 are texts, and twice as long.
 #[test]
 fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -393,8 +394,8 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// Redisson's semaphores have a time to live of their own. Its latches use the verbs of any key.
-/// (Redisson 3.16 sets permits only without one.)
+/// Redisson's semaphores have their own verbs for a time to live. Its latches use the verbs of any
+/// key. (Redisson 3.16 sets permits only without a time to live.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
     let seconds = |count| Some(Duration::from_secs(count));
@@ -438,7 +439,7 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
                         Some(left) => rounded(left.as_millis() as i64),
                     }
                 };
-                // Each library reports what it did, and what the other one sees of that.
+                // In each step one library acts. This records its results and what the other library sees.
                 let call = |verb: &str, time: &str| {
                     format!("{verb} {of_java} {} {time}", quoted(&name)).trim_end().to_owned()
                 };
@@ -516,7 +517,7 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
     });
 }
 
-/// The rights are those of the guide.
+/// The rights are those that docs/redisson.md lists.
 #[test]
 fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
     beside_redisson(|version| {

@@ -1,4 +1,4 @@
-//! Connections.
+//! Connections that break or fall silent.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn an_acquire_and_a_release_survive_a_killed_connection() {
         kill_clients(&mut redis, "normal");
         guard.unlock().unwrap();
         assert_eq!(holder(&mut redis, "killed"), None);
-        // A drop's release is written into a connection that is dead.
+        // The drop writes its release into a dead connection.
         let guard = lock.lock().unwrap();
         kill_clients(&mut redis, "normal");
         drop(guard);
@@ -28,7 +28,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    // The subscriber is up, and sleeps in its read.
+    // The subscriber is connected, and sleeps in its read.
     let held = other.reentrant_lock("first").lock().unwrap();
     assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).into_option().is_none());
     drop(held);
@@ -81,9 +81,9 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let mut random = Random::new();
     let mut redis = server.connection();
     for round in 0..60 {
-        // After each kill, all threads get in, and no call sees two kills. The test first waits
-        // until the kill is noticed, since threads of a process may pass a lock on for a while
-        // without a command.
+        // After each kill, all threads get the lock, and no call meets two kills. The test first
+        // waits until the kill is noticed, since threads of a process may pass a lock to each other
+        // for some time without a command.
         for client in &clients {
             client.reentrant_lock("contended").is_locked().unwrap();
         }
@@ -146,12 +146,13 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     // The test tries again if the machine kept a thread from running.
     let heard = (0..5).any(|_| {
         let proxy = Proxy::before(&server);
-        // The client waits for the held-back replies, and has another connection for the others.
+        // The client waits for the replies that are held back, and uses its other connection for
+        // other commands.
         let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
         let client = client.connect().unwrap();
         warm_up(&client);
         hold_as_redisson(&mut redis, "between", LONG);
-        // The second try comes after the subscription. Its answer, "busy", is on its way when the
+        // The second try comes after the subscription. Its reply, "busy", is in flight when the
         // message comes.
         let tries = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
@@ -188,10 +189,10 @@ fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     wait_subscribed(&server, &channel("half open"));
     waiter.wait_asleep();
-    // The message and everything after it are lost.
+    // The message and all later bytes are lost.
     proxy.on_reply("message", Action::Silence);
     release_as_redisson(&mut redis, "half open", &channel("half open"));
-    // The slow poll ends the wait. Without one the thread would wait for ever.
+    // The slow poll ends the wait. Without it, the thread would wait for ever.
     waiter.join();
 }
 
@@ -225,7 +226,7 @@ fn replies_that_come_byte_by_byte_are_whole() {
 fn a_far_server_costs_no_connection_for_each_drop() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // The delay of a round trip to another continent.
+    // This is the delay of a round trip to another continent.
     proxy.set_delay(UNIT * 9 / 10);
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
     warm_up(&client);
@@ -239,7 +240,7 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let before = connections();
     for _ in 0..5 {
         drop(lock.lock().unwrap());
-        // Time is the subject: the reply is on its way, and a thread waits for it.
+        // Time is the subject here: the reply is in flight, and a thread waits for it.
         thread::sleep(UNIT * 3);
     }
     let opened = connections() - before;

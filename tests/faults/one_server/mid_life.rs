@@ -1,8 +1,8 @@
-//! A client loses rights between two of its scripts.
+//! A client loses rights while it uses a lock, between two of its scripts.
 //!
-//! Whatever is taken away, and whenever, the call ends with an error or has done all of its work.
-//! No client gets the lock beside another holder. Others get it when a lease has ended. No key of
-//! the lock stays without an end.
+//! Whichever right is taken away, and whenever, the call fails or has done all of its work. No
+//! client gets the lock while another one holds it. Other clients get the lock when a lease has
+//! ended. Every key of the lock expires.
 
 mod failover;
 mod others;
@@ -15,11 +15,11 @@ type Make = fn(&Client, &str) -> Box<dyn Lock>;
 
 struct Kind {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, besides those of every client.
+    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
+    /// every client.
     rows: &'static [&'static str],
     make: Make,
-    /// Makes the lock of the other clients, which keep the client of few rights out, and which it
-    /// keeps out.
+    /// Makes the lock of the other clients: these and the client of few rights exclude each other.
     other: Make,
 }
 
@@ -44,21 +44,21 @@ const KINDS: [Kind; 6] = [
     Kind { what: "reader", rows: &["read-write locks"], make: reads, other: writes },
 ];
 
-/// The lease of the client of few rights, but for [`When::Waits`].
+/// The lease of the client of few rights, except in [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The lease of the other clients. It is longer than that of a grant by message, so such a hold is
-/// extended.
+/// The lease of the other clients. It is longer than a provisional lease, so a hold that was
+/// granted by a message is extended.
 const LONGER: Duration = Duration::from_millis(2_500);
 
-/// Each right of these rows in `docs/operations.md`, some whole categories, and some channels or
-/// keys.
+/// The rights to take away: each right of these rows in `docs/operations.md`, some whole
+/// categories, and some channels or keys.
 fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
     let text =
         include_str!("../../../docs/operations.md").split("## Access rights").nth(1).unwrap();
     let (mut row, mut commands) = ("", Vec::new());
     for line in text.split("```").nth(1).unwrap().lines().skip(1) {
         let name = line.split("  ").next().unwrap();
-        // The name "expirable semaphores" has two lines.
+        // There are two rows with the name "expirable semaphores".
         if !name.is_empty() && (row, name) != ("expirable", "semaphores") {
             row = name;
         }
@@ -80,25 +80,25 @@ fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
 }
 
 /// Whether these rights may matter if the server does not know the scripts. Then the client sends
-/// texts, whose commands need the same rights.
+/// the scripts' texts, whose commands need the same rights.
 fn is_of_texts(rules: &[String]) -> bool {
     rules[0].contains("eval") || rules[0].contains('@') || rules[0].starts_with("reset")
 }
 
-/// When the rights are taken away.
+/// The time when the rights are taken away.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
     /// Before a request for the lock.
     Before,
-    /// The client holds the lock, and another one waits for it.
+    /// While the client holds the lock and another client waits for it.
     Held,
     /// As [`Held`](Self::Held), and the server has forgotten the scripts.
     HeldAndFlushed,
-    /// The client holds the lock, and has to renew it.
+    /// While the client holds the lock and has to renew it.
     Renewed,
-    /// The client waits for the lock, which another one holds.
+    /// While the client waits for the lock, which another client holds.
     Waits,
-    /// The client has just been handed the lock, and another one waits for it.
+    /// When the client has just been granted the lock by a message and another client waits for it.
     HandedOn,
 }
 
@@ -110,31 +110,30 @@ struct Case {
     lock: Box<dyn Lock>,
     other: Box<dyn Lock>,
     third: Box<dyn Lock>,
-    /// The lock of a client that keeps all others out, and asks only now and then.
+    /// The lock of a client that takes the lock only to check whether it is free.
     judge: Box<dyn Lock>,
     id: String,
 }
 
 impl Case {
-    /// Checks that no other client gets the lock while this guard has it.
+    /// Asserts that no other client gets the lock while this guard has it.
     fn is_alone(&self, guard: &LockGuard) {
         let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
         if let Taken(got) = got {
-            // (If both answers are yes, both guards were held at the moment between the two
-            // questions.)
+            // (Both guards are asked, one after the other. If both say "held", both were held at
+            // the moment between the two questions.)
             assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
         }
         self.ends();
     }
 
-    /// Checks that each of the lock's keys has an end, none later than the end of the longest
-    /// lease.
+    /// Asserts that each key of the lock expires, at the latest at the end of the longest lease.
     fn ends(&self) {
         let mut redis = self.server.connection();
         let keys: Vec<String> = redis.keys(format!("*{}*", self.name)).unwrap();
         for key in keys {
             let most = if key.contains("token") || key.starts_with("redisson_lock_") {
-                // The keys of a fair lock stay, as with Redisson.
+                // The keys of a fair lock do not expire, as in Redisson.
                 continue;
             } else if key.contains("queue") {
                 60_000
@@ -146,13 +145,13 @@ impl Case {
         }
     }
 
-    /// Whether the client of few rights has the lock, as the server says.
+    /// Whether the client of few rights has the lock, according to the server.
     fn has_it(&self) -> bool {
         let fields: Vec<String> = self.server.connection().hkeys(&self.name).unwrap();
         fields.iter().any(|owner| owner.starts_with(&self.id))
     }
 
-    /// Releases the lock as the client of few rights. The release is an error or is done.
+    /// The client of few rights releases the lock. The release fails or is done.
     fn unlock(&self, guard: LockGuard) {
         match guard.unlock() {
             Ok(()) => assert!(!self.has_it(), "{}: it was not released", self.what),
@@ -166,7 +165,7 @@ impl Case {
         assert!(is_lost || error.kind().is_server_trouble(), "{}: {error}", self.what);
     }
 
-    /// Checks that another client gets the lock.
+    /// Asserts that another client gets the lock.
     fn goes_on(&self, lock: &dyn Lock) {
         let guard = lock.try_lock_for(SOON);
         let guard = guard.unwrap_or_else(|error| panic!("{}: {error}", self.what));
@@ -176,7 +175,7 @@ impl Case {
         self.had_it(guard);
     }
 
-    /// Checks that no client took the lock away from this guard. On a busy machine the hold may
+    /// Asserts that no client took the lock away from this guard. On a busy machine the hold may
     /// have ended by itself.
     fn had_it(&self, guard: LockGuard) {
         if let Err(error) = guard.unlock() {
@@ -184,8 +183,8 @@ impl Case {
         }
     }
 
-    /// Waits until this number of waiters wait. (A reader passes a writer that does not listen yet,
-    /// and may have ended by then.)
+    /// Waits until this number of waiters wait. (A reader is granted the lock before a writer whose
+    /// client does not listen yet, and may have ended by then.)
     fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
         let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
         wait_until(&what, SOON, || {
@@ -196,14 +195,15 @@ impl Case {
     }
 }
 
-/// The clients with all rights, of all cases.
+/// The clients with all rights, for all cases.
 struct Rich {
     other: Client,
     third: Client,
     judge: Client,
 }
 
-/// On a machine that stands still, the lease of a grant may be over before the reply is read.
+/// On a machine that stands still, the lease of a grant may be over before the client reads the
+/// reply.
 fn held(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
     wait_until("it is held", SOON, || {
@@ -230,7 +230,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         what,
         name,
     });
-    // The client's connection asks for its rights. (On a busy machine a lease may end.)
+    // With this call the connection asks for its rights. (On a busy machine a lease may end.)
     drop(held(&*case.lock));
     let rules = rules.to_vec();
     let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
@@ -281,7 +281,8 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 spawn(move || match case.lock.try_lock_for(LONGER) {
                     Ok(Taken(guard)) => {
                         case.is_alone(&guard);
-                        // Longer than the lease of a grant by message: it extends the lease.
+                        // This time is longer than the lease of a grant by message, so the check
+                        // extends the lease.
                         let _ = guard.check(LONGER - SHORT);
                         case.is_alone(&guard);
                         case.unlock(guard);
@@ -303,8 +304,8 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 let case = Arc::clone(&case);
                 spawn(move || {
                     let guard = held(&*case.lock);
-                    // The rights go at once, since a release soon after a hand-over takes a
-                    // script's shortcut.
+                    // The rights are taken away at once: soon after a grant by message, a release
+                    // uses a shortcut in its script.
                     take_away();
                     case.unlock(guard);
                 })
@@ -321,7 +322,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         }
     }
     case.goes_on(&*case.other);
-    // The client's connections may lack even the right to say good-bye.
+    // The client may have lost even the rights that its shutdown needs.
     poor.shutdown();
     case.ends();
 }
@@ -339,8 +340,8 @@ fn takes_each_away(when: When) {
     many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
 }
 
-/// A test that has hundreds of threads takes turns with the others. All at once would leave a
-/// server no time to answer within its clients' limits.
+/// Tests with hundreds of threads run one at a time. If all ran at once, a server would have no
+/// time to answer within its clients' limits.
 fn takes_turns() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -389,8 +390,8 @@ fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
     takes_each_away(When::Waits);
 }
 
-/// A release and a grant to a waiter need no free memory, since Redis lets a script go on that
-/// wrote before it needs memory.
+/// A release and a grant to a waiter need no free memory: Redis lets a script continue if it has
+/// written before it needs memory.
 #[test]
 fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
     let server = server();
@@ -408,14 +409,15 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
             let lock = make(client, name);
             spawn(move || {
                 let guard = lock.lock().unwrap();
-                // Longer than the lease of a grant by message: it extends the lease.
+                // This time is longer than the lease of a grant by message, so the check extends
+                // the lease.
                 guard.check(LONGER).unwrap();
                 guard.unlock().unwrap();
             })
         };
         let in_line = |count, waiter: &Client| {
             wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
-            // A reader passes a writer that does not listen yet.
+            // A reader is granted the lock before a writer whose client does not listen yet.
             wait_subscribed(&server, &own_channel(waiter.id()));
         };
         let guard = (kind.make)(first, name).lock().unwrap();

@@ -1,8 +1,8 @@
-//! Faults and their results. Each fault ends in a grant, a clear error or a lost guard. None ends
-//! in a hang, two holders, or a hold that stays without a guard.
+//! Faults of one server and of its network. Each fault ends in a grant, a clear error or a lost
+//! guard. No fault ends in a hang, two holders, or a hold that no guard has.
 //!
-//! Unless a test says otherwise, the leases are so long that it does not see their end. So a lock
-//! that is free again was released.
+//! Unless a test says otherwise, the leases are so long that the test does not see their end. So if
+//! a lock is free again, it was released.
 
 mod connections;
 mod mid_life;
@@ -37,7 +37,7 @@ fn worker() {
     let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock(job.arg(1));
     match job.role() {
-        // Holds the lock until the test asks for its state.
+        // The worker holds the lock until the test asks for its state.
         "holder" | "leader" => {
             let own = lock.with_watchdog(RENEWED);
             let lock = if job.role() == "leader" { own } else { lock };
@@ -56,7 +56,7 @@ fn worker() {
             let _ = job.wait_line();
             job.say(&format!("calls {}", calls.load(Ordering::SeqCst)));
         }
-        // Takes turns at the lock with others.
+        // The worker takes the lock again and again, as others do.
         "waiter" => {
             job.say("waits");
             let guard = lock.lock().unwrap();
@@ -88,7 +88,7 @@ fn calls(bytes: &[u8], scripts: &[&str]) -> bool {
         .any(|code| contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code))
 }
 
-/// Whether the request takes a lock, or makes its lease longer.
+/// Whether the request takes a lock or extends its lease.
 fn takes(bytes: &[u8]) -> bool {
     let renew = lock_script!("cut.lua", "renew.lua");
     calls(
@@ -165,7 +165,7 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     });
 }
 
-/// A client behind a network. The client has its connection, and the server knows its scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, warm_up)
 }
@@ -192,7 +192,7 @@ fn user(server: &Server, rights: &[&str]) -> Client {
     user.client()
 }
 
-/// Ends all connections of this kind, as an administrator would.
+/// Closes all connections of this type, as an administrator would.
 fn kill_clients(connection: &mut redis::Connection, kind: &str) {
     let _: u64 = redis::cmd("CLIENT")
         .arg(&["KILL", "TYPE", kind, "SKIPME", "yes"])

@@ -1,4 +1,4 @@
-//! A server that is away for a while.
+//! A server that is out of reach for some time.
 
 use std::sync::Barrier;
 
@@ -6,18 +6,17 @@ use redlatch::{CancelToken, Error, ExpirablePermit, MultiLock, OwnedLockGuard, W
 
 use super::*;
 
-/// A server that keeps its data over a restart.
+/// A server that keeps its data when it restarts.
 fn lasting() -> Server {
     Server::with_args(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap()
 }
 
-/// A client that endures an absent server for `failover_timeout`.
+/// A client that tries for `failover_timeout` to reach a server.
 fn enduring(server: &Server, failover_timeout: Duration) -> Client {
     impatient(&server.url()).failover_timeout(failover_timeout).connect().unwrap()
 }
 
-/// A wait that does not end before the other client gives up the lock or the permits that it has
-/// `kept`.
+/// A wait that ends only when the other client releases the lock or the permits that it has `kept`.
 type Waits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 /// A client's waits, of every kind that there is, until the token is cancelled.
@@ -48,7 +47,8 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
     ]
 }
 
-/// Waits until the server has answered the leader of each of these waits, which began in an outage.
+/// Waits until the server has answered the leader of each of these waits. The waits began in an
+/// outage.
 fn wait_answered(server: &Server) {
     let mut redis = server.connection();
     for queue in [
@@ -68,7 +68,7 @@ fn wait_answered(server: &Server) {
     }
 }
 
-/// A client's holds of everything, so that no other client gets any of it.
+/// A client's holds of everything, so that every other client has to wait.
 struct Kept {
     locks: Vec<OwnedLockGuard>,
     permit_lease: ExpirablePermit,
@@ -102,8 +102,8 @@ impl Kept {
     }
 }
 
-/// The waiters are threads that sleep at the restart, threads that ask meanwhile, and threads that
-/// come meanwhile.
+/// The waiters are threads that sleep during the restart, threads that ask during it, and threads
+/// that come during it.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     bound();
@@ -135,7 +135,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         waiting.push((what, spawn(come)));
     }
     barrier.wait();
-    // Time is the subject: each waiter for a lock asks within the time.
+    // Time is the subject here: each waiter for a lock asks within this time.
     thread::sleep(UNIT * 15);
     for (what, waiter) in &waiting {
         assert!(!waiter.is_finished(), "{what} has not waited");
@@ -145,7 +145,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // A notification passes over a waiter that does not listen yet. The waiter finds out by itself.
+    // A notification skips a waiter whose client does not listen yet. That waiter finds out by
+    // itself.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -154,8 +155,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.join().unwrap();
 }
 
-/// The next thread in the process's line learns of the first outage, and asks by itself in the
-/// second.
+/// The next thread in the process's queue shares the first outage with its leader. In the second
+/// outage it asks by itself.
 #[test]
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     bound();
@@ -170,7 +171,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     let leaders: Vec<_> = waits(&client, Some(&token)).into_iter().map(start).collect();
     leaders.iter().for_each(|(_, leader)| leader.wait_queued());
     let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
-    // Time is the subject: the threads in front ask within the time, and again after it.
+    // Time is the subject here: the leaders ask within this time, and again after it.
     thread::sleep(UNIT * 10);
     server.restart_empty();
     wait_answered(&server);
@@ -190,14 +191,14 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// The leader was answered between the outages, and is cancelled before the server has confirmed
+/// The leader gets an answer between the outages. It is cancelled before the server has confirmed
 /// the channel that it listens to.
 #[test]
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let server = server();
     let proxy = Proxy::before(&server);
     let limit = UNIT * 30;
-    // A channel that is confirmed too late would be an outage, too.
+    // If the channel were confirmed too late, that would count as an outage, too.
     let builder = impatient(&proxy.url()).response_timeout(LONG).failover_timeout(limit);
     let latch = builder.connect().unwrap().count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
@@ -212,7 +213,8 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
     leader.wait_queued();
     let follower = spawn(move || followed.wait());
-    // Time is the subject: the leader asks within the time, and the follower learns the answer.
+    // Time is the subject here: the leader asks within this time, and the other thread learns of
+    // the answer.
     thread::sleep(UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");
     proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);
@@ -289,7 +291,7 @@ fn a_wait_that_is_let_in_no_more_ends_at_once() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// The server behind a name may become a replica, and then a master again.
+/// The server behind a name may become a replica and later a master again.
 #[test]
 fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_all() {
     let server = server();
@@ -299,7 +301,7 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
     let mut follow = |master: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&master).query(&mut redis).unwrap();
     };
-    // No server is there.
+    // No server listens there.
     follow(["127.0.0.1", "1"]);
     let before = Commands::so_far(&server).scripts();
     let waiters: Vec<_> = (0..CROWD)
@@ -316,6 +318,6 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
         waiter.join().unwrap();
     }
     assert_eq!(refused, 0);
-    // There is one request in 100 ms, perhaps both by hash and by text.
+    // There is one request in 100 ms. It may be sent by hash, and again as text.
     assert!((2..CROWD as u64 / 2).contains(&asked), "{asked} requests");
 }

@@ -1,4 +1,4 @@
-//! Processes.
+//! Processes that are stopped, killed or forked.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
     worker.sigcont();
     let found = worker.expect_line("found", SOON);
     assert_eq!(found, "Lost(LeaseExpired) Err(LeaseLost) Err(LeaseLost)");
-    // Time is the subject: the child's renewals and releases would have come.
+    // Time is the subject here: if the child renewed or released, it would have done so by now.
     thread::sleep(LEASE);
     assert_eq!(holder(&mut server.connection(), "stopped"), held);
     assert!(guard.is_held());
@@ -86,7 +86,7 @@ fn waiters_that_die_or_stop_hold_up_no_other_waiter() {
             }
             assert!(released.elapsed() < SOON, "nobody gets it");
         };
-        // The stopped process wants the lock as much as the others.
+        // The stopped process also waits for the lock.
         workers[lucky].send_line("release");
         workers[lucky].expect_line("released", SOON);
         workers.remove(lucky);

@@ -1,4 +1,4 @@
-//! Lost replies.
+//! Replies that are lost or late.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn a_lost_reply_of_an_acquire_is_a_grant_all_the_same() {
 fn a_lost_reply_of_a_waiters_acquire_is_a_grant_all_the_same() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // The reply is lost with its connection, and a busy machine may be slow to open another.
+    // The reply is lost and its connection breaks. A busy machine may be slow to open another one.
     let client = Client::builder(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     let mut redis = server.connection();
@@ -58,16 +58,16 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     for fired in 1.. {
-        // The connection of the round before is broken.
+        // The previous round broke the connection.
         let is_open = || client.reentrant_lock("closed").is_locked().is_ok();
         wait_until("the way is open", SOON, is_open);
         on_acquire(&proxy, "closed", 1, Action::LoseReply);
-        // The request cannot be sent again, but it has been carried out.
+        // The request cannot be sent again, but the server has run it.
         proxy.refuse();
         let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
         assert_eq!(proxy.fired(), fired);
         assert!(error.kind().is_server_trouble(), "{error}");
-        // The lock is released at once over a connection of the watchdog's that is open already.
+        // The watchdog's own connection is open, so the lock is released over that one at once.
         let was_held = holder(&mut server.connection(), "closed").is_some();
         proxy.accept();
         wait_free(&server, "closed", SOON);
@@ -77,7 +77,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     }
 }
 
-/// More holds than go out in one packet.
+/// There are more holds than one packet has room for.
 #[test]
 fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     let server = server();
@@ -90,7 +90,7 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
     proxy.cut_all();
     drop(guards);
-    // Meanwhile the client tries again and again, in vain.
+    // Meanwhile the client tries repeatedly, in vain.
     proxy.wait_fired(4, SOON);
     proxy.clear_rules();
     let mut redis = server.connection();
@@ -105,7 +105,7 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    // Between the two, the server has turned into a replica.
+    // Between the two, the server has become a replica.
     let mut redis = server.connection();
     let turned = Arc::new(AtomicBool::new(false));
     let turn = Arc::clone(&turned);
@@ -114,8 +114,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "refused");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second request passes, to a server that refuses it. (If there were nothing to
-            // raise, the request would be granted without a write.)
+            // The second request reaches a server that refuses it. (If there were nothing to raise,
+            // the script would succeed without a write.)
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();
@@ -147,7 +147,7 @@ fn an_acquire_that_is_not_answered_in_time_is_an_error_and_leaves_no_hold() {
         assert!(begun.elapsed() >= IMPATIENT);
         wait_free(&server, "unanswered", SOON);
         proxy.release();
-        // The half-open connection is gone.
+        // The half-open connection has been replaced.
         lock.lock().unwrap().unlock().unwrap();
     }
 }
@@ -158,8 +158,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled:{at}")).collect();
     for _ in 0..3 {
-        // The connections are open, and the server knows the script: all requests are sent. (A
-        // connection's first request asks for rights, too, with another script.)
+        // The connections are open and the server knows the script, so all requests are sent. (A
+        // connection's first request also asks for rights, with another script.)
         for name in names.iter().chain(&names) {
             client.reentrant_lock(name).lock().unwrap().unlock().unwrap();
         }
@@ -187,8 +187,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     }
 }
 
-/// Loses the next request that takes the lock of this name, and gives it back for
-/// [`deliver`].
+/// Drops the next request that takes the lock of this name, and returns its bytes for [`deliver`].
 fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&kept);
@@ -202,7 +201,7 @@ fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
     kept
 }
 
-/// The server now reads bytes that a network has kept.
+/// Sends the server bytes that a network kept for some time.
 fn deliver(server: &Server, request: &Mutex<Vec<u8>>) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     socket.write_all(&request.lock().unwrap()).unwrap();
@@ -292,13 +291,13 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     let error = lock.force_unlock().unwrap_err();
     assert_eq!(proxy.fired(), 1);
     is_clear(&error, "forced", "not known");
-    // A question to the server gets no wrong answer.
+    // A question must not get a wrong reply.
     assert!(!guard.is_held());
     told.recv_timeout(SOON).unwrap();
     // A second forced unlock would take the lock from the new holder.
     end.send(()).unwrap();
     waiter.join();
-    // A connection that has been dead for a while does no harm.
+    // A connection that has been dead for some time does no harm.
     let guard = lock.lock().unwrap();
     proxy.cut_all();
     assert!(lock.force_unlock().unwrap());
@@ -315,7 +314,7 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
             ["cut", "gone", "behind it"].map(|name| client.reentrant_lock(name).lock().unwrap());
         proxy.freeze();
         proxy.cut_all();
-        // The second release finds that the connection is gone. The third one waits for another
+        // The second release finds that the connection is broken. The third one waits for a new
         // connection.
         for guard in guards {
             drop(guard);
@@ -341,7 +340,7 @@ fn a_lost_reply_of_an_unlock_is_not_taken_for_a_release() {
     guard.unlock().unwrap();
     assert_eq!(holder(&mut server.connection(), "unlocked"), None);
     // The second copy finds no hold. The server does not know whether the first copy released the
-    // hold or the hold was lost before.
+    // hold, or whether it was lost before.
     for lost in [false, true] {
         let guard = lock.lock().unwrap();
         if lost {
@@ -373,7 +372,7 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     ] {
         for dropped in [true, false] {
             let guard = lock.lock().unwrap_or_else(|error| {
-                // The first call on a connection that went silent under a drop.
+                // This is the first call on a connection that fell silent during a drop.
                 is_clear(&error, "released", "did not answer in time");
                 lock.lock().unwrap()
             });
@@ -391,7 +390,8 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     }
 }
 
-/// The release or its reply was lost, so the client repeats the release while others hold the lock.
+/// The release or its reply is lost, so the client repeats the release while other threads hold the
+/// lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
     for action in [Action::LoseRequest, Action::LoseReply] {
@@ -400,10 +400,11 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         let (client, other) = (behind(&proxy), client(&server));
         let lock = client.reentrant_lock("later");
         let guard = lock.lock().unwrap();
-        // A retry releases the lock. Retries go on for a whole lease.
+        // A retry releases the lock. The client retries for a whole lease.
         on_release(&proxy, "later", 3, action);
         assert!(guard.unlock().is_err());
-        // The later hold is another client's, or the next one of the same client and thread.
+        // The later hold belongs to another client, or is the next hold of the same client and
+        // thread.
         for lock in [other.reentrant_lock("later"), lock] {
             let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");
@@ -421,7 +422,7 @@ fn a_release_that_comes_late_touches_no_later_hold() {
 fn a_lost_reply_of_a_renewal_is_no_loss() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // A renewal without a reply takes a sixth of the lease away.
+    // A renewal without a reply takes a sixth of the lease.
     let lease = RENEWED * 2;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     let guard = client.reentrant_lock("renewed").lock().unwrap();
@@ -430,7 +431,7 @@ fn a_lost_reply_of_a_renewal_is_no_loss() {
             .into_iter()
             .enumerate()
     {
-        // The renewal is the only script that is sent for this name while the lock is held.
+        // While the lock is held, the renewal is the only script for this name.
         on_acquire(&proxy, "renewed", 1, action);
         proxy.wait_fired(round + 1, SOON);
         let renewed = Commands::so_far(&server).of("pexpire");
@@ -456,7 +457,7 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
     proxy.freeze();
     wait_until("it is lost", SOON, || !guard.is_held());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
-    // Another client gets in, also when the old packets arrive at last.
+    // Another client gets the lock, even when the old packets finally arrive.
     let theirs = crate::common::client(&server).reentrant_lock("cut off").try_lock_for(SOON);
     let theirs = theirs.unwrap().into_option().expect("the lease has ended");
     let held = holder(&mut server.connection(), "cut off");
@@ -477,7 +478,7 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
     let outer = lock.with_lease(LEASE).lock().unwrap();
     let inner = lock.with_lease(LONG).lock().unwrap();
     inner.unlock().unwrap();
-    // The server cannot be reached for longer than the first lease.
+    // The server is out of reach for longer than the first lease.
     on_release(&proxy, "extended", 1, Action::LoseRequest);
     proxy.refuse();
     is_clear(&outer.unlock().unwrap_err(), "extended", "no longer holds it");
@@ -504,7 +505,7 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), move |bytes| {
         contains(bytes, "straddled") && contains(bytes, &millis)
     });
-    // By now the outer hold is lost. This call gets a separate hold, or none.
+    // By now the outer hold is lost. This call gets a hold of its own, or none.
     let inner = lock.with_lease(longer).lock();
     assert!(!outer.is_held());
     drop((inner, outer));
@@ -518,7 +519,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     let client = behind(&proxy);
     let lock = client.reentrant_lock("unsure");
     let outer = lock.with_lease(LEASE).lock().unwrap();
-    // The server carries the request out both times, and no reply comes.
+    // The server runs the request both times, but no reply comes.
     on_acquire(&proxy, "unsure", 2, Action::LoseReply);
     let error = lock.with_lease(LONG).lock().map(drop).unwrap_err();
     is_clear(&error, "unsure", "still holds it as before");
@@ -526,7 +527,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
     assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
-    // The holder believes in its lease until the end that it knows.
+    // The holder trusts its lease until the end that it knows.
     wait_until("the first lease ends", SOON, || !outer.is_held());
     assert!(outer.unlock().is_err());
     wait_free(&server, "unsure", SOON);

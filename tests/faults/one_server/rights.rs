@@ -1,10 +1,10 @@
-//! Access rights.
+//! Users without some of the access rights.
 
 use redlatch::Error;
 
 use super::*;
 
-/// A client whose user had all rights when the client connected, and now has only these.
+/// A client whose user had all rights when it connected, and now has only these.
 fn restricted(server: &Server, rights: &[&str]) -> Client {
     let mut user = new_user(server);
     let client = user.client();
@@ -31,7 +31,7 @@ fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), 
     ]
 }
 
-/// A new user of Redis has no channels: its releases would be refused.
+/// A new user of Redis may use no channels, so its releases would be refused.
 #[test]
 fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
     let server = server();
@@ -75,7 +75,7 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
     }
 }
 
-/// The keys of one condition have its name behind the lock's.
+/// The names of a condition's keys contain the condition's name after that of the lock.
 #[test]
 fn a_user_of_one_condition_alone_may_wait_for_it() {
     let server = server();
@@ -97,7 +97,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
     }
 }
 
-/// The number of `EVAL` calls so far. A question about rights goes with a script's text.
+/// The number of `EVAL` calls so far. A question about rights is sent with a script's text.
 fn texts(server: &Server) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -137,7 +137,7 @@ fn a_user_of_all_names_is_asked_once_and_another_one_once_for_each_name() {
     assert_eq!(holder(&mut server.connection(), "stock"), None);
 }
 
-/// Another server has other rights, and so may have another connection.
+/// Another connection may lead to another server, on which the user has other rights.
 #[test]
 fn each_connection_asks_anew() {
     let server = server();
@@ -184,8 +184,8 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
     assert_eq!(pttl(&mut server.connection(), "endless"), -2, "a key has stayed");
 }
 
-/// A release goes on without the public message that the lock is free, since Redisson's clients
-/// find out later. A message to a waiter of ours grants it the lock.
+/// A release works without the public message that the lock is free: Redisson's clients find out
+/// later. But a message to a waiter in redlatch grants it the lock.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
     let server = server();
@@ -197,7 +197,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
         for how in ["unlock", "drop", "force"] {
             let name = format!("mute {at} {how}");
             let lock = client.reentrant_lock(&name);
-            // At first the client has the right. Otherwise it would be granted nothing.
+            // At first the client has the right. Otherwise it would get no grant.
             lock.lock().unwrap().unlock().unwrap();
             user.set(rules);
             let guard = lock.lock().unwrap();

@@ -1,4 +1,4 @@
-//! The server.
+//! Servers that restart, lose data or stand still.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
         let waiters: Vec<_> = (0..4)
             .map(|at| {
                 let lock = [&one, &other][at % 2].reentrant_lock("emptied");
-                // The thread may find the server away.
+                // The thread may find the server out of reach.
                 spawn(move || {
                     let guard = loop {
                         match lock.try_lock_for(SOON) {
@@ -31,12 +31,12 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The other client's waiters get in at the next poll, and those behind the guard when the
-        // guard ends.
+        // The waiters of the other client get the lock at their next poll. The waiters behind the
+        // guard get it when the guard ends.
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
-        // Another test checks whether the guard says so.
+        // Another test checks whether the guard reports this.
         let _ = guard.unlock();
         waiters.into_iter().for_each(Running::join);
     }
@@ -48,7 +48,7 @@ fn a_restart_without_data_is_reported_before_the_next_renewal() {
     // The first renewal is due long after the test.
     let client = watched(&server, 10 * LONG);
     let (lock, fair) = (client.reentrant_lock("forgotten"), client.fair_lock("forgotten, fair"));
-    // Never renewed.
+    // This lease is never renewed.
     let fixed = client.reentrant_lock("forgotten, fixed").with_lease(10 * LONG);
     for by in ["the subscriber", "a command"] {
         let guards = [lock.lock().unwrap(), fair.lock().unwrap(), fixed.lock().unwrap()];
@@ -61,7 +61,7 @@ fn a_restart_without_data_is_reported_before_the_next_renewal() {
         let waiter = (by == "the subscriber").then(|| {
             let elsewhere = self::client(&server);
             let held = elsewhere.reentrant_lock("other").lock().unwrap();
-            // The waiter may find the server away.
+            // The waiter may find the server out of reach.
             let waiter = spawn(move || drop(other.try_lock_for(SOON)));
             wait_in_line(&server, "other", 1);
             (waiter, held)
@@ -89,7 +89,7 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
     let guard = client.reentrant_lock("asked for").with_lease(LONG).lock().unwrap();
     let (tell, told) = mpsc::channel();
     guard.on_lost(move |reason| tell.send(reason).unwrap());
-    // The first question gets lost on a connection that stays open.
+    // The first request is lost on a connection that stays open.
     on_acquire(&proxy, "asked for", 1, Action::Silence);
     server.restart_empty();
     wait_until("it is found again", SOON, || client.reentrant_lock("other").is_locked().is_ok());
@@ -101,7 +101,7 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
 #[test]
 fn the_question_whether_a_hold_is_known_changes_nothing() {
     let server = server();
-    // As far as this user can see, each connection may lead to another run of the server.
+    // This user cannot see to which run of the server a connection leads.
     let client = user(&server, &["-info"]);
     let held = ["endless", "deleted"].map(|name| {
         let lock = client.reentrant_lock(name).with_lease(LONG);
@@ -113,7 +113,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     let () = redis.persist("endless").unwrap();
     let () = redis.del("deleted").unwrap();
     kill_clients(&mut redis, "normal");
-    // A key without an end is no lock, and the error says so.
+    // A key that does not expire is not a lock, and the error says so.
     let endless = client.reentrant_lock("endless");
     is_clear(&endless.is_locked().unwrap_err(), "endless", "use another name");
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -138,7 +138,7 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
     let () = fill.query(&mut redis).unwrap();
     let () = redis::cmd("SAVE").query(&mut redis).unwrap();
     let client = watched(&server, 10 * LONG);
-    // The server was saved before, so it comes back without these holds.
+    // The server wrote its data before, so it restarts without these holds.
     let guards =
         [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
             .map(|lock| lock.lock().unwrap());
@@ -164,8 +164,8 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
         eprintln!("left out: it has never said LOADING");
         return;
     }
-    // The client does not keep a connection that was opened while the server loaded. The next
-    // request gets another one.
+    // The client does not keep a connection that was opened while the server loaded its data. The
+    // next request uses a new connection.
     assert!(!client.reentrant_lock("other").is_locked().unwrap());
     for _ in &guards {
         assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -181,10 +181,10 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
         let guard = lock.lock().unwrap();
         server.restart_empty();
         if others {
-            // This request already goes over the new connection.
+            // This request already uses the new connection.
             assert!(!client.reentrant_lock("other").is_locked().unwrap());
         }
-        // Any client may have had the lock meanwhile.
+        // Another client may have had the lock meanwhile.
         let error = guard.unlock().expect_err("the server knows nothing of this hold");
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
@@ -300,7 +300,7 @@ fn a_server_that_cannot_save_refuses_clearly() {
     };
     let (_, folder): (String, String) =
         redis::cmd("CONFIG").arg(&["GET", "dir"]).query(&mut redis).unwrap();
-    // A folder stands in place of the server's file.
+    // A folder is where the server wants to write its file.
     fs::create_dir(format!("{folder}/dump.rdb")).unwrap();
     config("save", "3600 1");
     let _: Result<(), _> = redis::cmd("BGSAVE").query(&mut redis);
@@ -330,7 +330,8 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
 
-    // The lock's key is overwritten while the lock is held, and the release leaves it alone.
+    // Another program overwrites the lock's key while the lock is held. The release does not touch
+    // the new value.
     let guard = client.reentrant_lock("over").lock().unwrap();
     let () = redis.set("over", "precious").unwrap();
     assert!(guard.unlock().is_err());
@@ -388,17 +389,17 @@ fn a_loading_server_refuses_clearly() {
         eprintln!("left out: this server cannot load slowly");
         return;
     }
-    // The server answers while it loads. Some servers look for requests only after megabytes.
+    // The server answers while it loads its data. Some servers check for requests only after
+    // megabytes.
     let often = ["SET", "loading-process-events-interval-bytes", "1024"];
     redis::cmd("CONFIG").arg(&often).exec(&mut redis).unwrap();
-    // The test tries once more if the machine kept this process from asking while the server
-    // loaded.
+    // The test tries again if this process did not run while the server loaded its data.
     let mut met = None;
     wait_until("it has said LOADING", SOON, || {
         let mut loader = server.connection();
         let loading = spawn(move || redis::cmd("DEBUG").arg("RELOAD").exec(&mut loader).unwrap());
         while met.is_none() && !loading.is_finished() {
-            // (`lock` would wait until the server has loaded.)
+            // (`lock` would wait until the server has loaded its data.)
             let tried = lock.try_lock();
             met = tried
                 .and_then(|guard| guard.into_option().map_or(Ok(()), |guard| guard.unlock()))
@@ -427,18 +428,18 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         })
         .collect();
     for thread in threads {
-        // The first thread got no answer, and the later ones got no connection.
+        // The first thread got no reply, and the later threads got no connection.
         is_clear(&thread.join(), "frozen", "the server");
     }
-    // The calls took a few timeouts, and not one for each call.
+    // All calls together took a few timeouts, and not one timeout for each call.
     let took = begun.elapsed();
     assert!(took >= IMPATIENT && took < SOON, "{took:?}");
     let error = client.reentrant_lock("short").try_lock_for(UNIT / 10).map(drop).unwrap_err();
     is_clear(&error, "short", "the server");
     is_clear(&held.unlock().unwrap_err(), "held", "no longer holds it");
     server.resume();
-    // Locks that the frozen server takes and releases when it goes on are free long before the
-    // lease.
+    // When the frozen server continues, it takes and releases these locks. They are free long
+    // before the end of their lease.
     for name in ["frozen", "held", "short"] {
         // A busy machine may be too slow for an impatient client.
         let lock = client.reentrant_lock(name);
@@ -448,7 +449,7 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         });
         wait_free(&server, name, SOON);
     }
-    // Nothing comes later from the old requests.
+    // The old requests have no later effect.
     thread::sleep(UNIT * 5);
     for name in ["frozen", "held", "short"] {
         assert!(!client.reentrant_lock(name).is_locked().unwrap(), "{name}");
@@ -495,7 +496,7 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
     let error = other.lock().map(drop).unwrap_err();
     assert!(error.kind().is_server_trouble(), "{error}");
     assert!(other.is_locked().unwrap_err().kind().is_server_trouble());
-    // The waiters get in at the slow poll at the latest.
+    // The waiters get their grants at the latest at the slow poll.
     for waiter in waiters {
         let error = waiter.join();
         assert!(error.kind().is_server_trouble(), "{error}");

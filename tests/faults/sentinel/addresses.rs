@@ -1,10 +1,10 @@
-//! Servers that the Sentinels name by addresses at which the client does not reach them.
+//! Servers that the Sentinels name by addresses at which the client cannot reach them.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// Each Sentinel and each server is behind a network of its own.
+/// Each Sentinel and each server is behind its own network.
 #[test]
 fn a_failover_is_followed_to_where_the_map_says() {
     let sentinels = sentinels();
@@ -15,8 +15,8 @@ fn a_failover_is_followed_to_where_the_map_says() {
     let port_of = |proxy: &Proxy| proxy.address().port();
     let map: HashMap<u16, u16> =
         masters.iter().chain(&watchers).map(|(port, it)| (*port, port_of(it))).collect();
-    // The URL has one Sentinel, as the client reaches it. The map is asked of none of its own
-    // addresses.
+    // The URL has one Sentinel, with the address at which the client reaches it. The map is never
+    // called with an address that it has returned.
     let first = &sentinels.sentinels()[0];
     let url = sentinels.url_of(&[port_of(&watchers[&first.port()])]);
     let client = builder(&url)
@@ -30,7 +30,7 @@ fn a_failover_is_followed_to_where_the_map_says() {
     assert_eq!(at(&client), behind(old));
     wait_replicated(&sentinels, "held");
 
-    // From here on the client needs a Sentinel that the first one has named.
+    // After this, the client needs a Sentinel that the first one has named.
     watchers[&first.port()].refuse();
     watchers[&first.port()].cut_all();
     sentinels.fail_over();
@@ -43,7 +43,7 @@ fn a_failover_is_followed_to_where_the_map_says() {
     drop(client);
 }
 
-/// The Sentinels themselves do not reach the master there.
+/// Even the Sentinels cannot reach the master at that address.
 #[test]
 fn a_master_that_is_named_where_nobody_reaches_it_needs_the_map() {
     let sentinels = sentinels();

@@ -4,8 +4,8 @@ use redlatch::{Attempt, Taken};
 
 use super::*;
 
-/// Holds that the new master knows stay, and are renewed there. The others are reported as lost.
-/// Waiters go on.
+/// If the new master knows a hold, the hold stays and is renewed there. Other holds are reported as
+/// lost. Waiters continue.
 fn outlasts(end: End) {
     let sentinels = sentinels();
     let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
@@ -32,7 +32,7 @@ fn outlasts(end: End) {
         assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
     }
     assert!(!unknown.is_held() && !fixed.is_held());
-    // The lost lock's waiter has the lock.
+    // The waiter for the lost lock has the lock.
     for_unknown.join();
     assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // The hold is renewed on the new master.
@@ -60,13 +60,14 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
     outlasts(End::Replaced);
 }
 
-/// The old master lives and takes writes. No Sentinel can make it a replica or cut its clients off.
+/// The old master lives and accepts writes. The Sentinels cannot make it a replica or close its
+/// clients' connections.
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let old = sentinels.master();
-    // Lanes, the renewer's connection and the subscriber's are all open.
+    // The lanes, the renewer's connection and the subscriber's connection are all open.
     let guard = client.reentrant_lock("held").lock().unwrap();
     let waiting = client.clone();
     let waiter = spawn(move || drop(waiting.reentrant_lock("waited").lock().unwrap()));
@@ -77,7 +78,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
-        // A lock that the old master granted just now may be lost. Its error says so.
+        // If the old master granted a lock just now, the grant may be lost. The error then says so.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
         Commands::so_far(new).scripts() > 0
     });
@@ -91,7 +92,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     guard.unlock().unwrap();
 }
 
-/// The old master answered the release, and the new one has not heard of it.
+/// The old master has run the release, and the new one does not know of it.
 #[test]
 fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let sentinels = sentinels();
@@ -101,7 +102,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let mut then: Vec<(String, Vec<u8>)> = Vec::new();
     for lock in &given_back {
         let guard = lock.lock().unwrap();
-        // The keys include the reader's timeout.
+        // The keys include a reader's timeout.
         let keys: Vec<String> = master.keys(format!("*{}*", lock.name())).unwrap();
         for key in keys.into_iter().filter(|key| !key.contains("token")) {
             let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
@@ -110,7 +111,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
         guard.unlock().unwrap();
     }
     assert_eq!(then.len(), 6, "{then:?}");
-    // Held locks stay, however they were taken.
+    // Locks that are held stay held, however they were taken.
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
@@ -119,7 +120,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
             (lock, guard.into_option().unwrap())
         })
     });
-    // Locks that no client has, and that are left to their end, stay, too.
+    // Locks that were left to the end of their lease, and that no client holds, stay, too.
     let left = locks(&client, "left");
     for lock in &left {
         lock.lock().unwrap().leave_to_expire().unwrap();
@@ -128,7 +129,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     put_back_on_replicas(&sentinels, &then);
     sentinels.fail_over();
     let takers = locks(&other, "given back").map(|lock| {
-        // (A reader may have the lock beside others.)
+        // (Other readers may have the lock together with a reader.)
         let lock: Box<dyn Lock> = match lock.name() {
             name @ "given back read" => Box::new(other.read_write_lock(name).writer().clone()),
             _ => lock,
@@ -225,8 +226,7 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
     assert!(waiter.join().unwrap());
 }
 
-/// A command that reaches a server which has become a replica goes on to the master in the same
-/// call.
+/// If a command reaches a server that has become a replica, the same call sends it to the master.
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let sentinels = sentinels();
@@ -249,7 +249,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
         stats.contains("errorstat_READONLY")
     });
     sentinels.sentinels().iter().for_each(Server::resume);
-    // The Sentinels may make either of the two the master.
+    // The Sentinels may make either server the master.
     call.join().unwrap();
 }
 
@@ -271,7 +271,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.join();
 }
 
-/// Only the Sentinels' messages are missing, so the client asks the Sentinels.
+/// Only the messages of the Sentinels are missing, so the client asks them at intervals.
 #[test]
 fn a_failover_is_found_without_the_sentinels_messages() {
     let sentinels = sentinels();
@@ -290,7 +290,7 @@ fn a_failover_is_found_without_the_sentinels_messages() {
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
 }
 
-/// The wait goes on after a grant that too few replicas had, and after an outage.
+/// The wait continues after a grant that too few replicas had, and after an outage.
 #[test]
 fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     bound();
@@ -309,8 +309,8 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
     let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
     wait_in_line(1);
-    // The waiter sleeps through the outage. A question during it would be another wait, begun too
-    // late.
+    // The waiter sleeps through the outage. If it asked during the outage, its wait would begin
+    // again, too late.
     waiter.wait_queued();
     let behind = other.fair_lock("fair");
     let behind = spawn(move || {
@@ -326,7 +326,7 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
 
     sentinels.replicas().iter().for_each(|replica| replica.pause());
     held.unlock().unwrap();
-    // The waiter behind has the lock, and this one now stands behind that one.
+    // The waiter behind this one has the lock, and this waiter is now behind that one in the queue.
     wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
     let first = in_line();
     wait_until("it stands anew", SOON, || {
@@ -346,7 +346,7 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     });
 }
 
-/// The user's rights are as with a service that forbids `INFO`.
+/// The user may not run `INFO`, as on some managed services.
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     let sentinels = sentinels();
@@ -367,7 +367,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// The same for permits, for each way of giving them back.
+/// The same for permits, for each way of returning them.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let sentinels = sentinels();
@@ -378,7 +378,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     for way in ways {
         let semaphore = client.expirable_semaphore(way);
         semaphore.try_set_permits(1).unwrap();
-        // A permit whose id the program has read stays with that reader.
+        // If the program has read a permit's id, the permit stays with the program.
         let kept = client.expirable_semaphore(&format!("{way}, kept"));
         kept.try_set_permits(2).unwrap();
         let _told = [1, 2].map(|_| kept.acquire().unwrap().into_id());
@@ -433,7 +433,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     }
 }
 
-/// Gives the replicas this semaphore and its requests as they were before.
+/// Sets this semaphore and its request records on the replicas to an earlier state.
 fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, name: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -450,16 +450,16 @@ fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, na
     }
 }
 
-/// A server's keys of a semaphore.
+/// The keys of a semaphore on this server.
 fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
     let mut redis = server.connection();
     let keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();
     keys.into_iter().map(|key| (key.clone(), redis.get(&key).unwrap())).collect()
 }
 
-/// Each permit that was out at the failover comes back, and there are as many permits as before.
-/// That includes those that the new master did not know to be out, and those that it did not know
-/// to be given back.
+/// Every permit that was taken at the failover is returned, and there are as many permits as
+/// before. This holds for permits that the new master did not know as taken, and for those that it
+/// did not know as returned.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();
@@ -471,7 +471,7 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let (heard, given) = (more.acquire_many(2).unwrap(), fewer.acquire_many(5).unwrap());
     let kept = fewer.acquire().unwrap();
     let then = [more.name(), fewer.name()].map(|name| count_of(sentinels.master(), name));
-    // From here on only the old master gets the changes.
+    // After this, only the old master gets the changes.
     let (one, three) = (more.acquire().unwrap(), more.acquire_many(3).unwrap());
     more.acquire().unwrap().release().unwrap();
     given.release().unwrap();
@@ -489,7 +489,8 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would hide missing requests before it in its slot.
+/// The first request to the new master would replace the record of earlier requests, and so hide
+/// which of them are missing.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let (old, new) = (server(), server());
@@ -505,13 +506,13 @@ fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     old.kill();
     permit.release().unwrap();
     assert_eq!(new.connection().get::<_, i64>("first").unwrap(), 4);
-    // The client told the new master once.
+    // The client repeated the changes at the new master, once.
     semaphore.acquire_many(4).unwrap().release().unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 4);
 }
 
-/// The old master has answered. The client reads the answer only after it has sent the new master
-/// all other changes, and then sends no request.
+/// The old master has answered. The client reads this answer only after it has sent all other
+/// changes to the new master, and sends no request after that.
 #[test]
 fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     for way in ["taken", "released", "added"] {
@@ -519,7 +520,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         let proxy = Proxy::before(&old);
         let client = builder(&proxy.url()).response_timeout(LONG).connections(1).connect().unwrap();
         let [late, told] = ["late", "told"].map(|name| client.semaphore(name));
-        // From here on the server knows the scripts.
+        // After this, the server knows the scripts.
         for semaphore in [&late, &told] {
             semaphore.set_permits(3).unwrap();
             semaphore.add_permits(1).unwrap();
@@ -531,7 +532,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         }
         let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
         let out = told.acquire().unwrap();
-        // A thread that waits makes the client listen, over another connection.
+        // A waiting thread makes the client listen, over another connection.
         for server in [&old, &new] {
             hold_as_redisson(&mut server.connection(), "held", LONG);
         }
@@ -561,7 +562,8 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// The server is full when it becomes the master, and this client has stopped using the semaphore.
+/// When the server becomes the master, its memory is full. This client no longer uses the
+/// semaphore.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
@@ -580,7 +582,7 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     set_most("1");
     proxy.lead_to(&new);
     old.kill();
-    // The client only asks a question, which leads it to the new master.
+    // The client only asks a question, by which it finds the new master.
     let another = client.semaphore("another");
     wait_until("it is there", SOON, || another.available_permits().is_ok());
     wait_until("it is refused", SOON, || {
@@ -592,8 +594,8 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
-/// Threads take permits and give them back all the time. The new master knows the state of one
-/// moment. When the old master ends, the threads have more permits or fewer.
+/// Threads take and return permits all the time. The new master has the state of one moment. When
+/// the old master ends, the threads have more or fewer permits than at that moment.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     for (then, later) in [(1, 4), (4, 1)] {
@@ -614,15 +616,15 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                         // In an outage a call that does not wait may fail.
                         held.extend(semaphore.try_acquire().ok().and_then(Attempt::into_option));
                         held.truncate(most.load(Ordering::SeqCst));
-                        // A client remembers 10,000 changes. With this pause they suffice, even on
-                        // a busy machine.
+                        // A client remembers 10,000 changes. With this pause that is enough, even
+                        // on a busy machine.
                         thread::sleep(UNIT / 10);
                     }
                 })
             })
             .collect();
-        // `None`: the replica has not heard of the semaphore yet. As the master it would have no
-        // number to correct.
+        // `None` if the replica does not have the semaphore yet. As the master, it would then have
+        // no number to correct.
         let free = |server: &Server| server.connection().get::<_, Option<i64>>("many").unwrap();
         let has = |server: &Server, most: usize| {
             let out = |free| (8 * most as i64..=8 * (most as i64 + 1)).contains(&(40 - free));
@@ -642,7 +644,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
         wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
             free(&new) == Some(40)
         });
-        // Time is the subject: a second release would come late.
+        // Time is the subject here: a second release would come late.
         thread::sleep(UNIT * 5);
         assert_eq!(free(&new), Some(40));
         drop(clients);

@@ -1,4 +1,4 @@
-//! Which server is the master.
+//! How the client finds the master.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
     assert!(Commands::so_far(sentinels.master()).scripts() > 0);
 
     let ports: Vec<_> = sentinels.sentinels().iter().map(Server::port).collect();
-    // A Sentinel names the others. The client passes over a server that is no Sentinel.
+    // A Sentinel names the others. The client skips a server that is not a Sentinel.
     let plain = sentinels.master().port();
     builder(&sentinels.url_of(&[plain, ports[1]])).connect().unwrap();
 
@@ -70,7 +70,7 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
         let all = format!("{error:#} {error:?}");
         assert!(["secret", "master1", "watch2"].iter().all(|it| !all.contains(it)), "{all}");
     }
-    // Another master wants the password, too.
+    // The next master requires the password, too.
     let held = client.reentrant_lock("held").lock().unwrap();
     wait_replicated(&sentinels, "held");
     sentinels.fail_over();
@@ -94,15 +94,15 @@ fn sentinels_that_are_gone_or_stand_still_are_passed() {
     assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
     second.resume();
     drop(client);
-    // The URL of the first client named only a Sentinel that is gone by now, so the client must
-    // have learned of the others.
+    // The first client's URL named only a Sentinel that is gone now, so that client must know the
+    // others by now.
     let client = builder(&sentinels.url_of(&[third.port()])).connect().unwrap();
     third.kill();
     kill_clients(master);
     client.reentrant_lock("learned").lock().unwrap().unlock().unwrap();
 }
 
-/// Makes all connected clients connect anew.
+/// Makes all connected clients connect again.
 fn kill_clients(server: &Server) {
     for kind in ["normal", "pubsub"] {
         let args = ["KILL", "TYPE", kind, "SKIPME", "yes"];
@@ -127,8 +127,8 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// A Sentinel that was started anew knows only its file, and has not heard of the others yet. It
-/// names the old master, which still says that it is one.
+/// A Sentinel that was restarted knows only its file, and not yet the other Sentinels. It names the
+/// old master, which still says that it is a master.
 #[test]
 fn a_sentinel_that_knows_less_leads_no_client_back() {
     let sentinels = sentinels();
@@ -141,7 +141,8 @@ fn a_sentinel_that_knows_less_leads_no_client_back() {
     let new = sentinels.master();
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
-    // From here on no server informs the old master, or the Sentinel that knows only that master.
+    // After this, no server tells the old master, or the Sentinel that knows only the old master,
+    // about the new one.
     others.iter().for_each(Server::pause);
     old.resume();
     stale.restart_empty();
@@ -159,7 +160,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
     builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
 
-/// A failover gives the service another address. The order must stay the same.
+/// After a failover the service has another address. The order must stay the same.
 #[test]
 fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let sentinels = sentinels();
@@ -175,7 +176,7 @@ fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     waiter.join();
 }
 
-/// Neither the master nor its successor lets in a client with an earlier password.
+/// Both the master and its successor refuse a client with an earlier password.
 #[test]
 fn holds_outlast_new_passwords_and_a_failover() {
     let sentinels = sentinels();
@@ -207,8 +208,8 @@ fn holds_outlast_new_passwords_and_a_failover() {
     }
 }
 
-/// The last look has little time left, so often no Sentinel answers it. The error is still about
-/// the master.
+/// The last search has little time, so often no Sentinel answers it. The error still concerns the
+/// master.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
     let sentinels = sentinels();

@@ -1,5 +1,5 @@
-//! Servers behind Sentinels: which one is the master, and the fate of locks when another one
-//! becomes the master.
+//! Servers with Sentinels: how the client finds the master, and what happens to locks at a
+//! failover.
 
 mod addresses;
 mod failover;
@@ -20,7 +20,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
-/// A lease whose next renewal, after a third of the lease, comes after the end of any test.
+/// A lease whose first renewal, after a third of the lease, is due after the end of any test.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
 
 fn sentinels() -> Sentinels {
@@ -51,7 +51,7 @@ fn losses(guard: &LockGuard) -> Receiver<LostReason> {
     lost
 }
 
-/// Changes a replica, as if it had received other commands.
+/// Changes the data of a replica, as if it had received other commands than its master.
 fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Connection)) {
     let set = |redis: &mut redis::Connection, value: &str| {
         let args = ["SET", "replica-read-only", value];
@@ -62,7 +62,7 @@ fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Conn
     set(replica, "yes");
 }
 
-/// Removes the key from the replicas, as if the master had failed before they heard of it.
+/// Removes the key from the replicas, as if the master had failed before they received it.
 fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -77,7 +77,8 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     }
 }
 
-/// Gives the replicas `keys` as they were before, as if they had received no command since.
+/// Sets `keys` on the replicas to their earlier values, as if the replicas had received no command
+/// since.
 fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -125,8 +126,8 @@ enum End {
 }
 
 impl End {
-    /// Ends the master. Returns the time when that began, and the time when the Sentinels have
-    /// chosen another one.
+    /// Ends the master. Returns the time when this began, and the time when the Sentinels have
+    /// chosen another master.
     fn of(self, sentinels: &Sentinels) -> (Instant, Instant) {
         let old = sentinels.master();
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Several processes.
+//! Several processes during failovers.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
 
-/// A time in which a process had the lock.
+/// A period in which a process had the lock.
 #[derive(Debug)]
 struct Had {
     since: u128,
@@ -60,7 +60,7 @@ impl Processes {
         Self { workers, had: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads until each process has had the lock after `time`. Returns the time when that was so.
+    /// Reads until each process has had the lock after `time`. Returns the time when this is so.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
         let until = Instant::now() + SOON * 2;
@@ -89,7 +89,8 @@ impl Processes {
         first.into_iter().flatten().max().unwrap()
     }
 
-    /// Checks that processes that had the lock to the end, as they were told, had it alone.
+    /// Asserts that no two processes had the lock at the same time. Leaves out the periods whose
+    /// guard reported a loss.
     fn check(&mut self) {
         self.had.sort_by_key(|had| had.since);
         let kept: Vec<_> = self.had.iter().filter(|had| had.kept).collect();
@@ -100,15 +101,15 @@ impl Processes {
     }
 }
 
-/// One failover. Returns the Sentinels' part of the time, and the further time until all processes
-/// had gone on.
+/// Makes one failover. Returns the time that the Sentinels took, and the time after that until all
+/// processes have had the lock again.
 fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Duration; 2] {
     processes.wait_all_since(now());
     let old = sentinels.master();
     let began = now();
     let (begun, switched) = end.of(sentinels);
     let theirs = switched - begun;
-    // A hold before the switch was on the old master.
+    // If a process had the lock before the switch, it was granted by the old master.
     let from = if matches!(end, End::Replaced) { began + theirs.as_micros() } else { began };
     let all = processes.wait_all_since(from);
     let ours = Duration::from_micros(u64::try_from(all.saturating_sub(began)).unwrap());

@@ -1,4 +1,4 @@
-//! Each synchronizer once, between two clients.
+//! Uses each synchronizer once, between two clients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -10,7 +10,7 @@ use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Waited};
 /// A time longer than any test takes. Broken code would wait for that long.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Makes each of these functions a test, on two clients of a server in memory.
+/// Makes each of these functions a test with two clients of a server in memory.
 macro_rules! scenarios {
     ($($name:ident)+) => {
         $(#[test]
@@ -19,7 +19,7 @@ macro_rules! scenarios {
             scenario::$name(&server.client().unwrap(), &server.client().unwrap());
         })+
 
-        /// Runs all of them, on two clients of any server.
+        /// Runs all functions with two clients of any server.
         pub(crate) fn all(one: &Client, other: &Client) {
             $(scenario::$name(one, other);)+
         }
@@ -69,7 +69,7 @@ fn a_client_of_its_own_has_a_server_of_its_own() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// The guard has outlasted its lease several times by then.
+/// At the end the guard has outlasted its lease several times.
 #[test]
 fn the_watchdog_renews_leases() {
     let server = InMemoryServer::new().unwrap();
@@ -230,7 +230,7 @@ mod scenario {
         let guard = one.reentrant_lock("deleted").lock().unwrap();
         let (lost, told) = crossbeam_channel::bounded(1);
         guard.on_lost(move |why| lost.send(why).unwrap());
-        // The client asks the server to report changes of the key once the hold is 100 ms old.
+        // When the hold is 100 ms old, the client asks the server to report changes of the key.
         thread::sleep(Duration::from_millis(300));
         assert!(other.reentrant_lock("deleted").force_unlock().unwrap());
         // The next renewal would come after ten seconds.

@@ -22,8 +22,8 @@ fn exactly_as_many_requests_fail_as_asked() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The repeated request finds what the first one has done. If its reply is lost, too, the client
-/// gives back what it does not know to have.
+/// The repeated request finds what the first one has done. If the reply to the repeated request is
+/// lost, too, the client gives back everything that either may have taken.
 #[test]
 fn what_is_taken_by_a_request_whose_reply_is_lost_is_taken_once_or_given_back() {
     let server = InMemoryServer::new().unwrap();
@@ -54,11 +54,11 @@ fn an_outcome_is_unknown_if_the_repeated_requests_reply_is_lost_too() {
     server.lose_replies(2);
     let error = latch.count_down().unwrap_err();
     assert!(error.outcome_unknown() && error.is_transient(), "{error}");
-    // It was done, by the first of them.
+    // The first request has counted down.
     assert_eq!(other.count_down_latch("latch").count().unwrap(), 1);
 }
 
-/// A waiter that is not woken asks by itself, after 0.8 s at the earliest.
+/// A waiter that gets no message asks again after 0.8 s at the earliest.
 #[test]
 fn a_waiter_whose_message_is_lost_asks_again() {
     let server = InMemoryServer::new().unwrap();
@@ -88,7 +88,7 @@ fn without_renewals_a_lock_is_lost_and_others_get_it() {
     let other = server.client().unwrap();
     let guard = one.reentrant_lock("orders").lock().unwrap();
     server.stop_renewals(true);
-    // The renewal is due, and refused.
+    // The renewal is due, and the server refuses it.
     server.advance(HOUR * 3 / 4);
     let began = Instant::now();
     while guard.state() == HoldState::Held {

@@ -11,8 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECONDS: u64 = 3;
 
-/// The grants a second for `threads` threads that take one lock, and the threads' own time for each
-/// grant, in ns. (On a busy machine only the latter is the same in each run.)
+/// The grants per second if `threads` threads take one lock, and the processor time of the threads
+/// for each grant, in ns. (On a busy machine only the second figure is stable.)
 fn rate(client: &Client, threads: usize) -> (u64, u64) {
     let (grants, time, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -22,7 +22,7 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// Apart from the hour, no millisecond may have passed between the grant and the next request.
+/// Except for the hour, no millisecond may pass between the grant and the next request.
 #[test]
 fn a_lease_is_over_when_its_time_has_passed_exactly() {
     let server = InMemoryServer::new().unwrap();
@@ -34,7 +34,7 @@ fn a_lease_is_over_when_its_time_has_passed_exactly() {
     }
 }
 
-/// Neither step is as long as the lease, but both together are longer.
+/// Each step is shorter than the lease, but both together are longer.
 #[test]
 fn a_watched_lease_is_renewed_while_time_passes_in_steps() {
     let server = InMemoryServer::new().unwrap();
@@ -86,7 +86,7 @@ fn permits_and_times_to_live_end_with_the_servers_clock() {
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (1, 0));
 }
 
-/// Tests run beside each other.
+/// Tests run at the same time.
 #[test]
 fn other_servers_clients_are_left_alone() {
     let (server, others) = (InMemoryServer::new().unwrap(), InMemoryServer::new().unwrap());

@@ -1,17 +1,18 @@
--- A holder comes in: notes an overlap.
+-- Records that a holder has entered. Notes an overlap with other holders.
 --
--- KEYS 1 what is held; ARGV 1 the holder, 2 `read` or `write`, 3 how many may write, 4 when a lease that
--- is not renewed ends, in ms by this machine's clock; absent or 0: never
+-- KEYS 1 the name of the lock; ARGV 1 the holder, 2 `read` or `write`, 3 how many holders may
+-- write, 4 the end of a lease that is not renewed, in ms on this machine's clock (0 or absent: no
+-- end)
 -- reply: how many turns of writers have ended
 --
--- A holder that is killed leaves no word. Its entry ends before its lease can.
+-- A killed holder does not call leave.lua. Its entry expires before its lease can.
 local LIFE = 1000
 local key, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local ends = tonumber(ARGV[4] or '0')
 local life = ends > 0 and math.min(LIFE, ends - now) or LIFE
--- It stood still past its lease, and another one may have come in since.
+-- The holder stood still until after its lease, and another holder may have entered since.
 if life <= 0 then
     return redis.call('get', key .. ':turns') or '0'
 end

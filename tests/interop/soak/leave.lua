@@ -1,8 +1,8 @@
--- A holder is about to leave: notes whether a writer came in and left meanwhile.
+-- Records that a holder is about to leave. Notes if a writer has entered and left meanwhile.
 --
--- KEYS 1 what is held; ARGV 1 the holder, 2 `read` or `write`, 3 how many may write, 4 what enter.lua
--- has replied, 5 the holder's side, 6 how long it had waited, in ms
--- reply: as of enter.lua
+-- KEYS 1 the name of the lock; ARGV 1 the holder, 2 `read` or `write`, 3 how many holders may
+-- write, 4 the reply of enter.lua, 5 the holder's side, 6 how long the holder had waited, in ms
+-- reply: as that of enter.lua
 local key, me, mode, limit, seen, side = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local turns = redis.call('get', key .. ':turns') or '0'
 redis.call('zrem', key .. ':' .. mode, me)
@@ -15,7 +15,7 @@ if limit == '1' then
     end
 end
 redis.call('hincrby', key .. ':of', side, 1)
--- For how long no turn has ended before.
+-- The time since the last turn ended.
 local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local idle = now - (redis.call('get', key .. ':last') or now)

@@ -1,5 +1,5 @@
-//! Processes of both libraries take turns at everything. Each holder has Redis check that it is
-//! alone.
+//! Processes of both libraries take turns with each kind of synchronizer. Each holder checks on a
+//! server that it is alone.
 
 use std::collections::HashMap;
 use std::env;
@@ -10,17 +10,17 @@ use redlatch_testkit::Proxy;
 
 use super::*;
 
-/// A lease longer than those of the other tests, so that a machine that is busy for seconds loses
-/// no hold.
+/// A lease longer than in the other tests, so that no hold is lost on a machine that is busy for
+/// seconds.
 const LEASE: Duration = Duration::from_secs(10);
-/// The longest wait. A longer one must have missed a message. (A Redisson wait for a semaphore
+/// The longest wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
 /// would then last for ever.)
 const ENOUGH: Duration = Duration::from_secs(10);
 /// The number of threads of each process.
 const THREADS: usize = 4;
 /// The number of permits of a semaphore.
 const PERMITS: &str = "4";
-/// The kinds of synchronizers, each with the number of owners that may hold it at a time.
+/// The kinds of synchronizers, each with the number of owners that may hold it at the same time.
 const KINDS: [(&str, &str); 6] = [
     ("lock", "1"),
     ("fairLock", "1"),
@@ -31,13 +31,13 @@ const KINDS: [(&str, &str); 6] = [
     ("fencedLock", "1"),
 ];
 
-/// The length from `REDLATCH_SOAK`, and whether it is set.
+/// The length from `REDLATCH_SOAK`, or a default. Also returns whether the variable is set.
 fn length() -> (Duration, bool) {
     let set: Option<u64> = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok());
     (Duration::from_secs(set.unwrap_or(3)), set.is_some())
 }
 
-/// The scripts that check.
+/// The scripts that make the checks.
 struct Checks {
     redis: Connection,
     enter: String,
@@ -53,14 +53,14 @@ impl Checks {
         Self { redis, enter, leave }
     }
 
-    /// Checks that no two owners held what only one may hold.
+    /// Asserts that no overlap was noted.
     fn no_overlap(&mut self) {
         let overlaps: Vec<String> = self.redis.lrange("overlaps", 0, 10).unwrap();
         assert_eq!(overlaps, Vec::<String>::new());
     }
 
-    /// An expirable semaphore's state on the server: its free permits, and the ends of the other
-    /// permits' leases.
+    /// The state of an expirable semaphore on the server: its free permits, and the ends of the
+    /// leases of the taken ones.
     fn permits(&mut self, name: &str) -> String {
         const SEEN: &str = r"
             local held = redis.call('zrange', '{' .. ARGV[1] .. '}:timeout', 0, -1, 'withscores')
@@ -85,7 +85,7 @@ impl Checks {
     }
 }
 
-/// Measures how late a thread that only sleeps wakes on this machine.
+/// Measures how late this machine wakes a thread that only sleeps.
 struct Late {
     most: Arc<AtomicU64>,
 }
@@ -95,7 +95,7 @@ impl Default for Late {
         const NAP: Duration = Duration::from_millis(20);
         let most: Arc<AtomicU64> = Arc::default();
         let noted = Arc::downgrade(&most);
-        // Ends with this value.
+        // The thread ends when this value is dropped.
         thread::spawn(move || {
             while let Some(most) = noted.upgrade() {
                 let began = Instant::now();
@@ -109,13 +109,13 @@ impl Default for Late {
 }
 
 impl Late {
-    /// The most that the thread was late since the last call, in ms.
+    /// The most by which the thread was late since the last call, in ms.
     fn take(&self) -> u64 {
         self.most.swap(0, Ordering::Relaxed)
     }
 }
 
-/// Turns at one name, in the words of a command (see `Loop.java`).
+/// Turns at one name, as they are written in a command (see `Loop.java`).
 #[derive(Clone, Copy)]
 struct Turns<'a> {
     kind: &'a str,
@@ -168,18 +168,18 @@ impl Theirs {
         self.locks.tell(turns.name, &command);
     }
 
-    /// The number of calls that failed, if the process lives.
+    /// Ends the loop. Returns the number of failed calls, if the process is alive.
     fn end(&mut self, name: &str) -> u64 {
         self.locks.reply(name).parse().unwrap()
     }
 }
 
-/// A process of ours.
+/// A redlatch process.
 fn ours(url: &str, server: &Server) -> Worker {
     Worker::spawn_test("worker", "turns", &[url, &server.url()])
 }
 
-/// Gives a semaphore its permits.
+/// Sets the number of a semaphore's permits.
 fn prepare(client: &Client, kind: &str, name: &str) {
     let permits = PERMITS.parse().unwrap();
     match kind {
@@ -192,11 +192,11 @@ fn prepare(client: &Client, kind: &str, name: &str) {
 }
 
 /// Two processes of each library take turns, with holds of 20 ms. Without `REDLATCH_SOAK` all kinds
-/// run at once for some seconds. With it one kind runs after the other, and the shares must be
-/// fair.
+/// run at the same time for some seconds. With it, the kinds run one after another, and both
+/// libraries must get fair shares.
 ///
-/// With `REDLATCH_ALONE` two more Redisson processes take our places, to show how long they wait
-/// without us. `REDLATCH_KIND` selects the kinds whose names contain it.
+/// With `REDLATCH_ALONE` two more Redisson processes replace the redlatch processes, to show how
+/// long Redisson's threads wait then. `REDLATCH_KIND` selects the kinds whose names contain it.
 #[test]
 fn both_libraries_take_turns() {
     if !is_long() {
@@ -214,7 +214,7 @@ fn both_libraries_take_turns() {
     let versions = versions.into_iter().cycle().take(if alone { 4 } else { 2 });
     let mut theirs: Vec<_> = versions
         .map(|version| {
-            // A soak measures, so it has a separate process with nothing else to do.
+            // A soak measures times, so it starts a Java process that does nothing else.
             let jvm = if is_soak { Jvm::start(version) } else { Jvm::shared(version) };
             Theirs::new(version, &jvm, &server.url(), &server)
         })
@@ -259,8 +259,8 @@ fn both_libraries_take_turns() {
                  {longest:?}; no turn for at most {idle} ms"
             );
             assert!(redissons > 0 && (alone || of("redlatch") > 0), "{name}: {turns:?}");
-            // A missed message leaves the lock idle. One thread may wait for long while others take
-            // turns, since Redisson's threads race, even without us.
+            // A missed message leaves the lock idle. A single thread may wait long while others
+            // take turns: Redisson's threads race, even without redlatch.
             let ordered = *kind == "fairLock";
             let waited = longest.iter().filter(|(side, _)| ordered || *side != "redlatch");
             let waited = waited.map(|(_, it)| *it).max().unwrap_or(0);
@@ -278,7 +278,7 @@ fn named(kind: &str, fresh: bool, prefix: &str) -> String {
     format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
 }
 
-/// Takes turns at each of these kinds at the same time. Returns the number of Redisson's calls that
+/// Takes turns at all these kinds at the same time. Returns the number of Redisson's calls that
 /// failed.
 fn take_turns(
     kinds: &[((&str, &str), bool)],
@@ -322,8 +322,8 @@ fn take_turns(
     failed[0]
 }
 
-/// Takes turns while connections break, and while processes are killed and replaced. (A semaphore
-/// without leases loses the permits of a killed process.)
+/// Takes turns while connections break and processes are killed and replaced. (If a process is
+/// killed, a semaphore without leases loses its permits.)
 #[test]
 fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     if !is_long() {
@@ -404,7 +404,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
             ours_begin(&mut ours[at], &checks);
             killed[1] += 1;
         }
-        // The Java process has taken a second to start.
+        // The Java process has needed a second to start.
         next_kill = Instant::now() + pause;
     }
     let mut failed = [0, 0];
@@ -424,11 +424,11 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         assert!(turns.contains_key("redlatch"), "{kind}: {turns:?}");
         redissons += turns.len() - 1;
     }
-    // A Java process that was just started may be too slow for some kinds.
+    // A new Java process may be too slow for some kinds.
     assert!(redissons > 0);
     checks.no_overlap();
-    // The holds of the dead come back. (But a dead Redisson waiter blocks a fair lock's queue for
-    // minutes if it stood behind a waiter of ours that stood behind another Redisson waiter.)
+    // The holds of dead processes end. (But a dead Redisson waiter blocks a fair lock's queue for
+    // minutes if it was behind a redlatch waiter that was itself behind another Redisson waiter.)
     for (kind, _) in kinds.iter().filter(|(kind, _)| *kind != "fairLock") {
         let lock = match *kind {
             "permitExpirableSemaphore" => {
@@ -450,7 +450,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     }
 }
 
-/// The hold of a thread of ours during its turn.
+/// What a redlatch thread holds during its turn.
 enum Held {
     Lock(LockGuard),
     Permit(Permit),
@@ -469,8 +469,8 @@ impl Held {
 
 type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
 
-/// Returns a function that takes a turn within the wait. `true`: the turn is a writer's, if the
-/// kind has writers.
+/// Returns a function that takes a turn within the wait. Its result is whether the turn is a
+/// writer's.
 fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     fn take(lock: &dyn Lock, wait: Duration) -> Result<Option<Held>, Error> {
         Ok(lock.try_lock_for(wait)?.into_option().map(Held::Lock))
@@ -503,12 +503,12 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     }
 }
 
-/// Runs the same commands as the Java program's loops.
+/// Runs the same commands as the loops of the Java program.
 pub(crate) fn turns_process(job: &Job) {
     let builder = Client::builder(job.arg(0))
         .watchdog_timeout(LEASE)
-        // A dead Redisson waiter for a fair lock that came behind one of ours blocks the queue for
-        // this time.
+        // If a dead Redisson waiter for a fair lock came behind a redlatch waiter, it blocks the
+        // queue for this time.
         .fair_wait_timeout(UNIT * 10);
     // The connection may be cut while the client opens it.
     let until = Instant::now() + SOON;

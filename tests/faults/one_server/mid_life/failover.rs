@@ -1,7 +1,8 @@
-//! The same at a failover to a server on which the user has other rights.
+//! As in the parent module, but the client fails over to a server on which its user has other
+//! rights.
 //!
-//! At the end the rights are back, and then all permits are there again. The others have gone on
-//! before that, except those that only the client of few rights could let go on.
+//! At the end the user gets the rights back, and then all permits are free again. All other clients
+//! have continued before that, unless only the client of few rights could let them.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -9,7 +10,7 @@ use std::sync::Barrier;
 use super::others::{ALL_RIGHTS, Play, TOTAL, permits};
 use super::*;
 
-/// The moments at which each case waits for all others and for the test to act, three times.
+/// The three moments at which each case waits until the others have come and the test has acted.
 struct Moments<'a> {
     all: &'a Barrier,
     new: &'a Server,
@@ -23,7 +24,7 @@ impl<'a> Moments<'a> {
         self.all.wait();
     }
 
-    /// Waits until the test has cut the replica off, with all changes so far.
+    /// Waits until the replica has all changes and the test has cut it off.
     fn is_cut_off(&self) {
         self.next();
     }
@@ -38,7 +39,7 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// A case that fails keeps no other one waiting.
+/// A case that fails must not keep the other cases waiting.
 impl Drop for Moments<'_> {
     fn drop(&mut self) {
         while self.left.get() > 0 {
@@ -66,8 +67,8 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     all
 }
 
-/// (This does not check that only one client has the lock. The old master may have renewed a lease
-/// that the new one has not heard of.)
+/// (This does not check that only one client has the lock: the old master may have extended a
+/// lease, and the new one does not know that.)
 fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     let guard = held(&*(kind.make)(&it.poor, &it.name));
     moments.is_cut_off();
@@ -83,7 +84,7 @@ fn semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.make_permits(false);
     let [released, kept] = [1, 2].map(|permits| it.takes(&it.poor, false, permits));
     moments.is_cut_off();
-    // Only the old master hears of this.
+    // Only the old master runs this release.
     it.good(released());
     let taken = it.takes(&it.poor, false, 1);
     moments.fails_over(it);
@@ -94,7 +95,7 @@ fn semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.all_come_back(false);
 }
 
-/// A semaphore of which the client asks nothing more.
+/// A semaphore of which the client sends no further request.
 fn idle_semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.make_permits(false);
     moments.is_cut_off();
@@ -131,7 +132,7 @@ fn latch<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let left = it.good(theirs.count());
     match counted {
         Ok(()) => assert_eq!(left, 1, "{}", it.what),
-        // If the outcome is unknown, the count may come at any time, but only once.
+        // If the outcome is unknown, the count-down may still come, but only once.
         Err(error) => assert!(left == 2 || error.outcome_unknown(), "{}: {error}", it.what),
     }
     while it.good(theirs.count()) > 0 {
@@ -172,8 +173,8 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let theirs = it.waiter(&it.rich.third, SOON * 2);
     moments.is_cut_off();
     moments.fails_over(it);
-    // A notification passes over a waiter that does not listen to the new master yet. The waiter
-    // finds out by itself.
+    // A notification skips a waiter whose client does not listen at the new master yet. That waiter
+    // must find out by itself.
     it.waits_until("both hear of it", || {
         it.notify(&it.rich.other);
         its.is_finished() && theirs.is_finished()
@@ -191,7 +192,7 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();
     let proxy = Proxy::before(&old);
-    // The clients are patient, since more than a thousand cases are in a hurry at the same moment.
+    // These clients wait long, since more than a thousand cases are busy at the same time.
     let [other, third, judge] = [(); 3].map(|()| {
         let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG);
         rich.response_timeout(SOON).connect().unwrap()

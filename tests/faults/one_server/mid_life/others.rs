@@ -1,7 +1,7 @@
-//! The same for the synchronizers that are no locks.
+//! As in the parent module, for synchronizers that are not locks.
 //!
-//! Whatever is taken away, and whenever, the call ends with an error or has done all of its work,
-//! and the others go on. Once the rights are back, no permit, count or notification is lost, and
+//! Whichever right is taken away, and whenever, the call fails or has done all of its work, and
+//! other clients continue. Once the rights are back, no permit, count or notification is lost, and
 //! none has been given twice.
 
 use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, NotTaken, ReentrantLock, Taken};
@@ -10,9 +10,10 @@ use super::*;
 
 struct Other {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, besides those of every client.
+    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
+    /// every client.
     rows: &'static [&'static str],
-    /// The plays, each with another moment at which a right is taken away.
+    /// The plays. In each one, a right is taken away at a different moment.
     plays: &'static [fn(&Play<'_>)],
 }
 
@@ -60,14 +61,14 @@ const OTHERS: [Other; 6] = [
 
 pub(super) const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 
-/// One case: a client of few rights, and others.
+/// One case: a client of few rights, and other clients.
 pub(super) struct Play<'a> {
     pub(super) server: &'a Server,
     pub(super) rich: &'a Rich,
     pub(super) poor: Client,
     pub(super) user: Arc<Mutex<User>>,
     pub(super) rules: &'a [String],
-    /// Whether the server forgets all scripts, too.
+    /// Whether the server also forgets all scripts at that moment.
     pub(super) flushes: bool,
     pub(super) what: String,
     pub(super) name: String,
@@ -93,7 +94,7 @@ impl Play<'_> {
         self.user.lock().unwrap().set(&ALL_RIGHTS);
     }
 
-    /// An outcome of the client of few rights.
+    /// Asserts that a result of the client of few rights is a success or a clear error.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
             // (A lease may also have ended by itself, or be about to.)
@@ -103,7 +104,7 @@ impl Play<'_> {
         })
     }
 
-    /// An outcome of another client.
+    /// Asserts that a call of another client succeeded.
     pub(super) fn good<T>(&self, outcome: Result<T, Error>) -> T {
         outcome.unwrap_or_else(|error| panic!("{}: {error}", self.what))
     }
@@ -119,12 +120,12 @@ impl Play<'_> {
     }
 }
 
-/// Gives permits back.
+/// Returns the permits to the semaphore.
 pub(super) type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 pub(super) const TOTAL: i64 = 4;
 
-/// `leased`: whether the semaphore is expirable.
+/// Takes permits. `leased`: the semaphore is expirable.
 fn take(
     client: &Client,
     name: &str,
@@ -143,7 +144,7 @@ fn take(
     })
 }
 
-/// The number of free permits, and of those that are out as far as the server knows.
+/// The number of free permits, and the number of taken ones that the server knows.
 pub(super) fn permits(server: &Server, name: &str) -> (i64, i64) {
     let mut both = redis::pipe();
     both.atomic().get(name).zcard(format!("{{{name}}}:timeout"));
@@ -158,7 +159,7 @@ impl Play<'_> {
             self.rich.other.semaphore(&self.name).try_set_permits(TOTAL as u32)
         };
         assert!(self.good(made), "{}", self.what);
-        // The client's connection asks for its rights. (On a busy machine a lease may end.)
+        // With this call the connection asks for its rights. (On a busy machine a lease may end.)
         let _ = self.takes(&self.poor, leased, 1)();
     }
 
@@ -174,7 +175,7 @@ impl Play<'_> {
         got.unwrap()
     }
 
-    /// Checks that all permits come back. Those with leases come back without any right.
+    /// Asserts that all permits are free again. Permits with leases return without any right.
     pub(super) fn all_come_back(&self, leased: bool) {
         if !leased {
             self.give_back();
@@ -261,11 +262,11 @@ fn renewed_permits(it: &Play<'_>) {
     it.all_come_back(true);
 }
 
-/// The client counts down, starting from this count.
+/// The client counts down from this count.
 fn count(it: &Play<'_>, from: u64) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
-    // Its connection asks for its rights.
+    // With this call the connection asks for its rights.
     assert!(it.good(latch.try_set_count(from)));
     let waits = theirs.clone();
     let waiter = spawn(move || waits.wait_for(SOON));
@@ -307,7 +308,7 @@ impl Play<'_> {
     /// A barrier of two parties, for the client of few rights and for the one with all rights.
     pub(super) fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
         let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
-        // Its connection asks for its rights.
+        // With this call the connection asks for its rights.
         assert!(self.good(barriers[0].try_set_parties(2)));
         let [poor, rich] = barriers;
         (poor, rich)
@@ -323,8 +324,8 @@ impl Play<'_> {
         });
     }
 
-    /// Checks that both parties have passed, or that the others know that the barrier is broken,
-    /// and that it works again.
+    /// Asserts that both parties have passed, or that the other clients know that the barrier is
+    /// broken. Then asserts that it works again.
     pub(super) fn is_met(
         &self,
         barrier: &CyclicBarrier,
@@ -371,7 +372,7 @@ fn last_party(it: &Play<'_>) {
     it.take_away();
     let mut its = poor.wait();
     if its.as_ref().is_err_and(|error| error.to_string().contains("could not be broken")) {
-        // Nothing was done.
+        // The call has done nothing.
         it.give_back();
         its = poor.wait();
     }
@@ -388,7 +389,7 @@ fn party_that_acts(it: &Play<'_>) {
     let ends = Mutex::new(ends);
     let acts = poor.with_action(move || {
         begins.send(()).unwrap();
-        // The end of its channel.
+        // Blocks until the sender is dropped.
         let _ = ends.lock().unwrap().recv();
     });
     let party = spawn(move || acts.wait());
@@ -401,7 +402,7 @@ fn party_that_acts(it: &Play<'_>) {
 }
 
 impl Play<'_> {
-    /// Checks that another client leads, is on record, and resigns.
+    /// Asserts that another client becomes the leader, is on record, and resigns.
     pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
         let leads = self.good(election.campaign_for(SOON));
@@ -437,7 +438,7 @@ fn leadership(it: &Play<'_>) {
     let (next, go_on) = (it.rich.other.leader_election(&it.name), mpsc::channel::<()>());
     let waiter = spawn(move || {
         next.campaign_for(SOON).map(|got| {
-            // The end of its channel.
+            // Blocks until the sender is dropped.
             let _ = go_on.1.recv();
             got.into_option().map(|got| got.token())
         })
@@ -484,8 +485,8 @@ impl Play<'_> {
         (lock, condition)
     }
 
-    /// A thread that has taken the lock, and that waits by now. Its result: whether it was
-    /// notified.
+    /// Starts a thread that takes the lock and waits on the condition. Returns when the thread
+    /// waits. The thread's result is whether it was notified.
     pub(super) fn waiter(&self, client: &Client, wait: Duration) -> Running<Result<bool, Error>> {
         let key = format!("redlatch_condition:{{{}}}:changed:7", self.name);
         let waits = || {
@@ -496,7 +497,7 @@ impl Play<'_> {
         let waiter = spawn(move || {
             let guard = held(&lock);
             let notified = condition.wait_for(&guard, wait);
-            // The release may be refused. Then the lease ends.
+            // The release may be refused. Then the lock is free when its lease ends.
             let _ = guard.unlock();
             notified.map(|waited| !waited.timed_out())
         });
@@ -514,8 +515,7 @@ impl Play<'_> {
         notified
     }
 
-    /// Checks that no thread waits, that others get the lock, and that nothing stays without an
-    /// end.
+    /// Asserts that no thread waits, that others get the lock, and that every key expires.
     pub(super) fn nobody_waits(&self) {
         assert!(!self.notify(&self.rich.other), "{}: one waits", self.what);
         let mut redis = self.server.connection();
@@ -538,7 +538,7 @@ fn before_wait(it: &Play<'_>) {
     it.nobody_waits();
 }
 
-/// Of two that wait, one is notified.
+/// One of two waiters is notified.
 fn wait(it: &Play<'_>) {
     let its = it.waiter(&it.poor, SOON);
     let theirs = it.waiter(&it.rich.third, SOON);
@@ -579,7 +579,7 @@ fn notifier(it: &Play<'_>) {
 fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize, flushes: bool) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let user = new_user(server);
-    // The client has one connection, which has asked for its rights before they are taken away.
+    // The client has one connection, which asks for its rights before they are taken away.
     let poor = impatient(user.url()).watchdog_timeout(SHORT).connections(1).connect().unwrap();
     let play = Play {
         server,

@@ -1,4 +1,4 @@
-//! A real server and one in memory, which get the same commands.
+//! A real server and a server in memory, which get the same commands.
 
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
@@ -64,7 +64,7 @@ impl Line {
         self.parser.parse_value(&mut self.stream).unwrap()
     }
 
-    /// Sends a PING, and returns everything that comes before its answer.
+    /// Sends a PING, and returns everything that comes before its reply.
     fn read_all(&mut self) -> Vec<Value> {
         self.send(&[&parts(&["PING"])]);
         self.read_to(&Value::SimpleString("PONG".to_owned()))
@@ -76,8 +76,8 @@ impl Line {
     }
 }
 
-/// The two connections of each server: the asker, and the listener. The listener speaks RESP3, and
-/// the server reports changes of the keys that it has read.
+/// Two connections to each server: the asker and the listener. The listener uses RESP3, and the
+/// server reports to it the changes of the keys that it has read.
 pub(crate) struct Both {
     asker: Line,
     listener: Line,
@@ -85,28 +85,29 @@ pub(crate) struct Both {
     peers: [usize; 2],
     time: Parts,
     dump: Parts,
-    /// A command that publishes an end mark for the listener, and the mark as the listener receives
+    /// A command that publishes an end mark to the listener, and the mark as the listener receives
     /// it.
     end: (Parts, Value),
-    /// The keys that the listener has read, and of which no change was reported since.
+    /// The keys that the listener has read and whose change has not been reported since.
     tracked: Vec<Vec<u8>>,
-    /// Changes a command before the one in memory runs it.
+    /// Changes a command before the server in memory runs it.
     pub(crate) planted: fn(&mut Parts),
-    /// The number of commands that were compared in all their effects.
+    /// The number of commands whose effects were all compared.
     pub(crate) compared: usize,
-    /// The number of commands that were not compared, since a millisecond of the real server's
-    /// clock ended meanwhile.
+    /// The number of commands that were not compared, since the real server's clock reached the
+    /// next millisecond meanwhile.
     pub(crate) between: usize,
 }
 
-/// What the real server did for a command, with its time before and after it, in µs.
+/// What the real server did for a command, and its time before and after the command, in µs.
 struct Seen {
     began: i64,
     reply: Option<Value>,
     ended: i64,
-    /// The messages that the listener received meanwhile.
+    /// The messages that the listener received during the command.
     heard: Vec<Value>,
-    /// The server's keys after the command, and its time, unless a millisecond ended meanwhile.
+    /// The server's keys after the command, and its time. The time is absent if the next
+    /// millisecond began meanwhile.
     keys: (Option<i64>, Value),
 }
 
@@ -114,17 +115,17 @@ fn same_millisecond(one: i64, other: i64) -> bool {
     one / 1_000 == other / 1_000
 }
 
-/// Whether a reply answers the command, and not a message.
+/// Whether the command gets a reply, and not a message.
 fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
 
-/// A difference, in words.
+/// The description of a difference.
 pub(crate) type Difference = String;
 
 impl Both {
-    /// The servers with these scripts. Each script is given as the real server knows it, and as the
-    /// one in memory does.
+    /// Starts both servers with these scripts. Each script has the text for the real server and the
+    /// text for the server in memory.
     pub(crate) fn new<'a>(server: &Server, texts: impl Iterator<Item = (&'a str, String)>) -> Self {
         let (mut scripts, mut hashes) = (Scripts::new().unwrap(), Vec::new());
         for (text, own) in texts.chain([(DUMP, DUMP.to_owned())]) {
@@ -180,10 +181,10 @@ impl Both {
         }
     }
 
-    /// Runs a command of the asker on the real server, and reads the server's keys.
+    /// The asker runs a command on the real server, and reads the server's keys.
     fn ask(&mut self, command: &Parts) -> Seen {
         let Self { asker, time, dump, .. } = self;
-        // All go in one packet, since a round trip takes longer than the commands.
+        // All commands are sent in one packet, since a round trip takes longer than the commands.
         asker.send(&[time, command, time, dump, time, &self.end.0]);
         let (began, reply) = (micros(&asker.read()), asker.read());
         let ended = micros(&asker.read());
@@ -194,8 +195,8 @@ impl Both {
         Seen { began, reply: Some(reply), ended, heard, keys }
     }
 
-    /// Runs a command of the listener on the real server. (The listener does not read the server's
-    /// keys, since the server would track them.)
+    /// The listener runs a command on the real server. (It does not read the server's keys, since
+    /// the server would track them.)
     fn listen(&mut self, command: &Parts) -> Seen {
         self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();
@@ -212,18 +213,18 @@ impl Both {
         Seen { began, reply, ended, heard, keys: self.keys() }
     }
 
-    /// Runs the command on both servers, for the asker or (1) for the listener.
+    /// Runs the command on both servers. `peer` is 0 for the asker and 1 for the listener.
     pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
         let Seen { began, reply, ended, heard, keys } =
             if peer == 0 { self.ask(command) } else { self.listen(command) };
-        // A key may end as it is read. Then the report of that comes before the key is tracked.
+        // A key may expire when it is read. Then that is reported before the key is tracked.
         heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
         if peer == 1 && is_question(command) {
             self.tracked.push(command[1].clone());
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write the time in µs. Only that text shows the time.
+        // A script may write the time in µs. That text is the only sign of the exact time.
         let at = written(&keys.1, began..=ended).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));
@@ -246,7 +247,7 @@ impl Both {
         Ok(())
     }
 
-    /// Gives the server in memory the real one's keys.
+    /// Gives the keys of the real server to the server in memory.
     fn follow(&mut self) -> Result<(), Difference> {
         let (now, keys) = loop {
             if let (Some(now), keys) = self.keys() {
@@ -277,13 +278,13 @@ impl Both {
             self.own(0, now, &head.into_iter().chain(value).collect());
             if *left >= 0 {
                 let time = left.to_string().into_bytes();
-                // A key's last millisecond is no time to live that can be set.
+                // A key in its last millisecond has a time to live of 0, which cannot be set.
                 let (before, time) = if *left == 0 { (1_000, b"1".to_vec()) } else { (0, time) };
                 let expire = [b"PEXPIRE".to_vec(), key.clone(), time];
                 self.own(0, now - before, &expire.into());
             }
         }
-        // A key that has ended goes when a command looks at it, and then the listener gets the
+        // A key that has expired is removed when a command reads it. Then the listener gets the
         // report.
         let exists = |key: Vec<u8>| vec![b"EXISTS".to_vec(), key];
         for key in self.tracked.clone() {
@@ -298,7 +299,8 @@ impl Both {
         Ok(())
     }
 
-    /// The real server's keys, and its time, unless a millisecond ended meanwhile.
+    /// The real server's keys and its time. The time is absent if the next millisecond began
+    /// meanwhile.
     fn keys(&mut self) -> (Option<i64>, Value) {
         let (time, dump) = (self.time.clone(), self.dump.clone());
         self.asker.send(&[&time, &dump, &time]);
@@ -307,13 +309,13 @@ impl Both {
         (same_millisecond(began, ended).then_some(began), keys)
     }
 
-    /// Runs a command on the server in memory. Returns what the connection gets.
+    /// Runs a command on the server in memory. Returns what it sends over the connection.
     fn own(&mut self, peer: usize, now: i64, command: &Parts) -> Vec<Value> {
         let command: Vec<_> = command.iter().map(Vec::as_slice).collect();
         self.memory.answer(self.peers[peer], now, &command);
         let bytes = self.memory.take_unread(self.peers[peer]);
         let (mut rest, mut parser) = (&bytes[..], Parser::new());
-        // The parser keeps what it has read and not taken.
+        // The parser keeps bytes that it has read but not parsed.
         std::iter::from_fn(|| parser.parse_value(&mut rest).ok()).collect()
     }
 }
@@ -325,7 +327,7 @@ fn text(value: &Value) -> Vec<u8> {
     }
 }
 
-/// Finds a number in this range among the texts of a value.
+/// A number in this range in the texts of a value, if there is one.
 fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
     match value {
         Value::Array(values) => values.iter().find_map(|value| written(value, range.clone())),
@@ -359,7 +361,7 @@ fn is_reply(value: &Value) -> bool {
     !matches!(value, Value::Push { .. })
 }
 
-/// Errors only need the same code. Their words may differ.
+/// Two errors need only the same code. Their texts may differ.
 fn same(real: &Option<Value>, own: &Option<Value>) -> bool {
     match (real, own) {
         (Some(Value::ServerError(real)), Some(Value::ServerError(own))) => {

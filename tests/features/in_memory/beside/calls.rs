@@ -1,4 +1,4 @@
-//! Random commands: calls of the library's scripts, as recorded or varied, and other commands.
+//! Random commands: recorded or changed calls of the library's scripts, and other commands.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use super::super::each_type;
 use super::both::Parts;
 use super::random::Random;
 
-/// What the library sends.
+/// The commands that the library sends.
 pub(crate) struct Recorded {
     /// The texts of the scripts.
     pub(crate) scripts: Vec<String>,
@@ -66,7 +66,7 @@ pub(crate) fn record(server: &Server) -> Recorded {
     recorded
 }
 
-/// A line of `MONITOR`: whether a script ran the command, and the command.
+/// Parses a line of `MONITOR`: whether a script ran the command, and the command.
 fn command_of(line: &str) -> (bool, Parts) {
     let (head, mut rest) = line.split_once(']').unwrap_or((line, ""));
     let (mut parts, is_script) = (Parts::new(), head.ends_with(" lua"));
@@ -101,7 +101,7 @@ fn is_owner(part: &[u8]) -> bool {
     part.len() > 37 && part[36] == b':' && part[37..].iter().all(u8::is_ascii_digit)
 }
 
-/// The calls of one history: few names and few owners, so that they meet.
+/// The calls of one history. They use few names and few owners, so that they affect each other.
 pub(crate) struct Calls<'a> {
     recorded: &'a Recorded,
     chosen: Vec<&'a Parts>,
@@ -109,7 +109,7 @@ pub(crate) struct Calls<'a> {
     keys: Vec<&'a [u8]>,
 }
 
-/// Other commands: `K` is a key, `V` a value, field or member, `N` a place or number, `T` a time,
+/// Other commands. `K` is a key, `V` a value, field or member, `N` an index or number, `T` a time,
 /// `S` a score, `B` a bound of scores, `C` a channel.
 const OTHERS: &[&str] = &[
     "set K V",
@@ -179,7 +179,7 @@ const OTHERS: &[&str] = &[
 impl<'a> Calls<'a> {
     pub(crate) fn new(recorded: &'a Recorded, random: &mut Random) -> Self {
         let Recorded { calls, owners, keys, .. } = recorded;
-        // The calls for one name stand together.
+        // The calls for one name are adjacent.
         let mut chosen = Vec::new();
         for _ in 0..random.between(1, 3) {
             let key = &pick(random, calls)[3];
@@ -236,7 +236,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Another part of the same kind, perhaps.
+    /// Returns the part or, at random, another one of the same kind.
     fn varied(&self, random: &mut Random, part: &[u8], now: i64) -> Vec<u8> {
         let number = str::from_utf8(part).ok().and_then(|text| text.parse::<i64>().ok());
         match number {
@@ -281,7 +281,7 @@ fn pick<'a, T>(random: &mut Random, all: &'a [T]) -> &'a T {
     &all[random.between(0, all.len() as i64 - 1) as usize]
 }
 
-/// The words of a command, for a report.
+/// The command as text, for a report.
 pub(crate) fn words(command: &Parts) -> String {
     let words = command.iter().map(|part| format!("{:?}", String::from_utf8_lossy(part)));
     words.collect::<Vec<_>>().join(" ")

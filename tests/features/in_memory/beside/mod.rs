@@ -1,11 +1,12 @@
-//! The server in memory and a real one, side by side. They get the same random commands, and must
-//! agree in each reply, each message and each key with its time to live.
+//! Compares the server in memory with a real one. Both get the same random commands, and must agree
+//! in each reply, each message and each key with its time to live.
 //!
-//! The server in memory gets the real one's time. If a millisecond of that time ends during a
-//! command, the command is not compared, and the server in memory takes over the real one's keys.
+//! The server in memory gets the real server's time. If the next millisecond begins during a
+//! command, the command is not compared, and the server in memory takes over the real server's
+//! keys.
 //!
 //! `REDLATCH_OPERATIONS=1000000` compares a million commands. Each run records the library's
-//! commands anew, with other owners. So a seed does not repeat a run, and a failure prints its
+//! commands again, with other owners. So a seed does not repeat a run, and a failure prints its
 //! history.
 
 mod both;
@@ -26,12 +27,12 @@ use both::{Both, Difference, Parts};
 use calls::{Calls, Recorded, record, words};
 use random::Random;
 
-/// The number of commands in one history. After a history the keys are forgotten.
+/// The number of commands in one history. After a history all keys are removed.
 const LENGTH: usize = 150;
 
 fn server() -> Server {
-    // The fields of larger hashes have no order. Keys end only when a command looks at them, and
-    // never in between by chance.
+    // The fields of larger hashes have no order. A key expires only when a command reads it, and
+    // never at a random time.
     let ordered = ["--hash-max-listpack-value", "10000", "--hash-max-listpack-entries", "10000"];
     let args = [&ordered[..], &["--enable-debug-command", "yes"]].concat();
     let server = Server::with_args(&args).unwrap();
@@ -62,8 +63,8 @@ fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Differ
     Ok(())
 }
 
-/// The number of histories that run at once, each on separate servers. Each often sleeps or waits
-/// for a process.
+/// The number of histories that run at the same time, each on its own servers. Each of them often
+/// sleeps or waits for a process.
 const LANES: u64 = 8;
 
 #[test]
@@ -82,7 +83,7 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
                 break;
             }
             if let Err(different) = history(&mut both, &recorded, seed) {
-                // The other lanes end, too.
+                // Makes the other lanes end, too.
                 compared.store(wanted, Ordering::Relaxed);
                 panic!("{different}");
             }
@@ -94,12 +95,12 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
     println!("{compared:?} commands agree; {between:?} were not compared");
 }
 
-/// A planted difference: its name; a part of the scripts, and its replacement; the change to a
-/// command; and whether messages get lost.
+/// A planted difference: its name, a part of the scripts, the replacement of this part, a change of
+/// a command, and whether messages are lost.
 type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
 
-/// The differences are in the times of a script, in the effect of a command, in a reply, and in the
-/// messages.
+/// The differences are in the times that a script sees, in the effect of a command, in a reply, and
+/// in the messages.
 #[test]
 fn a_planted_difference_is_found() {
     let server = server();
@@ -110,7 +111,7 @@ fn a_planted_difference_is_found() {
             "an effect",
             "",
             "",
-            // The command goes without the time to live.
+            // The command is sent without the time to live.
             |command| command.truncate(if command[0] == b"set" { 3 } else { usize::MAX }),
             false,
         ),
@@ -140,8 +141,8 @@ fn a_planted_difference_is_found() {
     }
 }
 
-/// Redis 7.0 lets a script ask for a right with fewer arguments than the command takes; newer servers
-/// refuse the question.
+/// In Redis 7.0, a script may ask for a right with fewer arguments than the command takes. Newer
+/// servers refuse such a question.
 #[test]
 fn a_question_for_a_right_has_as_many_arguments_as_the_command_takes() {
     const ASK: &str = "return redis.acl_check_cmd(unpack(ARGV)) and 1";
