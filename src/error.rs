@@ -135,7 +135,7 @@ impl ErrorKind {
             | Self::WouldDeadlock
             | Self::Expired
             | Self::Broken
-            | Self::Config => Outlook::Stays,
+            | Self::Config => Outlook::Persistent,
         }
     }
 }
@@ -143,7 +143,7 @@ impl ErrorKind {
 /// Whether trouble may pass by itself, and whether a wait goes on until it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    Stays,
+    Persistent,
     /// The caller may repeat the call, but a wait ends with the error.
     MayPass,
     Endured(Passing),
@@ -228,7 +228,7 @@ impl Error {
     /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        self.0.outlook != Outlook::Stays
+        self.0.outlook != Outlook::Persistent
     }
 
     /// Returns whether the server may have carried out the request, or may still carry it out,
@@ -272,7 +272,7 @@ impl Error {
 
     /// Sets whether the trouble may pass by itself. A wait ends with this error in either case.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
-        self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Stays };
+        self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Persistent };
         self
     }
 
@@ -285,7 +285,7 @@ impl Error {
     pub(crate) fn passing(&self) -> Option<Passing> {
         match self.0.outlook {
             Outlook::Endured(passing) => Some(passing),
-            Outlook::Stays | Outlook::MayPass => None,
+            Outlook::Persistent | Outlook::MayPass => None,
         }
     }
 

@@ -173,7 +173,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
 
     /// Ends the entry with the event `end`. Returns what the server may still have of the owner.
     /// `command` makes the command that removes the owner from queue and lock.
-    pub(crate) fn left(
+    pub(crate) fn end_owner(
         &mut self,
         end: EntryEvent<D>,
         command: impl FnOnce(&[u8], Option<D>) -> Command,

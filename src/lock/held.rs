@@ -26,7 +26,8 @@ pub struct HeldLock {
     /// means the level that the thread took last.
     level: Option<HoldLevel>,
     left: bool,
-    /// The level beneath, and the time until which that level [keeps](Self::leave_beneath) the lock taken.
+    /// The level beneath, and the time until which that level [keeps](Self::leave_beneath) the lock
+    /// taken.
     beneath: Option<Box<(Self, u64)>>,
 }
 
@@ -42,7 +43,7 @@ impl HeldLock {
         Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
     }
 
-    /// Adds a level beneath. It ends with this level unless it [stays](Self::stays).
+    /// Adds a level beneath. It ends with this level unless it [stays](Self::leave_beneath).
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self
@@ -66,17 +67,17 @@ impl HeldLock {
     }
 
     pub(super) fn remaining(&self) -> Duration {
-        self.lasts().min(self.own())
+        self.hold_remaining().min(self.level_remaining())
     }
 
     /// How long the hold certainly lasts, with all its levels.
-    pub(super) fn lasts(&self) -> Duration {
+    pub(super) fn hold_remaining(&self) -> Duration {
         self.tenancy.remaining()
     }
 
     /// How long this level alone certainly keeps the lock. (Another thread may keep a shared hold
     /// for longer, but may leave at any moment.)
-    fn own(&self) -> Duration {
+    fn level_remaining(&self) -> Duration {
         #[cfg(soak_mutants)]
         if mutants::is("a reader that counts the leases of others") {
             return Duration::MAX;
@@ -98,7 +99,7 @@ impl HeldLock {
             HoldState::Held | HoldState::Unconfirmed => {
                 // This reads the level's remaining time before the hold's remaining time. So if the
                 // level has ended and the hold has not, the level certainly ended first.
-                let own = self.own();
+                let own = self.level_remaining();
                 let lasts = || self.tenancy.remaining();
                 let is_enough = |left: Duration| !left.is_zero() && left >= slack;
                 if own >= slack

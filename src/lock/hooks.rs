@@ -157,12 +157,13 @@ impl Hooks<'_, '_> {
 
     /// Admits the grant. If other threads of the process read under an older hold, the thread joins
     /// them instead, since one hold is enough. Returns `None` if the process no longer has the
-    /// grant. Calls `used_up` at the moment from which no thread may ask under the grant's owner.
+    /// grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
+    /// owner.
     fn admit_or_join(
         &self,
         granted: Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
-        used_up: impl FnOnce(),
+        retire_owner: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.handle.site, claim.need.terms);
         while self.reads()
@@ -185,14 +186,14 @@ impl Hooks<'_, '_> {
                 continue;
             }
             // The new hold is not needed, so it is released. The next request uses another owner.
-            used_up();
+            retire_owner();
             let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));
         }
         if !site.admit(&granted, terms)? {
             return Ok(None);
         }
-        used_up();
+        retire_owner();
         Ok(Some(granted))
     }
 }
@@ -253,7 +254,7 @@ impl Synchronizer for Hooks<'_, '_> {
     }
 
     /// Ends holds whose deadlines have passed. Usually the wheel does that, but it may be late.
-    fn look(&self) {
+    fn end_expired_holds(&self) {
         for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {
                 site.lose_hold(&hold, LostReason::LeaseExpired);
@@ -311,7 +312,7 @@ impl Synchronizer for Hooks<'_, '_> {
             if let Some(tenancy) = together.granted() {
                 return Ok(Try::Granted(tenancy));
             }
-            together.gives_back();
+            together.give_back_later_locks();
         }
         let is_new = request_state.is_none();
         let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));

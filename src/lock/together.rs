@@ -101,7 +101,7 @@ impl<'a> Together<'a> {
     /// lost before its gate admitted it, so this thread A is about to wait for it. If A kept a
     /// later lock or led at a later gate, it could deadlock with a thread B that now has the lost
     /// lock and waits for the later one.
-    pub(super) fn gives_back(&self) {
+    pub(super) fn give_back_later_locks(&self) {
         drop(self.taken.take());
     }
 

@@ -75,7 +75,7 @@ pub(crate) enum Others<'a> {
     Nobody,
     /// The owner was queued before and has lost its entry. The named owners were queued, too, and
     /// come back with it if they have lost their entries.
-    Returning(&'a [Owner]),
+    Requeued(&'a [Owner]),
 }
 
 /// The numbers of the owners of the same client directly behind a new holder, in their order.
@@ -112,7 +112,7 @@ impl FairScripts<'_> {
         let (was_queued, others) = match others {
             Others::Company { owners, just_come: false } => (b"0", owners),
             Others::Company { owners, just_come: true } => (b"3", owners),
-            Others::Returning(others) => (b"1", others),
+            Others::Requeued(others) => (b"1", others),
             Others::Nobody => (b"2", &[][..]),
         };
         let others: Vec<_> = others.iter().map(Owner::text).collect();

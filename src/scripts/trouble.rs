@@ -331,7 +331,7 @@ fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
 
 /// Whether a server that refuses a command with this error may run the command before long.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
-    meaning(error).0.outlook() != Outlook::Stays
+    meaning(error).0.outlook() != Outlook::Persistent
 }
 
 /// The text for a key of the wrong type. `holds`: the type under the name's own key.

@@ -247,7 +247,7 @@ impl QueueEntry {
     }
 
     fn leaves(&mut self, site: &Site, end: EntryEvent<GrantDetails>) -> Leftover {
-        self.left(end, |owner, details| {
+        self.end_owner(end, |owner, details| {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
             site.scripts().give_up_command(owner, chain)
         })

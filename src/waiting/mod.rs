@@ -67,7 +67,7 @@ pub(crate) trait Synchronizer {
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// Called when a thread in the process's queue has woken up.
-    fn look(&self) {}
+    fn end_expired_holds(&self) {}
 
     /// Takes a grant from another thread of this process. `None`: the grant is over already.
     fn take_passed(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
@@ -360,7 +360,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
             });
-            synchronizer.look();
+            synchronizer.end_expired_holds();
         }
     }
 

@@ -89,17 +89,17 @@ impl FairEntry {
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
-        let mut company = if self.leads { queue.company() } else { Vec::new() };
+        let mut companions = if self.leads { queue.companions() } else { Vec::new() };
         // The entries are listed before the request is sent, since messages may name all these
         // owners and arrive before the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.entry.step_ask(asked, lease, false);
-        for Lead { listening, request_state } in company.iter_mut().map(|(_, lead)| lead) {
+        for Lead { listening, request_state } in companions.iter_mut().map(|(_, lead)| lead) {
             request_state.stands(listening, heard);
             request_state.entry.step_ask(asked, lease, false);
         }
-        let owners = company.iter().map(|(_, lead)| lead.request_state.entry.owner);
+        let owners = companions.iter().map(|(_, lead)| lead.request_state.entry.owner);
         let owners: Vec<_> = owners.collect();
         let others = if self.was_queued {
             Others::Nobody
@@ -112,7 +112,7 @@ impl FairEntry {
         };
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         if std::mem::take(&mut self.leads) {
-            let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
+            let answered = companions.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
@@ -177,12 +177,12 @@ impl FairEntry {
     /// the request fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
-        let Some(returning) = queue.returns(&self.entry.owner) else {
+        let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
         let (site, lease) = (&queue.site, self.terms.lease());
         self.entry.step_ask(Asked::now(site), lease, false);
-        let others = Others::Returning(&returning.owners);
+        let others = Others::Requeued(&requeue.owners);
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
             FairAcquired::Queued { by_redisson, .. } => !by_redisson,
@@ -194,7 +194,7 @@ impl FairEntry {
             // and to listen for itself.
             queue.ask_all_but(&self.entry.owner);
         }
-        drop(returning);
+        drop(requeue);
         self.answered(listening, replied)
     }
 
@@ -290,7 +290,7 @@ impl FairEntry {
             let _ = queue.site.leave(&tenancy, None, Leaving::Posted);
         }
         let end = EntryEvent::Unacknowledged { in_doubt, inbox: Inbox::new() };
-        let left = used.left(end, |owner, _| queue.scripts().give_up_command(owner));
+        let left = used.end_owner(end, |owner, _| queue.scripts().give_up_command(owner));
         queue.site.take_back(left, Cleanup::queued, unacknowledged)
     }
 }
@@ -344,7 +344,7 @@ impl Drop for FairEntry {
         // it may have granted the lock to this entry, and no thread would read the grant.
         let scripts = self.queue.scripts();
         let end = EntryEvent::Ends { inbox: Inbox::new() };
-        let left = self.entry.left(end, |owner, _| scripts.give_up_command(owner));
+        let left = self.entry.end_owner(end, |owner, _| scripts.give_up_command(owner));
         site.remove_leftover(left, Cleanup::queued);
     }
 }

@@ -118,7 +118,7 @@ impl FairQueue {
 
     /// The leader's companions: the newcomers for which the leader asks. They stay newcomers until
     /// they are [answered](Self::answer). If the leader never answers, one of them leads next.
-    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
+    pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
         let lead = |newcomer: Arc<Newcomer>| {
@@ -143,11 +143,11 @@ impl FairQueue {
     /// Hands out the answers to the leader's request. The next newcomer gets the leadership. Each
     /// companion leads for itself from here on, or fails. If a companion has left in the meantime,
     /// its entry is given up.
-    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, QueueAnswer)>) {
+    pub(super) fn answer(&self, companions: Vec<(Arc<Newcomer>, QueueAnswer)>) {
         // These are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
-        for (newcomer, answer) in company {
+        for (newcomer, answer) in companions {
             let signal = match answer {
                 Ok(lead) => Signal::Leadership(Some(Box::new(lead))),
                 Err(error) => Signal::Failed(error),
@@ -166,7 +166,7 @@ impl FairQueue {
     /// Returns the other queued waiters of the process, for a request that brings all of them back.
     /// Until the result is dropped, no other thread makes such a request. Returns `None` if another
     /// thread makes one.
-    pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
+    pub(super) fn begin_requeue(self: &Arc<Self>, owner: &Owner) -> Option<Requeue> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
         }
@@ -175,7 +175,7 @@ impl FairQueue {
             queued.owner.number() != owner.number() && queued.inbox.lock().is_queued
         });
         let owners = others.map(|queued| queued.owner).collect();
-        Some(Returning { queue: Arc::clone(self), owners })
+        Some(Requeue { queue: Arc::clone(self), owners })
     }
 
     /// Makes all waiters except this owner ask the server.
@@ -201,12 +201,12 @@ impl FairQueue {
 }
 
 /// A thread's right to make a request for all waiters of its process that have lost their entries.
-pub(super) struct Returning {
+pub(super) struct Requeue {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
 }
 
-impl Drop for Returning {
+impl Drop for Requeue {
     fn drop(&mut self) {
         self.queue.waiters.lock().are_returning = false;
     }

@@ -235,7 +235,7 @@ fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
     leader.lead_or(|| lock.request_state(&claim(&lock, &thread)));
     let died = catch_unwind(AssertUnwindSafe(|| {
         let _leader = leader;
-        let _company = lock.queue.company();
+        let _company = lock.queue.companions();
         panic!("in the middle of its request");
     }));
     assert!(died.is_err());

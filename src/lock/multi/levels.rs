@@ -42,7 +42,7 @@ impl GuardLevels {
     }
 
     pub(in crate::lock) fn is_held(&self) -> bool {
-        !self.least(HeldLock::lasts).is_zero()
+        !self.least(HeldLock::hold_remaining).is_zero()
     }
 
     /// How long at least `needed` parts are certainly held.

@@ -148,7 +148,7 @@ impl Synchronizer for Visitor<'_> {
         }
     }
 
-    fn look(&self) {
+    fn end_expired_holds(&self) {
         if let Some(hold) = self.name.gate.expired() {
             self.name.lose(&hold);
         }
