@@ -25,7 +25,6 @@ use read_write::Holders;
 /// The server's clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 
-/// A server with the scripts of locks.
 pub(crate) struct ModelServer(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl ModelServer {
@@ -97,18 +96,15 @@ impl ModelServer {
         });
     }
 
-    /// Runs `SCRIPT FLUSH`.
     pub(crate) fn forget_scripts(&self) {
         self.0.forget_scripts();
     }
 
-    /// Breaks the subscribers' connections.
     pub(crate) fn break_subscribers(&self) {
         self.0.break_subscribers();
     }
 }
 
-/// The locks of a server.
 #[derive(Default)]
 struct Locks {
     /// Key to owner.
@@ -172,7 +168,6 @@ impl Keys for Locks {
 }
 
 impl ModelStep<'_> {
-    /// Runs a script of locks.
     fn evaluate(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
         let key = &arguments[0];
         if sha == *ACQUIRE || sha == *ACQUIRE_HELD {

@@ -70,7 +70,6 @@ pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
     /// The number of entries ahead at the last reply. `None`: the owner had no entry.
     place: Option<u32>,
-    /// Whether a request is on its way.
     is_asking: bool,
     /// The time at which the owner asks even without a message. Zero: at once.
     ask_at: u64,
@@ -100,7 +99,6 @@ pub(crate) enum Received<D> {
     Missed,
 }
 
-/// An event for an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryEvent<D> {
     /// The owner, which is [due](EntryMachine::ask_at), asks for this lease. `queues`: the request
@@ -122,13 +120,11 @@ pub(crate) enum EntryEvent<D> {
     Ends { inbox: Inbox<D> },
 }
 
-/// The server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryReply<D> {
     Granted {
         /// Whether the owner had the lock before.
         already: bool,
-        /// The requested lease.
         lease: Duration,
         /// Whether the owner may ask again.
         waits: bool,
@@ -175,7 +171,6 @@ pub(crate) struct Actions<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Listens {
     AsBefore,
-    /// Listen to the client's own channel.
     ToOwn,
     /// Also listen to the channel of Redisson's releases.
     ToPublic,
@@ -232,12 +227,10 @@ impl<D> EntryMachine<D> {
         self.ask_at
     }
 
-    /// The longest lease that a request named.
     pub(crate) fn longest(&self) -> Duration {
         self.exchanges.longest()
     }
 
-    /// Whether a copy of a request may arrive later.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.exchanges.is_in_doubt()
     }

@@ -75,7 +75,6 @@ pub(crate) struct Asked {
 pub(crate) struct Exchanges<D> {
     /// The time at which the first request was sent.
     began: Option<u64>,
-    /// The last request.
     asked: Option<Asked>,
     /// Whether the last request was not the first.
     asked_again: bool,
@@ -91,7 +90,6 @@ pub(crate) struct Exchanges<D> {
     in_doubt: bool,
     /// Whether the server may have the owner in a queue or as the holder.
     is_known: bool,
-    /// The longest lease that a request named.
     longest: Duration,
     /// The number of grants in a row that were read after their own end.
     late: u32,
@@ -189,7 +187,6 @@ impl<D> Exchanges<D> {
         self.is_known |= in_doubt || is_there;
     }
 
-    /// The last request.
     pub(crate) fn asked(&self) -> Option<Asked> {
         self.asked
     }
@@ -198,7 +195,6 @@ impl<D> Exchanges<D> {
         self.in_doubt
     }
 
-    /// The longest lease that a request named.
     pub(crate) fn longest(&self) -> Duration {
         self.longest
     }
@@ -303,7 +299,6 @@ impl<D> Exchanges<D> {
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }
 
-    /// What must be undone when the owner no longer wants the lock.
     pub(crate) fn undo(&self) -> Undo {
         match (self.is_known, self.in_doubt) {
             (false, _) => Undo::Nothing,

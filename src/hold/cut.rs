@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use crate::scripts::renewal::{Longer, StillHeld};
 
-/// The state of a hold's cut.
 #[derive(Debug)]
 pub(super) struct LeaseCut {
     /// Whether the next renewal must cut the lease.

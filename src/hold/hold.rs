@@ -62,7 +62,6 @@ pub(crate) struct Hold {
     /// has raised or cut that lease since. (A grant by message has a short lease, since the process
     /// might be stopped.)
     pub(super) provisional: AtomicBool,
-    /// The details of the grant.
     pub(crate) details: GrantDetails,
     /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). Unused
     /// if the hold has no tokens.
@@ -85,7 +84,6 @@ pub(crate) struct Hold {
     pub(super) unconfirmed: AtomicBool,
     /// The text of the last renewal's error. (Boxed, since most holds have none.)
     trouble: Mutex<Option<Box<Arc<str>>>>,
-    /// See [`is_tracked`](Self::is_tracked).
     pub(super) tracked: AtomicBool,
     /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
     /// `site/keep.rs`.
@@ -401,13 +399,11 @@ impl Hold {
         self.details.tokens?.after(used)
     }
 
-    /// Notes that a renewal failed for this cause.
     pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
         *self.trouble.lock() = Some(Box::new(Arc::clone(cause)));
         self.unconfirm();
     }
 
-    /// Why the last renewal failed.
     pub(super) fn trouble(&self) -> Option<Arc<str>> {
         self.trouble.lock().as_deref().cloned()
     }

@@ -68,7 +68,6 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug)]
 pub(crate) struct MailboxState {
-    /// Wakes the thread that waits for the messages.
     pub(crate) waker: Waker,
     pub(crate) inbox: Inbox<GrantDetails>,
 }
@@ -146,12 +145,10 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         Self { owner, live: Some(Live::Owner(live)), entry: EntryMachine::new(), mailbox: None }
     }
 
-    /// Whether a copy of a request may arrive later.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.entry.is_in_doubt()
     }
 
-    /// The hold that this grant makes.
     pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
         let lease = match granted.by {
             // The full lease, counted from before the request was sent. If a message had granted

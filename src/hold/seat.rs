@@ -31,7 +31,6 @@ pub(crate) struct Seat {
     pub(crate) pinned: Option<Box<Pinned>>,
 }
 
-/// The outcome of the end of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LevelEnd {
     /// The tenancy has levels left.
@@ -53,13 +52,11 @@ pub(crate) struct Pinned {
 
 #[derive(Debug, Default)]
 struct SharedHold {
-    /// The other tenants.
     beside: Beside,
     /// The time until which the tenants want the hold.
     wanted: Wanted,
 }
 
-/// A tenancy that shares a hold.
 #[derive(Debug)]
 struct Tenant {
     tenancy: Arc<Tenancy>,
@@ -186,12 +183,10 @@ impl Seat {
         Arc::ptr_eq(&self.tenancy, tenancy)
     }
 
-    /// Whether `tenancy` is one of the hold's tenants.
     pub(crate) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
         self.is(tenancy) || self.beside(tenancy).is_some()
     }
 
-    /// All tenants of the hold.
     pub(crate) fn tenancies(&self) -> impl Iterator<Item = &Arc<Tenancy>> {
         self.tenants().map(|(tenancy, _)| tenancy)
     }
@@ -207,7 +202,6 @@ impl Seat {
         self.shared.as_mut()?.beside.get(tenancy)
     }
 
-    /// A thread's tenancy and its levels.
     pub(crate) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
         if self.tenancy.thread.id() == thread.id() {
             return Some((&self.tenancy, &mut self.levels));
@@ -218,7 +212,6 @@ impl Seat {
         Some((&tenant.tenancy, &mut tenant.levels))
     }
 
-    /// The levels of one of the hold's tenants.
     pub(crate) fn levels_of(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Levels> {
         if self.is(tenancy) {
             return Some(&mut self.levels);
@@ -226,7 +219,6 @@ impl Seat {
         self.beside(tenancy).map(|tenant| &mut tenant.levels)
     }
 
-    /// Adds a tenant to a shared hold.
     pub(crate) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = HoldLevel::since(terms, now);
         let tenant = Tenant { tenancy, levels: Levels::of(level) };
@@ -421,7 +413,6 @@ impl From<Terms> for HoldLevel {
 #[derive(Debug)]
 pub(crate) struct Levels {
     pub(crate) outer: HoldLevel,
-    /// The inner levels, in order.
     pub(crate) inner: Vec<HoldLevel>,
 }
 

@@ -124,12 +124,10 @@ impl Tenancy {
         }
     }
 
-    /// The time at which the use of the hold began, on [`clock`].
     pub(crate) fn began(&self) -> u64 {
         self.began.load(Ordering::Relaxed)
     }
 
-    /// The tenancy's entry in a snapshot, if it is held.
     pub(crate) fn snapshot(&self, name: &Name, levels: usize) -> Option<Held> {
         self.is_held().then(|| Held {
             name: name.given().to_owned(),
@@ -141,7 +139,6 @@ impl Tenancy {
         })
     }
 
-    /// How long the thread has had the hold.
     fn held(&self) -> Duration {
         clock::since(self.began())
     }
@@ -184,7 +181,6 @@ impl Tenancy {
         self.index.store(index as u32, Ordering::Relaxed);
     }
 
-    /// The fencing token, if the lock has tokens.
     pub(crate) fn token(&self) -> Option<NonZero<u64>> {
         NonZero::new(self.token.load(Ordering::Relaxed))
     }

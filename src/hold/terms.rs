@@ -45,7 +45,6 @@ impl Terms {
         self.leaves_at_once
     }
 
-    /// The lease of a hold on these terms.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_nanos(self.lease)
     }
@@ -69,7 +68,6 @@ impl Terms {
         (!self.is_watched).then(|| self.lease())
     }
 
-    /// Checks the lease, before the client sends a request.
     #[inline]
     pub(crate) fn check(self, name: &Name) -> Result<(), Error> {
         const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
@@ -100,7 +98,6 @@ impl Terms {
     }
 }
 
-/// Checks a lease, before the client sends a request.
 pub(crate) fn check_lease(name: &Name, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(

@@ -214,7 +214,6 @@ impl<T: Leaseholder> Task for T {
 pub(crate) struct Renewing<'a> {
     pub(crate) hold: Cow<'a, Arc<Hold>>,
     pub(crate) state: RenewalState,
-    /// The progress of the renewal.
     pub(crate) progress: &'a mut RenewalProgress,
 }
 

@@ -12,7 +12,6 @@ use crossbeam_channel::Sender;
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
-/// The target of every line that this library logs.
 const TARGET: &str = "redlatch";
 /// The largest number of lines that wait for a slow logger. Later lines are left out and counted.
 const MOST_LINES: usize = 1_000;
@@ -55,7 +54,6 @@ struct CallbackState {
 /// Holds lost for one reason.
 struct Lost {
     why: String,
-    /// The names of the first holds.
     names: Vec<Name>,
     holds: usize,
     first: u64,

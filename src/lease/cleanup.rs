@@ -189,7 +189,6 @@ impl Cleanup {
         }
     }
 
-    /// The name of its lock or semaphore.
     pub(crate) fn name(&self) -> &Name {
         &self.name
     }
@@ -258,7 +257,6 @@ impl Cleanup {
         false
     }
 
-    /// Whether the cleanup is done with this outcome.
     fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
         match &self.what {
             What::Undo { enough, .. } => {
@@ -310,7 +308,6 @@ impl Cleanup {
         }
     }
 
-    /// Makes the cleanup due after `pause`.
     pub(crate) fn after(self, pause: Duration) -> Self {
         Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
     }

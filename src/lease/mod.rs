@@ -52,7 +52,6 @@ pub(crate) trait Task: Send + Sync {
     fn due(self: Arc<Self>) -> Option<Renewal>;
 }
 
-/// A due renewal of a hold.
 pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
@@ -79,7 +78,6 @@ impl fmt::Debug for Renewal {
     }
 }
 
-/// An entry of the wheel.
 enum WheelItem {
     /// A hold's task is due.
     Task(Weak<dyn Task>),
@@ -90,7 +88,6 @@ enum WheelItem {
 /// Called once, if the hold is lost.
 pub(crate) type LossCallback = Box<dyn FnOnce(LostReason) + Send>;
 
-/// Work for the renewer.
 #[derive(Debug)]
 pub(crate) enum Job {
     Renew(Vec<Renewal>),
@@ -136,7 +133,6 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// The time at which the alarm goes off, by [`clock`].
     pub(crate) fn due(&self) -> u64 {
         self.due
     }
@@ -182,7 +178,6 @@ impl Watchdog {
 
     /// As the function of [`renew_all`](Self::renew_all), but only for these holds.
     pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
-        // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::Renew(renewals));
     }
 
@@ -202,7 +197,6 @@ impl Watchdog {
 
     /// Makes the renewer wake the subscriber of a server from its read.
     pub(crate) fn wake_subscriber(&self, node: Arc<Node>) {
-        // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
@@ -245,12 +239,10 @@ impl Watchdog {
     ) {
         if requests.applied(request_id, semaphore, permits, mark) {
             let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), request_id);
-            // The receiver goes away only at the end of the client.
             let _ = self.jobs.send(job);
         }
     }
 
-    /// Logs that a hold was lost.
     pub(crate) fn tell_lost(&self, name: &Name, loss_message: impl FnOnce() -> String) {
         self.callbacks.log_lost(name, loss_message);
     }
@@ -292,7 +284,6 @@ impl Watchdog {
         self.callbacks.log(level, line);
     }
 
-    /// Runs the watchdog's thread, for its whole life.
     pub(crate) fn run(&self) {
         let mut fired = Vec::new();
         while self.wait(&mut fired) {
@@ -316,7 +307,6 @@ impl Watchdog {
                 }
             }
             self.callbacks.start_again();
-            // The receiver goes away only after this thread.
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }

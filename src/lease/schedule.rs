@@ -118,7 +118,6 @@ pub(crate) struct RenewalState {
     pub(crate) progress: RenewalProgress,
 }
 
-/// The progress of a hold's renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RenewalProgress {
     /// No renewal was sent yet, or the last one succeeded.
@@ -131,7 +130,6 @@ pub(crate) enum RenewalProgress {
     Failed { failed: u32, again: u64 },
 }
 
-/// The next step for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) at: u64,

@@ -53,7 +53,6 @@ pub(crate) struct Wheel<T> {
     /// The head of the list of free cells in `entries`, linked by `next`.
     free: u32,
     len: usize,
-    /// The serial number of the last insert.
     serial: NonZero<u64>,
 }
 
@@ -182,25 +181,21 @@ impl<T> Wheel<T> {
         earliest.filter(|&due| due <= horizon)
     }
 
-    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there is no entry.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bucket of an entry due at `due`.
     fn bucket_of(&self, due: u64) -> usize {
         // A late entry goes into the present bucket, since `advance` would pass its own bucket only
         // at the end of this round.
         (due.max(self.now) & self.mask) as usize
     }
 
-    /// The bucket `offset` ticks ahead.
     fn bucket_at(&self, offset: u64) -> usize {
         ((self.now + offset) & self.mask) as usize
     }
@@ -221,7 +216,6 @@ impl<T> Wheel<T> {
         None
     }
 
-    /// Puts an entry into a free cell.
     fn insert_entry(&mut self, entry: WheelEntry<T>) -> u32 {
         let index = self.free;
         if index != NIL {

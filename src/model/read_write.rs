@@ -9,7 +9,6 @@ use redis::Value;
 use super::{ModelStep, numbers, sha};
 use crate::scripts::lua;
 
-/// The holders of a lock.
 #[derive(Default)]
 pub(super) struct Holders {
     writer: Option<Vec<u8>>,
@@ -104,7 +103,6 @@ impl ModelStep<'_> {
         self.queues.entry(key.to_vec()).or_default()
     }
 
-    /// The reply if the owner has the lock already.
     fn has_it_already(&mut self, key: &[u8], owner: &[u8]) -> Option<Value> {
         let places = self.waiting(key).len() as i64;
         self.holders(key).know(owner).then_some(Value::Int(-1 - places))
@@ -208,7 +206,6 @@ static GIVE_UP: LazyLock<String> = script!(READ_WRITE, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(READ_WRITE, "read_write/force_unlock.lua");
 static READ_ON: LazyLock<String> = script!(READ_WRITE, "read_write/read_on.lua");
 
-/// The scripts of read-write locks.
 pub(super) fn scripts() -> Vec<String> {
     [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &READ_ON]
         .map(|script| String::clone(script))

@@ -35,7 +35,6 @@ struct Turn {
 }
 
 impl Turn {
-    /// The length of this turn.
     fn length(self) -> u64 {
         (ROUND / (u64::from(self.places) + 1)).clamp(SHORTEST_TURN, LONGEST_TURN)
     }
@@ -59,7 +58,6 @@ impl Cohort {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 
-    /// Notes that the hold was released.
     pub(crate) fn released(&mut self, now: u64, chain: Chain) {
         self.turn = None;
         self.last = Some((now, chain));

@@ -20,7 +20,6 @@ const PAST_A_TURN: u64 = 20_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Comes(usize, Mode),
-    /// The server grants the leader's request.
     Granted(usize),
     /// A leader or a waiter ends its wait.
     GivesUp(usize),
@@ -88,7 +87,6 @@ impl World {
         if mode == Mode::Read { &mut self.reads } else { &mut self.alone }
     }
 
-    /// The steps that are possible now.
     fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         for (thread, at) in self.at.iter().enumerate() {
@@ -298,7 +296,6 @@ impl World {
         }
     }
 
-    /// Asserts the properties of each state.
     fn check(&self, step: Step) {
         let count = |all: &Tenancies| all.iter().flatten().count();
         assert!(count(&self.alone) <= 1, "two have it alone, after {step:?}");

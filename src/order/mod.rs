@@ -249,7 +249,6 @@ impl Order {
         (seat, if opens { self.queue.promote(None).0 } else { Wake::NOBODY })
     }
 
-    /// The tenancy under which the thread reads.
     pub(crate) fn reading(&mut self, thread: &Thread) -> Option<&Arc<Tenancy>> {
         let (reading, _) = self.readers.as_mut()?.seat.as_mut()?.tenant(thread)?;
         Some(reading)
@@ -358,7 +357,6 @@ impl Order {
         if !self.may_pass(hold, now) {
             return None;
         }
-        // Removes the next thread from the queue and signals it.
         let passed = self.queue.pass_first(|first| {
             let next = next(first.thread());
             self.alone.seat = Some(left.passed_to(&next, first.need().terms));

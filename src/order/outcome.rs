@@ -17,7 +17,6 @@ pub(crate) type GateQueue = Queue<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 pub(crate) type GateLead = Lead<Option<QueueEntry>>;
 pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
 
-/// The outcome of a thread's entry at the gate.
 #[derive(Debug)]
 pub(crate) enum GateOutcome {
     /// The thread already holds the lock, and now has one more level.
@@ -38,13 +37,11 @@ pub(crate) enum GateOutcome {
     TooDeep,
 }
 
-/// Whether a granted hold got the seat.
 #[derive(Debug)]
 pub(crate) enum Admission {
     /// The hold got the seat. If the seat was still taken by a hold that is over, this is that
     /// seat.
     Admitted(Option<Seat>),
-    /// Another hold has the seat.
     Occupied(Arc<Hold>),
     /// The process does not have the hold. Either its lease was over before the leader read the
     /// reply, or the server answered a forced unlock of this process after the leader sent its
@@ -52,7 +49,6 @@ pub(crate) enum Admission {
     NotHeld,
 }
 
-/// The outcome of leaving a level.
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
     /// The tenancy is not in the seat: it was lost, or released before.
@@ -71,7 +67,6 @@ pub(crate) enum Fate {
     /// The next thread has the hold, so the caller sends no release. It wakes `next`, and then
     /// `second`, which should be awake for the next pass.
     Passed { next: Wake, second: Wake },
-    /// The thread must release the hold.
     Release {
         /// Whether the thread has the leadership. If not, another thread already leads, or the
         /// readers' seat was left.

@@ -31,7 +31,6 @@ const BROKEN: i64 = -1;
 const FORGOTTEN: i64 = -2;
 pub(crate) const MOST_PARTIES: u32 = 999_999;
 
-/// One barrier, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierScripts<'a> {
     pub(crate) route: &'a Route,
@@ -39,7 +38,6 @@ pub(crate) struct BarrierScripts<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// The state of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Generation {
     Present,
@@ -68,7 +66,6 @@ pub(crate) enum Comes {
     Leaves = b'2',
 }
 
-/// The result of a thread's arrival.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
@@ -78,7 +75,6 @@ pub(crate) struct BarrierPosition {
     pub(crate) index: Option<u32>,
 }
 
-/// The state of a barrier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierState {
     /// Zero: there is no barrier.

@@ -7,7 +7,6 @@
 /// since each hold and each name has one.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
-    /// The clock of the start.
     pub(crate) clock: ChainClock,
     pub(crate) start: u64,
     pub(crate) count: u32,
@@ -40,7 +39,6 @@ pub(crate) enum Since {
 }
 
 impl Chain {
-    /// The chain of a grant by message.
     pub(crate) fn received(start: u64, count: u64) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self { clock: ChainClock::Servers, start, count }

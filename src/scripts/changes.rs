@@ -25,7 +25,6 @@ pub(super) const KEPT: u64 = 10_000_000_000;
 /// a script that repeats them.
 pub(super) const MOST_OF_A_NAME: usize = 10_000;
 
-/// One change that the server has answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,

@@ -16,14 +16,12 @@ static KEEP_ALIVE: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/keep
 static DONE: LazyLock<Script> =
     script!(NUMBER; CONDITION, "condition/passing.lua", "condition/done.lua");
 
-/// One condition, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConditionScripts<'a> {
     pub(crate) keys: &'a ConditionKeys,
     pub(crate) database: i64,
 }
 
-/// The state of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
     /// The waiter waits, or waited until this request removed it.

@@ -12,14 +12,12 @@ static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
 static RESIGN: LazyLock<Script> = script!(NUMBER; "election/resign.lua");
 static LOOK: LazyLock<Script> = script!(LIST; "election/look.lua");
 
-/// One election, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElectionScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
 }
 
-/// The recorded leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recorded {
     pub(crate) token: u64,

@@ -33,7 +33,6 @@ static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
 
-/// One expirable semaphore, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {
     pub(crate) route: &'a Route,
@@ -45,7 +44,6 @@ pub(crate) struct ExpirableScripts<'a> {
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
-/// The result of a request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
     /// Permits were taken: this many, under the first ids.
@@ -56,7 +54,6 @@ pub(crate) enum TakenPermit {
     Missing,
 }
 
-/// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnedPermits {
     /// The number of permits that were given back before their leases ended.
@@ -66,7 +63,6 @@ pub(crate) struct ReturnedPermits {
     pub(crate) heard: Option<i64>,
 }
 
-/// The number of permits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitCounts {
     pub(crate) free: i64,

@@ -19,7 +19,6 @@ static KEEP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/keep.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua");
 
-/// One fair lock, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
@@ -33,7 +32,6 @@ pub(crate) struct FairScripts<'a> {
     pub(crate) acks: Option<ReplicaAcks>,
 }
 
-/// The result of a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
     Granted {
@@ -87,7 +85,6 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
     numbers.map(|number| number.parse().ok()).collect()
 }
 
-/// The server's answer to a sign of life.
 #[derive(Debug)]
 pub(crate) struct KeptAlive {
     /// The time after which the next sign of life is due, if that is sooner than usual.
@@ -252,7 +249,6 @@ pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     }
 }
 
-/// An owner's number, from its text.
 fn number_of(owner: &Value) -> Option<u64> {
     let Value::BulkString(text) = owner else { return None };
     let (_, number) = str::from_utf8(text).ok()?.split_once(':')?;

@@ -63,7 +63,6 @@ pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     patterns
 }
 
-/// The beginning of a lock's channel.
 const CHANNEL: &str = "redisson_lock__channel";
 
 /// Whether all keys of a name are in one slot of a cluster.
@@ -77,7 +76,6 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
 pub(crate) struct LockKeys<'a> {
     pub(super) name: &'a str,
     pub(super) mode: Mode,
-    /// Whether the lock has fencing tokens.
     pub(crate) is_fenced: bool,
 }
 
@@ -251,7 +249,6 @@ impl ExpirableKeys {
     }
 }
 
-/// The channel of one count-down latch.
 #[derive(Debug)]
 pub(crate) struct LatchKeys;
 

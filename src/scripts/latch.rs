@@ -17,7 +17,6 @@ static TRY_SET_COUNT: LazyLock<Script> = script!(COUNT, "latch/try_set_count.lua
 static LOOK: LazyLock<Script> = script!(LIST; "number.lua", "latch/look.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "latch/delete.lua");
 
-/// One latch, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {
     pub(crate) route: &'a Route,

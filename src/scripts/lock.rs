@@ -92,7 +92,6 @@ enum Behind {
     Again(Again),
 }
 
-/// The result of a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
@@ -143,11 +142,9 @@ pub(crate) struct Refused {
     /// Whether one of Redisson's clients holds the lock. The message of its release then comes on
     /// the public channel.
     pub(crate) by_redisson: bool,
-    /// Whether the entry is new.
     pub(crate) is_new: bool,
 }
 
-/// One lock, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
@@ -365,12 +362,10 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
     }
 }
 
-/// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
     /// The next process has the lock, and got the message.
     HandedOn,
-    /// The lock is free.
     Done,
     /// The lock is free, and the chain ends: the lock is left to Redisson's clients for a moment,
     /// or none of them waits.
@@ -429,7 +424,6 @@ pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     Command::script(&OWNERS, &keys, &[client.as_bytes()])
 }
 
-/// Reads the answer to an [`owners_command`].
 pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     let parts = |reply| match reply {
         Value::Array(parts) => Ok(parts),

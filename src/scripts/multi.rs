@@ -25,7 +25,6 @@ static WRITE_RELEASE: LazyLock<Script> = script!(LIST;
     "multi/release.lua"
 );
 
-/// The result of one attempt to take several locks.
 #[derive(Debug)]
 pub(crate) enum AllAcquired {
     /// All locks are taken, each with this reply.

@@ -8,7 +8,6 @@ use std::sync::LazyLock;
 /// pairs.
 const SEPARATOR: char = '\u{1f}';
 
-/// Returns the script with the mutant's replacements.
 pub(crate) fn script(code: &str) -> &'static str {
     let pairs = env::var("REDLATCH_MUTANT_SCRIPT").unwrap_or_default();
     let mut parts = pairs.split(SEPARATOR);
@@ -19,7 +18,6 @@ pub(crate) fn script(code: &str) -> &'static str {
     code.leak()
 }
 
-/// Whether this process has this bug.
 pub(crate) fn is(name: &str) -> bool {
     static MUTANT: LazyLock<String> =
         LazyLock::new(|| env::var("REDLATCH_MUTANT").unwrap_or_default());

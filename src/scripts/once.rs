@@ -120,7 +120,6 @@ impl Once<'_> {
         }
     }
 
-    /// Asks the server for its time.
     fn learn(&self, route: &Route) -> Result<(), Trouble> {
         let reply = call(route, &Command::plain(&[b"TIME"]), self.rights)?;
         let number = |part: &Value| match part {

@@ -21,7 +21,6 @@ const WRITES: &str = ":write";
 #[derive(Debug)]
 pub(crate) struct ClientId {
     uuid: String,
-    /// The client's uuid as a number.
     seed: u128,
     next: AtomicU64,
 }
@@ -62,7 +61,6 @@ impl ClientId {
         self.next_owner_to(Mode::Lock)
     }
 
-    /// Returns a fresh owner for a lock in this mode.
     pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
         Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
     }
@@ -108,7 +106,6 @@ impl Owner {
         })
     }
 
-    /// The owner's text in Redis.
     pub(crate) fn text(&self) -> OwnerText {
         match self {
             Self::Lock { client, number, mode } => {

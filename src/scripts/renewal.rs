@@ -13,7 +13,6 @@ use super::{
 use crate::error::Error;
 use crate::scripts::{LockKeys, Mode, Owner};
 
-/// The result of one hold's renewal.
 #[derive(Debug)]
 pub(crate) enum Renewed {
     Done(StillHeld),
@@ -23,7 +22,6 @@ pub(crate) enum Renewed {
     Unacknowledged(Error),
 }
 
-/// The server's answer about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StillHeld {
     No,
@@ -53,7 +51,6 @@ pub(crate) enum RenewalKind {
 }
 
 impl RenewalKind {
-    /// The hashes of the scripts that renew leases.
     #[cfg(feature = "in-memory")]
     pub(crate) fn scripts() -> [String; 2] {
         [lock::RENEW.hash(), expirable_semaphore::RENEW.hash()]

@@ -55,7 +55,6 @@ fn ours() -> i64 {
     i64::try_from(clock::now() / 1_000_000).unwrap_or(i64::MAX)
 }
 
-/// The requests of one client to one name.
 #[derive(Debug)]
 pub(crate) struct Requests {
     /// The prefix of the keys under which the server remembers the requests.
@@ -64,7 +63,6 @@ pub(crate) struct Requests {
     pub(super) sequences: Mutex<Sequences>,
     valid_for: Duration,
     pub(super) memory: Duration,
-    /// The names with changes.
     changes: Weak<ChangedNames>,
     /// The route to the server of the name. `None`: the client does not repeat the changes.
     route: Option<Route>,
@@ -401,7 +399,6 @@ impl ChangedNames {
         self.forgotten.swap(0, Ordering::Relaxed)
     }
 
-    /// Adds a change.
     pub(super) fn add(&self, requests: &Arc<Requests>, log: &mut Log, change: Change) {
         let now = change.at;
         let (gone, old) = log.add(change);

@@ -31,7 +31,6 @@ pub(crate) enum Rights {
     Subscriptions,
 }
 
-/// The rights of one kind of synchronizer.
 struct KindRights {
     rights: Rights,
     /// The name of such a synchronizer in an error.
@@ -41,7 +40,6 @@ struct KindRights {
     beside: Option<Rights>,
     /// The commands that its scripts may run on each key.
     keys: &'static [(KeyOf, &'static [&'static str])],
-    /// The commands without a key.
     bare: &'static [&'static str],
     /// The channels on which its scripts publish, besides the clients' own channels.
     channels: &'static [KeyOf],
@@ -321,7 +319,6 @@ fn around(key: KeyOf, name: &str) -> (String, String) {
 }
 
 impl KindRights {
-    /// All its commands, in alphabetical order.
     fn commands(&self) -> Vec<&'static str> {
         let all = self.keys.iter().flat_map(|(_, commands)| *commands).chain(self.bare);
         let mut all: Vec<_> = all.copied().collect();
@@ -354,7 +351,6 @@ impl KindRights {
         text
     }
 
-    /// The Lua code of its [`RightsQuestion`].
     fn question(&self) -> String {
         // Single quotes are enough for Lua: no text here has a quotation mark.
         let quoted = |text: &str| format!("'{text}'");

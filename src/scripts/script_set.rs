@@ -4,7 +4,6 @@ use std::sync::LazyLock;
 
 use redlatch_client::Script;
 
-/// The scripts of one kind of lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,

@@ -25,13 +25,11 @@ static SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/set_permits.lu
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "semaphore/delete.lua");
 
-/// One semaphore, with the functions that run its scripts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SemaphoreScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
-    /// The key of the semaphore's mark.
     pub(crate) mark: &'a str,
     pub(crate) requests: &'a Requests,
     /// The number of replicas that must have taken permits before the permits count.
@@ -202,7 +200,6 @@ impl SemaphoreScripts<'_> {
         }
     }
 
-    /// Sends a request that may take permits.
     fn take<T>(
         self,
         script: &'static Script,
@@ -259,7 +256,6 @@ pub(super) fn heard_by(reply: i64) -> Option<i64> {
     }
 }
 
-/// Reads the number under a key.
 pub(super) fn stored_number(
     route: &Route,
     key: &str,

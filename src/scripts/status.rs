@@ -38,7 +38,6 @@ pub(crate) struct KeyData {
     pub(crate) listeners: [u64; 4],
 }
 
-/// Reads the state of a name.
 pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     let (lock, read_write) =
         (LockKeys::new(name, Mode::Lock, false), LockKeys::new(name, Mode::Read, false));

@@ -16,7 +16,6 @@ use super::Rights;
 use crate::error::{Error, ErrorKind, Outlook};
 use crate::name::Name;
 
-/// The reason why a request has no usable reply.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
     /// The server refused the script, so nothing was changed.
@@ -233,7 +232,6 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
     Error::new(kind, what).caused_by_shared(source.clone())
 }
 
-/// The error for writes that too few replicas have.
 pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     let Cause { error, address, .. } = cause;
     if error.code().is_some() {

@@ -24,7 +24,6 @@ mod tests;
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Arc<Mutex<Order>>,
-    /// The mode of the holds in its seat.
     mode: Mode,
 }
 
@@ -39,7 +38,6 @@ impl Gate {
         Self { state: Arc::clone(&self.state), mode }
     }
 
-    /// The mode of the holds in its seat.
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
@@ -48,7 +46,6 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    /// See [`Order::lead_beside`].
     pub(crate) fn lead_beside(&self) -> bool {
         self.state.lock().lead_beside()
     }
@@ -65,7 +62,6 @@ impl Gate {
         self.at(|state, now| state.side(self.mode).add_level(tenancy, terms, now))
     }
 
-    /// See [`Order::admit`].
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -269,12 +265,10 @@ impl Gate {
         call.now();
     }
 
-    /// Calls `look` with the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
         self.with_side(|side| look(side.seat.as_mut()))
     }
 
-    /// The hold in the seat.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
         self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold())))
     }
@@ -322,7 +316,6 @@ impl Gate {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
 
-    /// Whether this process and others now take turns with the lock.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.with_side(|side| side.cohort.takes_turns(now))
     }

@@ -189,7 +189,6 @@ impl Site {
         leads.then(|| LeadershipGuard::new(self, None))
     }
 
-    /// Releases a hold whose last tenancy has left the seat.
     pub(super) fn release_last(
         self: &Arc<Self>,
         hold: &Arc<Hold>,

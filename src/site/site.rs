@@ -31,7 +31,6 @@ pub(crate) struct Site {
     pub(crate) gate: Gate,
     /// Whether its holds have fencing tokens.
     pub(crate) is_fenced: bool,
-    /// The mode of its holds.
     pub(crate) mode: Mode,
     /// The entry of the timing wheel for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
@@ -195,7 +194,6 @@ impl Site {
         tenancy.observed(&self.core, &self.name);
     }
 
-    /// The error for a tenancy that was lost.
     pub(crate) fn lost_error(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
         Error::lost(&self.name, &tenancy.loss_message(reason, self.core.config.max_hold))
     }

@@ -31,7 +31,6 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
     (1..MOST).contains(&others.len()) && others.iter().all(|site| is_with(site))
 }
 
-/// The outcome of a request for several locks.
 pub(crate) enum AllAsked {
     /// All locks are taken, under these tenancies.
     Granted(Vec<Arc<Tenancy>>),

@@ -29,7 +29,6 @@ pub(crate) struct Endurance {
 struct Spell {
     first: Instant,
     last: Instant,
-    /// The pause after the next failure.
     pause: Duration,
 }
 

@@ -130,7 +130,6 @@ impl Heard {
         self.version
     }
 
-    /// The channel's last message.
     pub(crate) fn message(&self) -> Vec<u8> {
         self.subscription.as_ref().map(Subscription::message).unwrap_or_default()
     }

@@ -117,7 +117,6 @@ pub(crate) trait Synchronizer {
     fn observed(&self, _grant: &GrantOf<Self>) {}
 }
 
-/// The result of a thread's arrival.
 pub(crate) enum Enter<N, G, I> {
     /// The thread already holds the lock, and takes it once more.
     Reentered(G),
@@ -130,7 +129,6 @@ pub(crate) enum Enter<N, G, I> {
     Leads(Option<Box<Lead<I>>>),
 }
 
-/// The server's answer to a request.
 #[derive(Debug)]
 pub(crate) enum Try<T> {
     Granted(T),
@@ -269,7 +267,6 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// The wait after the thread's first [`Synchronizer::enter`].
     fn wait(&mut self, entered: Result<EnterOf<S>, Error>) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, .. } = *self;
         let mut first = Some(entered);
@@ -435,7 +432,6 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         answered_at = Some(Instant::now());
                         lead.listening.ask_after(sleep);
                     }
-                    // A grant that came before the end of the wait counts.
                     Err(error) if was_cut() => {
                         // If other threads led until the end of this call's time, this call has
                         // only just asked. So the server's answer to the previous leader counts for

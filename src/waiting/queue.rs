@@ -39,7 +39,6 @@ struct Waiters<N, G, I> {
     spin: Arc<Spin>,
 }
 
-/// A thread in a queue.
 #[derive(Debug)]
 pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
@@ -90,7 +89,6 @@ impl<N, G, I> Queue<N, G, I> {
         Self { led: false, last_answer: None, answers: false, waiters: None }
     }
 
-    /// Whether a thread leads or waits.
     pub(crate) fn is_busy(&self) -> bool {
         self.led || self.first().is_some()
     }
@@ -160,17 +158,14 @@ impl<N, G, I> Queue<N, G, I> {
         self.waiters.as_mut()?.queue.pop_front()
     }
 
-    /// The first waiter in the queue.
     pub(crate) fn first(&self) -> Option<&LocalWaiter<N, G, I>> {
         self.waiters.as_ref()?.queue.front().map(|first| &**first)
     }
 
-    /// The waiters' needs, in order.
     pub(crate) fn needs(&self) -> impl Iterator<Item = &N> {
         self.all().map(|waiter| waiter.need())
     }
 
-    /// The number of waiters that have queued so far.
     pub(crate) fn arrivals(&self) -> u64 {
         self.waiters.as_ref().map_or(0, |waiters| waiters.arrivals)
     }
@@ -312,7 +307,6 @@ pub(crate) trait QueueSite {
         self.with_queue(|queue| queue.give_up(waiter))
     }
 
-    /// As [`Queue::arrivals`].
     fn arrivals(&self) -> u64 {
         self.with_queue(|queue| queue.arrivals())
     }

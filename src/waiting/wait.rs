@@ -149,7 +149,6 @@ impl<'a> Wait<'a> {
         self.check_cancelled(name)
     }
 
-    /// Fails if the wait was cancelled.
     pub(crate) fn check_cancelled(&self, name: &Name) -> Result<(), Error> {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::cancelled(name));

@@ -63,7 +63,6 @@ struct Seen {
     undone: AtomicUsize,
 }
 
-/// One name in one process.
 struct Name {
     gate: Gate,
     odds: Odds,
@@ -223,7 +222,6 @@ impl Synchronizer for Visitor<'_> {
     }
 }
 
-/// The limit of a thread's wait, if there is one.
 struct Patience {
     token: CancelToken,
     deadline: Option<Instant>,
@@ -316,7 +314,6 @@ impl Name {
         }
     }
 
-    /// Notes that the thread has the leadership.
     fn leads(&self, thread: &Thread) {
         let before = self.leader.lock().replace(thread.id());
         assert!(before.is_none_or(|before| before == thread.id()), "two have the leadership");
@@ -563,7 +560,6 @@ fn a_lost_hold_opens_the_gate() {
     assert!(happened(&seen.vacated) && happened(&seen.undone));
 }
 
-/// Runs `others` while one thread has the lock.
 fn beside_a_holder(others: fn(&Arc<Name>)) {
     let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
     let patience = Patience::new(0.0);
