@@ -254,7 +254,7 @@ impl Hold {
     }
 
     /// Notes the server's answer to a renewal, after which the hold has the lease of its terms.
-    /// `counts` is the part of the lease that counts. Zero: the client only asked whether the
+    /// `certain` is the part of the lease that counts. Zero: the client only asked whether the
     /// server has the hold. (After a failover the client may ask this for a provisional hold. If
     /// the answer made the hold count as raised, nothing would raise it later.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
@@ -265,7 +265,7 @@ impl Hold {
     }
 
     /// Notes that the caller is about to ask for a lease, since the outcome of the request may stay
-    /// unknown. Returns the part of the lease that [counts](Self::counts).
+    /// unknown. Returns the part of the lease that [counts](Self::certain_part).
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
@@ -309,7 +309,7 @@ impl Hold {
 
     /// Whether the server may keep the hold past the deadline that this process knows. It may if
     /// the outcome of an extension is unknown, if a lease that is too long is not cut yet, or if a
-    /// cut [may come](Self::counts). (A later answer about a shorter lease does not settle an
+    /// cut [may come](Self::certain_part). (A later answer about a shorter lease does not settle an
     /// unknown extension.)
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);

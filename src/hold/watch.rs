@@ -111,7 +111,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
-        // `counts` is computed before `longer`, which may make this renewal a cut.
+        // `certain` is computed before `longer`, which may make this renewal a cut.
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.longer() };
@@ -123,7 +123,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
     }
 
-    /// Takes the server's answer to a renewal that was sent at `sent_at`. `counts` is the part of
+    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the part of
     /// the renewal's lease that counts.
     fn renewed(
         self: &Arc<Self>,
@@ -160,7 +160,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             Some(true) if renewed == Ok(StillHeld::No) => self.lose_hold(hold, hold.why_gone()),
             Some(true) => {
                 self.arm();
-                // If `counts` is zero, the renewal only asked whether the server has the hold.
+                // If `certain` is zero, the renewal only asked whether the server has the hold.
                 if !certain.is_zero() {
                     let count = if renewed.is_ok() { Count::Renewed } else { Count::RenewalFailed };
                     self.core().observe_soon(count, || {
