@@ -173,7 +173,7 @@ end
 -- this chain.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
-    -- A chain that began in the future: the clock was set back.
+    -- If the chain began in the future, the server's clock was set back.
     local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
         -- The number of Redisson's clients that wait: the listeners of the public channel without

@@ -24,7 +24,7 @@ redis.call('pexpire', waiting, KEPT)
 local many = redis.pcall('hlen', notified)
 if type(many) == 'number' and many > FEW then
     local looked = tonumber(redis.call('hget', notified, '') or nil)
-    -- (A time in the future: the server's clock was set back.)
+    -- (If the time is in the future, the server's clock was set back.)
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
@@ -35,7 +35,7 @@ local records = redis.call('hgetall', notified)
 local passed = false
 for i = 1, #records, 2 do
     local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
-    -- (A time in the future: the server's clock was set back.)
+    -- (If the time is in the future, the server's clock was set back.)
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
