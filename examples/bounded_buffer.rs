@@ -53,8 +53,8 @@ impl Counter {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
         not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
-        // This comes before the change. If a process dies in between, it has woken another process
-        // for nothing, but no process sleeps beside a cake.
+        // The notification comes before the change. If this process dies in between, it has woken
+        // another one for nothing, but no process sleeps beside a cake.
         not_empty.notify_one()?;
         dawdle();
         let keys = [format!("{name}:cakes"), format!("{name}:baked")];

@@ -54,7 +54,7 @@ fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Troubl
         most = most.max(redis.scard(&users)?);
         thread::sleep(if round == 0 { FIRST_USE } else { USE });
         redis.srem::<_, _, ()>(&users, &user)?;
-        // This is an error if the permit was lost in the meantime.
+        // The release fails if the permit was lost in the meantime.
         permit.release()?;
     }
     Ok(most)

@@ -119,7 +119,7 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // This downgrades to reading: others may read now, and none has written in between.
+        // The writer becomes a reader: others may read now, and none has written in between.
         let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

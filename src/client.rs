@@ -312,8 +312,8 @@ impl Client {
     /// Blocks until the server has answered the releases and the background threads have ended. If
     /// the server does not answer, the call takes at most about `connect_timeout` and twice
     /// `response_timeout`; a thread in the middle of a request ends soon after. If an `on_lost`
-    /// callback or the logger does not return, the call waits for at most another twice
-    /// `response_timeout`.
+    /// callback or the logger does not return, the call waits for at most twice `response_timeout`
+    /// more.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }

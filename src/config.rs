@@ -258,8 +258,8 @@ impl ClientBuilder {
     /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
     ///   own `min-replicas-to-write`.
     ///
-    /// After an answer of the server, the next outage has the whole time again. (An outage of
-    /// replicas has it again once the replicas have been back for that time.)
+    /// When the server answers again, the next outage gets the full time. (For missing replicas, it
+    /// gets the full time once they have been back for that long.)
     ///
     /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
     /// password or a server without memory (`maxmemory`), ends the wait at once. A call without a
@@ -439,7 +439,7 @@ impl ClientBuilder {
     /// succeeds before the lease ends, the lock is lost. So at least `count` replicas have each
     /// lock that a guard calls held, with its lease.
     ///
-    /// This applies to all locks and all ways to take them, to permits of a
+    /// The setting applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an
     /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). It does not apply to

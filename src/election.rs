@@ -316,7 +316,7 @@ impl Leadership {
     /// grace. Once this returns `false`, it never returns `true` again. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        // This reads the clock, since the alarm may be late.
+        // `left` reads the clock, since the alarm may be late.
         !self.resigns.0.left().is_zero()
     }
 
@@ -392,8 +392,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // This drops the callbacks with no mutex held. Otherwise the watchdog, which may have the
-        // term now, could be the thread that drops them.
+        // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may
+        // have the term now, could be the thread that drops them.
         let _unheard = self.0.end();
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));

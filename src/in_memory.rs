@@ -108,7 +108,7 @@ impl InMemoryServer {
     /// The clock moves by a millisecond more than `time`, since a lease on a server lasts until the
     /// end of its last millisecond.
     ///
-    /// This affects leases and times to live. The limits of waits and the timeouts of requests
+    /// The jump affects leases and times to live. The limits of waits and the timeouts of requests
     /// still follow the machine's clock.
     pub fn advance(&self, time: Duration) {
         let time = time.saturating_add(Duration::from_millis(1));

@@ -55,7 +55,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
 
 /// The network breaks while requests are under way, and comes back.
 fn outage(lab: &Lab, goals: &mut Goals) {
-    // This is long enough for retries whose pauses grow.
+    // The outage is long enough for retries whose pauses grow.
     let away = lab.options.length * 15;
     let server = Server::start().unwrap();
     let network = Proxy::before(&server);

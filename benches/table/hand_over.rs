@@ -116,7 +116,7 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
         }));
     }
     holds.sort_by_key(|held| held.granted);
-    // This counts only threads that were asleep when the other thread released.
+    // Only threads that were asleep when the other thread released are counted.
     let waited = holds.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500 * MICROSECOND < pair[0].released
     });

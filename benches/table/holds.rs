@@ -123,7 +123,7 @@ pub(crate) fn work(job: &Job) {
     let taking = clock::now() - start;
     let memory = resident().saturating_sub(memory);
 
-    // This leaves out the time of the checks.
+    // The time of the checks is left out.
     let cpu = || clock::process_cpu() - clock::thread_cpu();
     let mut stand = || {
         let Calls { hexists, scripts, .. } = Calls::of(&mut server);

@@ -25,7 +25,7 @@ impl Cgroup {
         fs::create_dir(&self.folder)?;
         let taken = match fs::exists(self.folder.join("cgroup.kill")) {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
-            // Its processes could not be killed, and the lock would be kept for ever.
+            // The cgroup's processes could not be killed, and the lock would be kept for ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
         taken.inspect_err(|_| self.remove())
@@ -50,7 +50,7 @@ impl Cgroup {
             pids.collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        // This opens only some at a time, since a process may have few open files.
+        // Only some are opened at a time, since a process may have few open files.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
             // If the number was reused before it was opened, the list no longer has it.

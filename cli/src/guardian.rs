@@ -157,7 +157,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);
-    // This comes before the command begins and could start processes outside of the cgroup.
+    // The command enters the cgroup before it begins, so it starts no process outside of it.
     let cgroup = client.to_str().filter(|client| !client.is_empty()).map(|client| {
         let cgroup = Cgroup::of(client)?;
         cgroup.take(child.id()).map(|()| cgroup)

@@ -117,7 +117,7 @@ impl Held {
                 if guard.remaining() > least && matches!(again(least, true), Ok(Taken(_))) {
                     guard.unlock()
                 } else {
-                    // This sends no request, since the server may be away.
+                    // `leave_to_expire` sends no request: the server may be away.
                     guard.leave_to_expire()
                 }
             }

@@ -79,12 +79,12 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
-    // This comes as late as possible: if this process is killed after it, the lock stays taken. It
-    // must come before the guardian gets the deadline, since the command may begin then.
+    // `raise` comes as late as possible: if this process is killed after it, the lock stays taken.
+    // But it must come before the guardian gets the deadline, since the command may begin then.
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // This comes as late as possible. If a signal has come before, the command never begins, and
+    // `go_to` comes as late as possible. If a signal has come before, the command never begins, and
     // the lock does not stay taken for the least time.
     if !signals.go_to(&events) {
         return Ok(signals.status());
@@ -347,7 +347,7 @@ impl Work {
         if let Some(longest) = run.max_hold {
             let at = clock().saturating_add(nanos(longest));
             self.stops = Some(at);
-            // This is sent at once, since this process may be killed or stopped later.
+            // The line is sent at once, since this process may be killed or stopped later.
             self.tell(&format!("stop {at}\n"));
         }
         self.tell_deadline(held);
@@ -362,8 +362,8 @@ impl Work {
 
     /// Sends the guardian the time until which the lock is certainly held, if it has changed.
     fn tell_deadline(&mut self, held: &Held) {
-        // This reads the clock first: if this process is stopped between the two lines, the
-        // deadline is too early, not too late.
+        // The clock is read first: if this process is stopped between the two lines, the deadline
+        // is too early, not too late.
         let now = clock();
         let left = nanos(held.remaining());
         let until = now.saturating_add(left);
@@ -409,7 +409,8 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
             let now = clock();
-            // This comes before `has_ended`, since the guardian may have ended the command.
+            // The time is checked before `has_ended`, since the guardian may have ended the
+            // command.
             if stops.is_some_and(|at| now >= at) {
                 // A guardian that is not stopped ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
@@ -421,7 +422,7 @@ impl Work {
                 given_up |= now >= late;
             }
             if held.remaining() <= margin {
-                // The guardian has done this, unless it is stopped or the command has not begun.
+                // A guardian that is not stopped has killed the group, if the command has begun.
                 given_up |= std::mem::replace(&mut self.lost, true);
                 self.tell("kill\n");
                 self.kill();

@@ -22,7 +22,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) fn shown(text: &str) -> String {
     let escaped = |it: char| match it {
         '\n' | '\r' | '\t' => it.escape_default().to_string(),
-        // This escape is that of JSON.
+        // The escape of JSON.
         it if it.is_control() => format!("\\u{:04x}", u32::from(it)),
         it => it.into(),
     };

@@ -248,7 +248,7 @@ fn main() -> ExitCode {
 /// Runs every scenario and prints the table. Returns `false` if a run with a lock went wrong.
 fn show(options: &Options) -> Result<bool, Trouble> {
     let server = Server::find_or_start(options.url.as_deref())?;
-    // This reports a problem with the server before the show begins.
+    // `connect` reports a problem with the server before the show begins.
     drop(Client::connect(server.url())?);
     let stop = Arc::new(AtomicBool::new(false));
     // From here on Ctrl-C becomes an error, so that each value's drop cleans up.

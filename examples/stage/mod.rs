@@ -78,7 +78,7 @@ pub(crate) fn play(
 impl Stage {
     fn set(example: &str, url: Option<&str>) -> Result<Self, Trouble> {
         let server = Server::find_or_start(url)?;
-        // This reports a problem with the server before the show begins.
+        // `connect` reports a problem with the server before the show begins.
         drop(redlatch::Client::connect(server.url())?);
         let token = CancelToken::new();
         // Ctrl-C becomes an error of the show, so that each value's drop cleans up.

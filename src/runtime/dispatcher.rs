@@ -98,7 +98,7 @@ impl Dispatcher {
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
-                // It may also have holds of owners that no thread uses now.
+                // The new server may also have holds of owners that no thread uses now.
                 for node in homes.values() {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }

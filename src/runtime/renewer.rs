@@ -43,7 +43,7 @@ pub(crate) struct Renewer {
     /// The most names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster two names
     /// are usually in two slots, or at two servers while their slot moves.
     names_a_call: usize,
-    /// Its own connection, so that renewals and the callers' commands do not delay each other.
+    /// A separate connection, so that renewals and callers' commands do not delay each other.
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
@@ -124,7 +124,7 @@ impl Renewer {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
             self.try_to(Self::mend_some);
-            // This packet comes after urgent jobs, since it takes long while the server is away.
+            // Cleanups come after urgent jobs: their packet takes long while the server is away.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
             }

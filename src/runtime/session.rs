@@ -55,7 +55,7 @@ impl Session {
         unclaimed: Unclaimed,
         find: impl FnOnce(&str, &Config) -> Result<(Servers, Option<Greeting>), Error>,
     ) -> Result<Self, Error> {
-        // This comes before any mutex, which a thread of the parent may have left locked.
+        // This check comes before any mutex, which a thread of the parent may have left locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)

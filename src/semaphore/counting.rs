@@ -81,9 +81,9 @@ pub(crate) use self::site::SemaphoreSite;
 /// repeats none if the server has lost the semaphore and a program has made a new one.) For a
 /// moment, more permits may be taken than the semaphore has.
 ///
-/// These changes may be lost: those by clients that have ended since, by Redisson's clients, by
+/// A failover may lose the changes by clients that have ended since, by Redisson's clients, by
 /// [`set_permits`](Self::set_permits) and by [`drain_permits`](Self::drain_permits). If the clocks
-/// of the two servers differ by a minute or more, all changes may be lost. So at each failover a
+/// of the two servers differ by a minute or more, it may lose all changes. So at each failover a
 /// `WARN` names the semaphores in use: when no permit is taken, compare
 /// [`available_permits`](Self::available_permits) with the size. With
 /// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)

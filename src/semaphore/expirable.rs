@@ -376,8 +376,8 @@ impl ExpirableSemaphore {
             return site
                 .once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease));
         };
-        // This only extends the lease. If it shortened the lease while a renewal is under way, the
-        // guard would say "held" for too long.
+        // The call only extends the lease. If it shortened the lease while a renewal is under way,
+        // the guard would say "held" for too long.
         let sent_at = clock::now();
         let certain = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);

@@ -70,7 +70,7 @@ impl Renewer {
             return;
         };
         if !mended.is_forbidden {
-            // This looks at the names that were sent, not at those that belong here now: a slot may
+            // Only the names that were sent are checked, not those that belong here now: a slot may
             // have come here after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {

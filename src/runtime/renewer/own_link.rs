@@ -113,8 +113,8 @@ impl OwnLink {
                 taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
-                // This includes the time spent on the connection, so that one attempt waits only
-                // once for a server that does not answer.
+                // The limit includes the time spent on the connection, so that one attempt waits
+                // only once for a server that does not answer.
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }

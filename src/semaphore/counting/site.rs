@@ -164,7 +164,8 @@ impl SemaphoreSite {
             // free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server has forgotten the request that took the permits. A new one gives them back.
+        // This server has forgotten the request that took the permits. A new request gives them
+        // back.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)

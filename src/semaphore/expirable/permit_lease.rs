@@ -109,7 +109,7 @@ impl PermitLease {
         }
         drop(state);
         if has_it {
-            // This drops the callbacks, which are the user's code, with no mutex held.
+            // `tell_released` drops the callbacks, which are the user's code, with no mutex held.
             self.tell_released(tenancy);
         }
         has_it
