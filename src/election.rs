@@ -483,7 +483,7 @@ impl Changes<'_> {
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::default();
-        // Redis does not store messages, so this first listens and then asks.
+        // Redis does not store messages, so the iterator first listens and then asks.
         loop {
             match await_confirmation(channel, core, name, &thread, wait) {
                 Ok(true) => break,

@@ -324,7 +324,7 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // This thread asks for itself, since a leader may have asked long ago and sleep now.
+            // `count` asks the server itself, since a leader may have asked long ago and sleep now.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {

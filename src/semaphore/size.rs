@@ -12,8 +12,8 @@ use crate::scripts::Trouble;
 /// The size that one client's handles want for one semaphore.
 ///
 /// The client may make the semaphore until a request for permits has found it, and never after
-/// that: permits of this client may be taken then, and a new semaphore would not know of them. (If
-/// a failover loses the new semaphore before that request, the client makes it again.)
+/// that: permits of this client may be taken then, and a new semaphore would not count them. (If a
+/// failover loses the new semaphore before that request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,

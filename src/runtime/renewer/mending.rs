@@ -1,4 +1,4 @@
-//! Mending: making changes of semaphores again, at a run of the server that does not know them.
+//! Mending: making changes of semaphores again, at a run of the server that lacks them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
