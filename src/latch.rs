@@ -23,8 +23,8 @@ use crate::waiting::{
 };
 
 /// A count in Redis: threads wait until other threads, in any process, have counted it down to
-/// zero. It is like `CountDownLatch` of java.util.concurrent and Redisson's `RCountDownLatch`. Made
-/// by [`Client::count_down_latch`].
+/// zero. It is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
+/// `RCountDownLatch`. Made by [`Client::count_down_latch`].
 ///
 /// All clones, and all handles of the same name, are the same latch. A latch without a count is
 /// open. When the count has become zero, a program may set a new count.

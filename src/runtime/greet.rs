@@ -23,8 +23,8 @@ pub(crate) struct Greeting {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Finds out whether this library can work with a server, over an open connection. `is_cluster`:
-/// the client takes the server for one of a cluster.
+/// Finds out whether this library can work with a server, over an open connection. `is_cluster` is
+/// true if the client uses a cluster.
 pub(crate) fn greet(
     endpoint: &Endpoint,
     server: &ServerInfo,

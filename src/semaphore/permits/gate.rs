@@ -225,8 +225,8 @@ impl<L> PermitGate<L> {
     /// Distributes permits that the server has granted for the threads behind the asking thread.
     /// The queue may have changed since the request, so the threads that are first now get
     /// `others`. Returns the permits that no waiting thread gets: the caller must give them back to
-    /// the server. The turn begins at `asked`, the time of the request, since other processes have
-    /// no chance during a long request.
+    /// the server. The time of the request, `asked`, decides whether a new turn begins, since other
+    /// processes have no chance during a long request.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
