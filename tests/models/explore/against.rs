@@ -21,7 +21,7 @@ use crate::simulated::wire::{self, own_channel};
 /// The server's clock at the beginning, in ms.
 const START: i64 = 1_763_692_800_000;
 const KEPT: i64 = 60_000;
-/// The number of steps after which both begin anew.
+/// The number of steps after which both servers begin again without keys.
 const ROUND: u64 = 300;
 const CLIENTS: usize = 4;
 
@@ -34,11 +34,12 @@ struct Pair<'a> {
     model: Server,
     random: Random,
     counts: Counts,
-    /// The listeners that the real server knows of.
+    /// The listeners that the real server knows.
     heard: Option<(u32, i64)>,
 }
 
-/// Compares until each kind of request was made `least` times. The error is the first difference.
+/// Compares until each kind of request was made at least `least` times. The error is the first
+/// difference.
 pub(crate) fn compare(
     redis: &Redis,
     kind: Kind,
@@ -128,7 +129,7 @@ impl Pair<'_> {
             .map_err(|it| format!("{request:?} by {name} for {lease}: {it}; before {before}"))
     }
 
-    /// Lets time pass, and clients begin and stop to listen.
+    /// Lets time pass, and lets clients begin or stop to listen.
     fn prepare(&mut self) {
         let past = if self.random.percent(2) { -1_500 } else { 0 };
         let passed = self.random.one_of(&[
@@ -159,7 +160,7 @@ impl Pair<'_> {
         self.store.set_subscribers(&self.site.public, self.model.others as usize);
     }
 
-    /// An owner, mostly one that has the lock or a place.
+    /// An owner, usually one that holds the lock or has an entry.
     fn owner(&mut self) -> Owner {
         let known: Vec<_> = self.model.holders.iter().chain(&self.model.queue).copied().collect();
         let known: Vec<_> = known.into_iter().filter(|owner| *owner != JAVA).collect();
@@ -227,7 +228,7 @@ impl Pair<'_> {
         self.store.run(self.model.now * 1_000, self.site.place(), call)
     }
 
-    /// Whether the keys and messages are the model's.
+    /// Whether the real server's keys and messages equal the model's.
     fn same(&self, state: &State) -> Result<(), String> {
         let real = (seen(state), &state.queue, &state.messages);
         let model = &self.model;
@@ -291,7 +292,7 @@ impl Pair<'_> {
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     mode: String,
-    /// The holders, each with the time left of its timeout.
+    /// The holders, each with the remaining time of its timeout.
     holders: Vec<(String, i64)>,
     left: i64,
     queue_left: i64,

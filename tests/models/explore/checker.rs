@@ -1,4 +1,4 @@
-//! A setting as stateright explores it.
+//! A setting, in the form in which stateright explores it.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use stateright::{Checker, Model, Property};
 use super::search::told;
 use super::world::{Setting, Step, World};
 
-/// The rules are checked with each step, and the step says which one is broken.
+/// The rules are checked with each step. The step records the broken rule.
 const RULES: &str = "the rules";
 
 impl Model for Setting {
@@ -31,15 +31,15 @@ impl Model for Setting {
     }
 }
 
-/// What an exploration has seen.
+/// The result of an exploration.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// The number of states that count as different.
+    /// The number of different states.
     pub(crate) states: usize,
     pub(crate) depth: usize,
     /// Whether the exploration saw all states.
     pub(crate) is_whole: bool,
-    /// The broken rule, and the steps that lead there.
+    /// The broken rule, and the steps that lead to it.
     pub(crate) broken: Option<String>,
 }
 
@@ -52,8 +52,8 @@ impl fmt::Display for Seen {
 }
 
 impl Setting {
-    /// Explores breadth first until `most` states were reached. A state counts as often as steps
-    /// lead to it.
+    /// Explores breadth first until `most` states were reached. A state counts once for each step
+    /// that leads to it.
     pub(crate) fn explore(&self, most: usize) -> Seen {
         let checker = self.clone().checker().target_state_count(most).spawn_bfs().join();
         let broken = checker.discovery(RULES).map(|path| told(self, &path.into_actions()));

@@ -1,11 +1,11 @@
-//! Which states are one: those that differ in their clocks, or in the names of processes that are
-//! alike.
+//! Which states count as the same: those that differ only in their clocks, or in the names of
+//! processes of the same kind.
 //!
 //! The numbers in the library's machine are private. But each kind of number has a range of its
-//! own, and a hasher sees them all. The hasher counts the processes' times from now, and the
-//! server's times from the server's now. Of tokens and of the server's old times it takes only the
-//! order. Times of the processes that are older than [`OLD`] count as one, since no lease and no
-//! pause is that long.
+//! own, and a hasher gets all of them. For the processes' times, the hasher uses the distance from
+//! now. For the server's times, it uses the distance from the server's present time. For tokens and
+//! for the server's old times, it uses only their order. All times of the processes that are older
+//! than [`OLD`] count as equal, since no lease and no pause is that long.
 
 use std::hash::{Hash, Hasher};
 
@@ -15,7 +15,7 @@ use super::world::{OWN, SERVER, TOKENS, World};
 /// In ms.
 const OLD: u64 = 8_000;
 
-/// Sees all numbers, and keeps those of which only the order counts.
+/// Collects all numbers, and keeps those of which only the order matters.
 struct Ranks<'a> {
     world: &'a World,
     seen: Vec<u64>,
@@ -57,7 +57,7 @@ impl Named<'_> {
         self.state = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29);
     }
 
-    /// Adds all items, so that their order makes no difference.
+    /// Adds all items in a way that does not depend on their order.
     fn add_all<T: Hash>(&mut self, all: &[T]) {
         let each = all.iter().map(|one| {
             let mut own = Named { state: 0, ..*self };
@@ -83,7 +83,7 @@ impl Hasher for Named<'_> {
 
     /// Only a client's number has this type.
     fn write_u16(&mut self, number: u16) {
-        // The number of a dead client is 8 above its own.
+        // A dead client's number is 8 more than before.
         let name = self.names.get(usize::from(number % 8));
         self.add(name.map_or(number, |name| name + number / 8 * 8).into());
     }
@@ -146,7 +146,7 @@ impl World {
         (&server.asked, server.token, self.last, &self.late, &self.processes).hash(ranks);
     }
 
-    /// The same number for states that are one.
+    /// A number that is equal for states that count as the same.
     pub(crate) fn identity(&self) -> u64 {
         let mut ranks = Ranks { world: self, seen: Vec::new() };
         self.see(&mut ranks);
@@ -165,7 +165,7 @@ impl World {
         least
     }
 
-    /// All ways to name the processes so that those of a kind change names among themselves.
+    /// Calls `see` for all ways to exchange the names of processes of the same kind.
     fn each_naming(&self, names: &mut Vec<u16>, from: usize, see: &mut impl FnMut(&[u16])) {
         if from == names.len() {
             return see(names);

@@ -1,10 +1,10 @@
-//! Explores the library's own machine of a waiting process (`src/ask/entry.rs`) beside a model of
-//! the server: breadth first, in every order of every step. Random requests compare the model with
-//! the real scripts.
+//! Explores the library's own machine of a waiting process (`src/ask/entry.rs`) together with a
+//! model of the server: breadth first, in every order of all steps. Random requests compare the
+//! model with the real scripts.
 //!
 //! A usual run explores the smallest settings. A run at full size (`REDLATCH_FULL=1`) also explores
-//! a setting with a fault. With `REDLATCH_LONG=1` (`.ci/long explore`) a run explores large
-//! settings to the end, or to ten million states; SOAK.md has the figures. `REDLATCH_SETTING`
+//! a setting with a fault. A run with `REDLATCH_LONG=1` (`.ci/long explore`) also explores large
+//! settings, completely or up to ten million states. SOAK.md has the results. `REDLATCH_SETTING`
 //! selects the large settings whose names contain it.
 
 mod against;
@@ -24,14 +24,14 @@ use crate::simulated::specification::{is_full, is_long};
 use server::{Bug, Kind};
 use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 
-/// The seed of random requests that show each planted difference early.
+/// A seed with which random requests find each planted difference early.
 const QUICK: u64 = 4;
-/// The most states to explore of a large setting, and of one with a bug. A state counts as often as
-/// steps lead to it.
+/// The most states to explore, in a large setting and in one with a bug. A state counts once for
+/// each step that leads to it.
 const MANY: usize = 40_000_000;
 const FEW: usize = 3_000_000;
 
-/// The rules hold in every state, and from every state some process gets in.
+/// The rules hold in every state. From every state, some process can get the lock.
 #[test]
 fn every_order_of_every_step_keeps_the_rules() {
     let settings = if is_full() { SMALL } else { &SMALL[1..] };
@@ -54,7 +54,7 @@ fn large_settings_keep_the_rules() {
     }
 }
 
-/// An exploration that finds nothing proves nothing.
+/// If an exploration finds no bug, that proves something only if it would find known bugs.
 #[test]
 fn each_known_bug_is_found() {
     let mut unnoticed = Vec::new();
@@ -69,7 +69,7 @@ fn each_known_bug_is_found() {
     assert!(unnoticed.is_empty(), "nobody noticed: {unnoticed:#?}");
 }
 
-/// `REDLATCH_SEED` makes the same requests again.
+/// `REDLATCH_SEED` repeats the same requests.
 fn compare(
     kind: Kind,
     bug: Option<Bug>,

@@ -1,5 +1,5 @@
-//! One process: the library's entry (`src/ask/entry.rs`), and as little as possible around it,
-//! namely the thread that waits, its connections, and the hold that it gets.
+//! One process: the library's entry (`src/ask/entry.rs`) and what it needs around it: the thread
+//! that waits, its connections, and its hold.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::simulated::library::entry::{
 use crate::simulated::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
-/// The time after which a hold by message is raised.
+/// The age at which a hold by message is raised.
 const RAISED_AFTER: u64 = 50 * MS;
 const RENEWED_AGAIN: u64 = 400 * MS;
-/// The longest time between two questions of a waiter.
+/// The longest time between two requests of a waiter.
 const POLL: u64 = 1_200 * MS;
 
 /// A bug of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Flaw {
-    /// A deadline counts from the receipt of the message.
+    /// A deadline counts from the time when the message was received.
     CountsFromReceipt,
-    /// A deadline counts from the reply.
+    /// A deadline counts from the time when the reply was received.
     CountsFromReply,
-    /// A deadline lies past the lease.
+    /// A deadline is later than the end of the lease.
     PastTheLease,
-    /// The inbox is read while a request is on its way.
+    /// The inbox is read while a request is in flight.
     ReadsTooEarly,
-    /// A wait that ends leaves its place.
+    /// A wait that ends leaves its entry in the queue.
     LeavesPlace,
-    /// A copy that comes late is not undone.
+    /// The effect of a late copy is not undone.
     NothingLater,
     /// The holder does not learn that its hold has ended.
     TellsNoLoss,
@@ -71,18 +71,18 @@ pub(crate) struct Hold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Channel {
     Off,
-    /// On its way.
+    /// The subscription is not confirmed yet.
     Opening,
     /// The connection has broken, and will come back.
     Broken,
     On,
 }
 
-/// What comes over a connection, in order.
+/// The items in flight over a connection, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Line<T> {
     pub(crate) there: VecDeque<T>,
-    /// Whether the first item may take any time.
+    /// Whether the first item may be late by any time.
     pub(crate) is_slow: bool,
 }
 
@@ -91,7 +91,7 @@ impl<T> Line<T> {
         Self { there: VecDeque::new(), is_slow: false }
     }
 
-    /// Whether an item comes before time passes.
+    /// Whether an item must arrive before time passes.
     pub(crate) fn is_due(&self) -> bool {
         !self.there.is_empty() && !self.is_slow
     }
@@ -107,7 +107,7 @@ impl<T> Line<T> {
     }
 }
 
-/// A request, and when it was sent, if it is a renewal.
+/// A request. For a renewal, also the time when it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Sent {
     pub(crate) owner: Owner,
@@ -115,7 +115,7 @@ pub(crate) struct Sent {
     pub(crate) at: u64,
 }
 
-/// What a process hears on its channels.
+/// What a process receives on its channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Heard {
     Message(Message),
@@ -127,7 +127,7 @@ pub(crate) struct Process {
     pub(crate) client: Client,
     pub(crate) writes: bool,
     pub(crate) state: State,
-    /// Its acquisitions so far.
+    /// The number of its acquisitions so far.
     pub(crate) numbers: u8,
     pub(crate) is_stopped: bool,
     pub(crate) channel: Channel,
@@ -135,17 +135,17 @@ pub(crate) struct Process {
     pub(crate) requests: Line<Sent>,
     pub(crate) replies: Line<(Sent, Reply)>,
     pub(crate) messages: Line<Heard>,
-    /// The owners to give up again, since a copy of their request may come.
+    /// The owners to give up again, since a copy of one of their requests may arrive late.
     pub(crate) undone: Vec<Owner>,
-    /// Whether the process gives them up now.
+    /// Whether the process gives these owners up now.
     pub(crate) undoes: bool,
     /// Whether the server's clock was set forward while the process waited or held.
     pub(crate) is_disturbed: bool,
-    /// Whether the process may have missed a message that granted it the lock, and so asks.
+    /// Whether the process may have missed a message with its grant, so that it asks.
     pub(crate) is_deaf: bool,
 }
 
-/// What a step has led to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Nothing,
@@ -154,7 +154,7 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// The lease that is asked for.
+/// The lease that the thread wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) lease: Duration,
@@ -197,7 +197,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.is_asking)
     }
 
-    /// The owner as which the process waits or holds.
+    /// The owner that waits or holds now.
     pub(crate) fn present(&self) -> Option<Owner> {
         match &self.state {
             State::Waiting(wait) => Some(self.owner(wait.number)),
@@ -242,7 +242,7 @@ impl Process {
         !wait.is_asking && wait.inbox.is_empty() && is_due
     }
 
-    /// Whether a message, a timer or a reply makes the process ask within the time of a poll.
+    /// Whether a message, a timer or a reply makes the process ask at the latest when a poll would.
     pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
@@ -282,7 +282,7 @@ impl Process {
         }
     }
 
-    /// The thread gives up its wait.
+    /// The thread gives its wait up.
     pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.is_asking {
@@ -309,8 +309,8 @@ impl Process {
         }
     }
 
-    /// Gives up again whatever a copy of a request may have taken, until no copy can come any
-    /// longer.
+    /// Gives up, again, whatever a copy of a request may have taken, as long as a copy may still
+    /// arrive.
     pub(crate) fn undo(&mut self, now: u64, late: &[Sent]) {
         self.undoes = false;
         let mut undone = std::mem::take(&mut self.undone);
@@ -324,9 +324,9 @@ impl Process {
         self.undone = undone;
     }
 
-    // ---- what comes -----------------------------------------------------------------------
+    // ---- messages and replies --------------------------------------------------------------
 
-    /// The process's subscriber receives this.
+    /// The process's subscriber receives a message.
     pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
         let present = self.present();
         let received = match heard {
@@ -401,8 +401,8 @@ impl Process {
         }
     }
 
-    /// The connection broke under a request, so the request may be run never, twice or late. The
-    /// connection sends a copy. If it breaks under the copy, too, the waiter asks anew.
+    /// The connection broke during a request, so the request may run never, twice or late. The
+    /// connection sends a copy. If it breaks during the copy, too, the waiter asks again.
     pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
         match (&mut self.state, sent.request) {
             (_, Request::Release { .. } | Request::GiveUp { .. }) => {
@@ -473,8 +473,8 @@ impl Process {
             && flaw != Some(Flaw::TellsNoLoss)
     }
 
-    /// The hold is past its deadline, or the server says that it is lost: the holder learns it, and
-    /// the server's part is given back.
+    /// The hold is past its deadline, or the server says that it is lost. The holder is told, and
+    /// the server's part of the hold is given back.
     pub(crate) fn lose(&mut self, now: u64, terms: Terms) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };

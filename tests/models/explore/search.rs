@@ -1,5 +1,5 @@
 //! Searches the graph of all states, forward and backward: every state keeps the rules, and from
-//! each some process gets in.
+//! every state some process can get the lock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,19 +7,19 @@ use std::collections::hash_map::Entry;
 use super::world::{OWN, Setting, Step};
 
 struct Graph {
-    /// How each state was first reached.
+    /// For each state, the step by which it was first reached, and the state before.
     parents: Vec<(usize, Step)>,
-    /// The steps that are no faults, from the later state to the earlier one.
+    /// All steps that are not faults, from the later state to the earlier one.
     back: Vec<(usize, usize)>,
-    /// The states in which no process waits, or from which a waiter gets in with the next step.
+    /// The states in which no process waits, or from which the next step grants a waiter the lock.
     good: Vec<usize>,
-    /// A state that breaks a rule. The graph ends there.
+    /// A state that breaks a rule. The search ends there.
     broken: Option<usize>,
 }
 
 impl Setting {
-    /// The number of states. The error is the steps to a state that breaks a rule, or from which no
-    /// process can ever get in, though no fault comes.
+    /// Returns the number of states. The error is the steps to a state that breaks a rule, or from
+    /// which no process can ever get the lock without further faults.
     pub(crate) fn walk(&self) -> Result<usize, String> {
         let Graph { parents, mut back, good, broken } = self.graph();
         if let Some(at) = broken {
@@ -100,7 +100,7 @@ fn path(parents: &[(usize, Step)], mut at: usize) -> Vec<Step> {
     steps
 }
 
-/// The steps with what they lead to.
+/// The steps, each with its result.
 pub(crate) fn told(setting: &Setting, steps: &[Step]) -> String {
     let mut world = setting.start();
     let mut lines = String::new();

@@ -1,9 +1,8 @@
 //! The server as a pure state machine: the scripts of `lua/hand_off.lua`, `lua/lock/` and
-//! `lua/read_write/` for one lock, without their shortcuts, refusals and costs. `against.rs` holds it
-//! against the real scripts.
+//! `lua/read_write/` for one lock, without their shortcuts, refusals and costs. `against.rs`
+//! compares it with the real scripts.
 //!
-//! Times are milliseconds by the server's clock. A key exists up to and including the time of its
-//! end.
+//! Times are milliseconds on the server's clock. A key still exists in the millisecond of its end.
 
 use crate::scripts::lock::Again;
 
@@ -14,7 +13,7 @@ const HEARD: i64 = 2_000;
 const PROMPT: i64 = 400;
 const TOKENS: u64 = 1_024;
 
-/// A client's number. It has its own type, since clients that are alike may be renamed
+/// A client's number. It has its own type, since clients of the same kind may exchange their names
 /// (`identity.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Client(pub(crate) u16);
@@ -35,7 +34,7 @@ pub(crate) struct Owner {
     pub(crate) writes: bool,
 }
 
-/// The beginning of a chain, as a release says it, and its count. Zero: not known.
+/// The beginning and the count of a chain, as a release contains them. Zero if they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -66,12 +65,12 @@ pub(crate) enum Reply {
         is_new: bool,
     },
     NotTaken,
-    /// `None`: not held.
+    /// `None` if the lock was not held.
     Released(Option<i64>),
     Renewed(bool),
 }
 
-/// A message to one of our clients, or in public.
+/// A message to a redlatch client, or to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Message {
     Grant { owner: Owner, now: i64, places: i64, chain: Chain, token: Option<u64> },
@@ -109,7 +108,7 @@ pub(crate) enum Bug {
     ReaderPassesWriter,
     OnlyFirstReader,
     FirstReaderFrees,
-    /// A reader's lapsed timeout is not made anew when the reader asks again.
+    /// If a reader asks again, its expired timeout is not made again.
     LapsedTimeoutStays,
     TakenInWindow,
     NobodyToldOfWindow,
@@ -126,24 +125,24 @@ pub(crate) struct Server {
     pub(crate) kind: Kind,
     pub(crate) bug: Option<Bug>,
     pub(crate) now: i64,
-    /// The mode in which the lock is held. A plain lock is held to write.
+    /// The mode of the hold. A plain lock is always held to write.
     pub(crate) mode: Option<Mode>,
     pub(crate) holders: Vec<Owner>,
     pub(crate) ends: i64,
-    /// The readers' own ends.
+    /// The end of each reader's own lease.
     pub(crate) timeouts: Vec<(Owner, i64)>,
     pub(crate) queue: Vec<Owner>,
     pub(crate) queue_ends: i64,
-    /// How long the queue outlives the last request.
+    /// How long the queue remains after the last request.
     pub(crate) kept: i64,
-    /// The owners that asked again, each with the time since which it waits, and the time until
-    /// which it counts as heard.
+    /// The owners that asked again, each with the time since which it waits and the time until
+    /// which the server counts it as not silent.
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,
-    /// The clients that listen to their own channel, one bit each.
+    /// The clients that listen to their own channel, with one bit for each.
     pub(crate) listens: u32,
-    /// The number of Redisson clients that listen in public.
+    /// The number of Redisson clients that listen to the public channel.
     pub(crate) others: i64,
     pub(crate) told: Vec<Message>,
 }
@@ -174,7 +173,7 @@ impl Server {
         self.bug == Some(bug)
     }
 
-    /// Runs a script. `lease`: ms. Its messages are in `told`.
+    /// Runs a script with this lease in ms. The messages are then in `told`.
     pub(crate) fn run(&mut self, owner: Owner, request: Request, lease: i64) -> Reply {
         self.told.clear();
         self.expire();
@@ -195,7 +194,7 @@ impl Server {
         }
     }
 
-    /// Forgets what has ended.
+    /// Removes what has expired.
     pub(crate) fn expire(&mut self) {
         let now = self.now;
         if self.ends < now {
@@ -222,7 +221,7 @@ impl Server {
         self.holders.contains(&owner)
     }
 
-    /// The rest of an open window.
+    /// The remaining time of an open window.
     fn window_left(&self) -> Option<i64> {
         self.window.map(|ends| ends - self.now).filter(|left| (1..=WINDOW).contains(left))
     }
@@ -318,7 +317,7 @@ impl Server {
         Reply::Granted { already, places: self.queue.len() as i64, token }
     }
 
-    /// Whether the owner could join the holders if there were no waiters.
+    /// Whether the owner could join the holders if no other owner waited.
     fn may_enter(&self, owner: Owner) -> bool {
         match self.mode {
             _ if self.has(Bug::TakenThoughHeld) => true,
@@ -361,7 +360,7 @@ impl Server {
             self.mode = Some(Mode::Write);
         }
         self.ends = self.ends.max(ends);
-        // An owner that stands in the queue may try, and is granted the lock if it already has it.
+        // An owner in the queue may try, and succeeds if it already has the lock.
         if !self.is_held_by(owner) {
             self.holders.push(owner);
         }
@@ -373,7 +372,7 @@ impl Server {
         self.asked.iter().find(|(other, ..)| *other == owner).map(|(_, came, _)| *came)
     }
 
-    /// The owner's place, which may be new.
+    /// The index of the owner's entry. Adds an entry if there is none, and returns whether it did.
     fn stand(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
         if let Some(came) = came {
             self.asked.retain(|(other, ..)| *other != owner);
@@ -435,9 +434,9 @@ impl Server {
         }
     }
 
-    /// Grants a lock to the first in line that listens, and to all readers behind it. Returns
-    /// whether the lock was granted to `asker`, which reads the reply; without an asker, whether it
-    /// was granted to any owner.
+    /// Grants the lock to the first waiter that listens. If that waiter reads, grants it to all
+    /// readers behind it, too. Returns whether `asker`, which gets the reply, was granted the lock.
+    /// Without an asker, returns whether any owner was.
     fn grant(&mut self, chain: Chain, asker: Option<(Owner, i64)>) -> bool {
         let (mut granted, mut asked) = (false, false);
         while let Some(head) = self.queue.first().copied() {
@@ -483,7 +482,7 @@ impl Server {
         if asker.is_some() { asked } else { granted }
     }
 
-    /// Does the pending hand-over.
+    /// Makes the grant that is pending.
     fn look(&mut self) {
         if self.mode == Some(Mode::Write) || self.mode.is_some() && !self.is_read_write() {
             return;
@@ -502,7 +501,7 @@ impl Server {
         self.told.push(Message::Public { by_writer });
     }
 
-    /// `shortcut`: `unwanted.lua` and `hand_over.lua` stand before the rest.
+    /// With `shortcut`, `unwanted.lua` and `hand_over.lua` run first.
     fn release(&mut self, owner: Owner, chain: Chain, shortcut: bool) -> Reply {
         let by_writer = self.is_read_write() && owner.writes;
         let says = chain.since > 0 || chain.since <= -AGE;
@@ -526,7 +525,7 @@ impl Server {
             return self.leave(owner, Chain { since, count }, by_writer);
         }
         self.free();
-        // The shortcut hands on the lock without a look at the age.
+        // The shortcut grants the lock without checking the chain's age.
         let now = self.now;
         let is_young = since == 0 || since > 0 && (now - since).abs() < AGE;
         if shortcut && is_young && self.kind == Kind::Lock {
@@ -567,7 +566,7 @@ impl Server {
         reply
     }
 
-    /// One of the holders of a read-write lock leaves it.
+    /// One of the holders of a read-write lock releases it.
     fn leave(&mut self, owner: Owner, chain: Chain, by_writer: bool) -> Reply {
         let lives = |(reader, _): &&(Owner, i64)| *reader != owner && self.holders.contains(reader);
         let alive: Vec<_> = self.timeouts.iter().filter(lives).copied().collect();
@@ -597,7 +596,7 @@ impl Server {
 
     // ---- Redisson's -----------------------------------------------------------------------
 
-    /// Redisson's script takes a free lock, and knows neither queue nor window.
+    /// Redisson's script takes a free lock, whatever the queue and the window are.
     pub(crate) fn java_takes(&mut self, lease: i64) -> bool {
         self.told.clear();
         self.expire();

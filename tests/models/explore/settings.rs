@@ -33,7 +33,7 @@ pub(crate) const SMALL: &[(&str, Setting)] = &[
     ("lock: 3 processes, 1 acquisition each, no fault", Setting { faults: 0, ..THREE }),
 ];
 
-/// The settings that a run with `REDLATCH_LONG` explores, too, to the end or to a bound.
+/// More settings, which a run with `REDLATCH_LONG` explores completely or up to a bound.
 pub(crate) const LARGE: &[(&str, Setting)] = &[
     (
         "read-write lock: 2 readers and a writer, 1 acquisition each, no fault",
@@ -67,7 +67,7 @@ pub(crate) const LARGE: &[(&str, Setting)] = &[
     ),
 ];
 
-/// A known bug, and the setting in which it shows.
+/// A known bug, and a setting in which an exploration finds it.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
     pub(crate) setting: Setting,
@@ -86,7 +86,7 @@ const GIVES_UP: Setting = Setting { gives_up: true, ..LOCK };
 const KILL: Setting = Setting { allowed: &[Fault::Kill], ..THREE };
 const CLOCK: Setting = Setting { allowed: &[Fault::ClockForward], ..LOCK };
 const SLOW: Setting = Setting { faults: 2, allowed: &[Fault::SlowReply, Fault::Stop], ..LOCK };
-/// A reader stands still, its own time ends, and another reader keeps the lock.
+/// A reader is stopped, its own lease ends, and another reader keeps the lock.
 const HOLE: Setting = Setting { allowed: &[Fault::Stop], ..SHARED };
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -117,7 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs of the server that one request shows, so that the comparison with the real server must
+/// The bugs of the server that a single request shows. The comparison with the real server must
 /// find them.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),

@@ -1,18 +1,18 @@
-//! The server, the processes and the messages on their way between them; every step that may come
-//! next; and the rules that each state keeps.
+//! The server, the processes and the messages in flight between them. This file has every step that
+//! may come next, and the rules that each state must keep.
 //!
-//! Whatever needs no fault happens before time passes: messages arrive and threads run, in any
-//! order. Then comes a step of time. A fault makes a message late, lost or doubled, stops or kills
-//! a process, or sets the server's clock. A late copy of a request comes before its owner is given
-//! up for the last time. The library makes sure of that by waiting long enough.
+//! All steps that need no fault happen before time passes: messages arrive and threads run, in any
+//! order. Then time advances by one step. A fault delays, loses or doubles a message, stops or
+//! kills a process, or sets the server's clock. A late copy of a request arrives before its owner
+//! is given up for the last time: the library waits long enough for that.
 
 use std::time::Duration;
 
 use super::process::{Channel, Flaw, Heard, MS, Outcome, Process, Sent, State, Terms};
 use super::server::{Bug, Chain, Client, Kind, Message, Mode, Owner, Reply, Request, Server};
 
-/// The beginnings of the ranges of numbers. They are so far apart that a number shows what it
-/// counts (see `identity.rs`).
+/// The beginnings of the ranges of numbers. They are so far apart that each number shows its kind
+/// (see `identity.rs`).
 pub(crate) const OWN: u64 = 1 << 44;
 pub(crate) const SERVER: u64 = 1 << 48;
 pub(crate) const TOKENS: u64 = 1 << 56;
@@ -26,7 +26,7 @@ const OLD: Chain = Chain { since: -20, count: 9 };
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) kind: Kind,
-    /// The processes. `true`: the process writes.
+    /// The processes. `true` for a process that writes.
     pub(crate) processes: &'static [bool],
     pub(crate) acquisitions: u8,
     /// Whether the processes listen from the beginning, as if they had waited before.
@@ -34,8 +34,8 @@ pub(crate) struct Setting {
     pub(crate) faults: u8,
     /// The faults that may happen.
     pub(crate) allowed: &'static [Fault],
-    /// A step of time, in ms: a little more than a part of 2 s, so that a lease that is over at the
-    /// server ends in the step.
+    /// A step of time, in ms: slightly more than a whole fraction of 2 s, so that a lease that has
+    /// ended at the server ends within the step.
     pub(crate) tick: u64,
     pub(crate) lease: u64,
     pub(crate) gives_up: bool,
@@ -46,11 +46,11 @@ pub(crate) struct Setting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Fault {
-    /// The connection breaks before the request is run.
+    /// The connection breaks before the server runs the request.
     LoseRequest,
-    /// The connection breaks, and the request is run later.
+    /// The connection breaks, and the server runs the request later.
     LateRequest,
-    /// The connection breaks after the request was run.
+    /// The connection breaks after the server has run the request.
     LoseReply,
     SlowRequest,
     SlowReply,
@@ -60,7 +60,7 @@ pub(crate) enum Fault {
     /// The subscriber's connection breaks.
     Cut,
     Stop,
-    /// The process dies, and comes back as another client.
+    /// The process dies, and a new process with another client replaces it.
     Kill,
     ClockForward,
     ClockBack,
@@ -88,9 +88,9 @@ pub(crate) enum Step {
     Lock(usize),
     /// The thread gives up its wait.
     GivesUp(usize),
-    /// The thread is done.
+    /// The thread releases the lock.
     Unlock(usize),
-    /// The same for a hold that our clients have had for long.
+    /// As `Unlock`, for a hold that the process's threads have passed on for long.
     UnlockOld(usize),
     Reads(usize),
     Asks(usize),
@@ -103,7 +103,7 @@ pub(crate) enum Step {
     Hears(usize),
     /// The process's subscription is confirmed.
     Confirmed(usize),
-    /// A late copy is run.
+    /// The server runs a late copy.
     Late(usize),
     Resumes(usize),
     Time,
@@ -134,7 +134,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) server: Server,
     pub(crate) processes: Vec<Process>,
-    /// Copies of requests whose senders have gone on.
+    /// Copies of requests whose senders no longer wait for them.
     pub(crate) late: Vec<Sent>,
     pub(crate) faults: u8,
     pub(crate) java: Java,
@@ -207,7 +207,8 @@ impl Setting {
         }
     }
 
-    /// Adds the steps of a process that runs. Returns whether some of them come before time passes.
+    /// Adds the steps of a running process. Returns whether some of them must come before time
+    /// passes.
     fn own_steps(
         &self,
         world: &World,
@@ -267,7 +268,7 @@ impl Setting {
         }
     }
 
-    /// The state after this step, and whether a process has entered with the step.
+    /// Returns the state after this step, and whether a process has entered by it.
     pub(crate) fn after(&self, world: &World, step: Step) -> (World, bool) {
         let mut world = world.clone();
         let entered = world.take(step, self);
@@ -328,7 +329,7 @@ impl World {
             Step::Late(at) => {
                 let sent = self.late.remove(at);
                 self.serve(sent, setting);
-                // No thread reads the reply. The owner learns by its next question.
+                // No thread reads this reply. The owner finds out by its next request.
                 let mut all = self.processes.iter_mut();
                 if let Some(process) = all.find(|it| it.present() == Some(sent.owner)) {
                     process.is_deaf = true;
@@ -404,7 +405,8 @@ impl World {
     /// Sends the server's messages to the clients that listen.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
-            // Parts of a message that no process here looks at would only make more states.
+            // Ignore the parts of a message that no process reads here: they would only multiply
+            // the states.
             if let Message::Grant { places, chain, .. } = &mut message {
                 (*places, *chain) = (0, Chain::default());
             }
@@ -472,8 +474,8 @@ impl World {
         }
     }
 
-    /// The process comes back as another client. The server has what is left of the old client,
-    /// under the name of a client that no process is.
+    /// Replaces the process by one with another client. What the server has of the old client is
+    /// under the name of a client that no process has.
     fn kill(&mut self, at: usize) {
         let old = &self.processes[at];
         let (client, numbers) = (old.client, old.numbers);
@@ -496,7 +498,7 @@ impl World {
 
     // ---- the rules ------------------------------------------------------------------------
 
-    /// The rule that the script has broken by the state that it left. `before`: the queue before
+    /// The rule that a script has broken, as the state after it shows. `before` is the queue before
     /// the script.
     fn script_broken(
         &self,
@@ -557,12 +559,12 @@ impl World {
         None
     }
 
-    /// The process of this owner. `None`: the process is dead, or a Redisson client.
+    /// The process of this owner. Returns `None` if the process is dead, or a Redisson client.
     fn process_of(&self, owner: Owner) -> Option<&Process> {
         self.processes.iter().find(|process| process.client == owner.client)
     }
 
-    /// Whether a message or request of this owner is on its way, or will be.
+    /// Whether a message or a request of this owner is in flight, or may be later.
     fn is_left(&self, process: &Process, owner: Owner) -> bool {
         process.undone.contains(&owner)
             || process.requests.there.iter().chain(&self.late).any(|sent| sent.owner == owner)

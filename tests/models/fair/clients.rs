@@ -1,36 +1,35 @@
-//! The participants: clients of both kinds, their waiters and holds.
+//! The participants: redlatch clients and Redisson clients, with their waiters and holds.
 
 use std::collections::{HashMap, VecDeque};
 
-/// The time after which a waiter of ours that shows no life counts as dead.
+/// The time after which a silent redlatch waiter counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
-/// The time between two signs of life of a process of ours for its waiters. It fits once into a
-/// hand-over.
+/// The time between two signs of life that a redlatch process sends for its waiters. A provisional
+/// lease has room for one.
 pub(crate) const PERIOD: i64 = 1_000;
-/// The time by which a sign of life may be late.
+/// By how much a sign of life may be late.
 pub(crate) const JITTER: i64 = 200;
-/// The time that Redisson's untimed waiters add to the score of the one before them.
+/// The time that a Redisson waiter without a limit adds to the score of the waiter before it.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
-/// The most by which a Redisson client's clock is off. It is less than `FAIR_WAIT - PERIOD -
-/// JITTER`.
+/// The largest error of a Redisson client's clock. It is less than `FAIR_WAIT - PERIOD - JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
-/// The time after which a waiter that sent nothing, while others were answered, counts as silent;
-/// as in the scripts.
+/// If a waiter has sent nothing for this time while others were answered, it counts as silent. The
+/// scripts have the same value.
 pub(crate) const SILENT: i64 = 2_000;
 /// The lease of a client with a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
-/// The time for which our threads pass a hold on without a word from the server.
+/// For this time, the threads of a redlatch process pass a hold to each other without a request.
 pub(crate) const TURN: i64 = 200;
-/// The lease of a grant by message, as in the scripts.
+/// The provisional lease of a grant by message. The scripts have the same value.
 pub(crate) const PROVISIONAL: i64 = 2_000;
-/// The age at which a hold is raised to its lease, and the time after which a failed raise is tried
-/// again.
+/// The age at which a hold is raised to its lease, and the time after which a failed raise is
+/// repeated.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
-/// The time by which a deadline by message is shortened.
+/// By how much the deadline of a grant by message is earlier than its lease.
 pub(crate) const DRIFT: i64 = 2;
 
-/// A process of ours or a Redisson client.
+/// A redlatch process or a Redisson client.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) is_ours: bool,
@@ -40,14 +39,14 @@ pub(crate) struct Client {
     /// The client's clock shows the server's time plus this.
     pub(crate) clock_offset: i64,
     pub(crate) state: Run,
-    /// The time since which the client has been going without a stop, and has said so.
+    /// The time since which the client has run without a stop and has sent signs of life.
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
     /// The time of the client's last sign of life for its waiters.
     pub(crate) last_sign: i64,
     pub(crate) deaf: bool,
-    /// Of our clients: whether the client listens to its own channel.
+    /// Whether a redlatch client listens to its own channel.
     pub(crate) listens: bool,
 }
 
@@ -80,12 +79,12 @@ impl Client {
         &self.uuid
     }
 
-    /// Whether the server sees a listener on the client's channel.
+    /// Whether the server counts a listener on the client's channel.
     pub(crate) fn is_heard(&self) -> bool {
         self.listens && !self.deaf
     }
 
-    /// Numbers rise in the order of arrival.
+    /// An owner whose number is higher than those of all earlier owners.
     pub(crate) fn next_owner(&mut self) -> String {
         self.last_number += 1;
         format!("{}:{}", self.uuid, self.last_number)
@@ -98,51 +97,51 @@ pub(crate) struct Waiter {
     pub(crate) owner: String,
     pub(crate) client: usize,
     pub(crate) phase: Phase,
-    /// Whether this is a thread of a Redisson client that was interrupted, and so leaves its
+    /// Whether this is a thread of a Redisson client that was interrupted. Such a thread leaves its
     /// entries behind.
     pub(crate) interrupted: bool,
-    /// The time that a Redisson waiter adds and subtracts.
+    /// The time that a Redisson waiter adds to scores, and subtracts later.
     pub(crate) wait: i64,
     pub(crate) deadline: Option<i64>,
     pub(crate) lease: i64,
     pub(crate) watched: bool,
-    /// The time for which the waiter works with the lock.
+    /// How long the waiter keeps the lock.
     pub(crate) work: i64,
-    /// Of our waiters: the time at which the waiter first heard that it is in the queue.
+    /// Of a redlatch waiter: the time when it first learned that it is in the queue.
     pub(crate) registered: Option<i64>,
-    /// Of our waiters: whether it tries once and does not wait.
+    /// Of a redlatch waiter: whether it tries once and does not wait.
     pub(crate) tries: bool,
-    /// Of our waiters: the waiters that came with it in one request.
+    /// Of a redlatch waiter: the waiters that came with it in one request.
     pub(crate) company: Vec<usize>,
-    /// Whether the waiter came with another one.
+    /// Whether the waiter came in another waiter's request.
     pub(crate) is_company: bool,
-    /// Of our waiters: whether its first request is under way. Until the reply the waiter does
-    /// nothing else.
+    /// Of a redlatch waiter: whether its first request is in flight. Until the reply the waiter
+    /// does nothing else.
     pub(crate) is_asking: bool,
-    /// The number of the waiter's questions.
+    /// The number of the waiter's requests.
     pub(crate) asked: u64,
-    /// Of Redisson's waiters: whether it sleeps without any bound.
+    /// Of a Redisson waiter: whether it sleeps without a time limit.
     pub(crate) sleeps: bool,
-    /// Of our waiters: whether it was answered that a Redisson client may wake it, so that it
+    /// Of a redlatch waiter: whether a reply said that a Redisson client may wake it. If so, it
     /// listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
-    /// Of our waiters: the server's time of its last refusal. Earlier grants are over.
+    /// Of a redlatch waiter: the server's time of its last refusal. Earlier grants have ended.
     pub(crate) refused: i64,
-    /// Of our waiters: whether it asks again in a moment, even without a message.
+    /// Of a redlatch waiter: whether it soon asks again, even without a message.
     pub(crate) asks_soon: bool,
 
-    // The rules' notes on the waiter.
-    /// The order in which Redis saw the waiters first.
+    // The notes of the rules about the waiter:
+    /// The waiter's position in the order in which the server first got a request of each.
     pub(crate) rank: Option<u64>,
     /// Whether the waiter was granted the lock, or has left.
     pub(crate) served: bool,
-    /// Whether the waiter was dropped for a good reason and is not back.
+    /// Whether the waiter was dropped for a good reason and has not come back.
     pub(crate) dropped: bool,
     pub(crate) came_back: bool,
-    /// Whether the entry was lost with the keys.
+    /// Whether the entry was lost because keys were deleted.
     pub(crate) place_lost: bool,
-    /// Of Redisson's waiters: the time from which its own wait counts.
+    /// Of a Redisson waiter: the time at which its own wait begins.
     pub(crate) base: i64,
 }
 
@@ -150,7 +149,7 @@ pub(crate) struct Waiter {
 pub(crate) enum Phase {
     Coming,
     Waiting,
-    /// The waiter has the hold of this number.
+    /// The waiter has the hold with this number.
     Holding(usize),
     Gone,
 }
@@ -161,13 +160,13 @@ impl Waiter {
     }
 }
 
-/// A hold under one owner in Redis. Threads of the process may pass it on.
+/// A hold of one owner in Redis. Threads of the process may pass it to each other.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) owner: String,
     pub(crate) begun: i64,
     pub(crate) ends: i64,
-    /// Whether the hold was granted by message and is not raised to its lease.
+    /// Whether the hold was granted by a message and has not been raised to its lease.
     pub(crate) is_provisional: bool,
     pub(crate) followers: VecDeque<usize>,
     pub(crate) passed: Vec<String>,
@@ -180,7 +179,7 @@ pub(crate) struct World {
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) by_owner: HashMap<String, usize>,
     pub(crate) holds: Vec<Hold>,
-    /// The times at which Redisson's waiters have left the queue.
+    /// The times when Redisson waiters left the queue.
     pub(crate) redissons_left: Vec<i64>,
 }
 

@@ -10,12 +10,12 @@ use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 use crate::simulated::store::is_ours;
 
-/// The most time that a Redisson waiter behind one of our waiters may lose: from the last sign of
-/// life of ours until it is known to be dead and another waiter looks.
+/// The longest time that a Redisson waiter behind a redlatch waiter may lose: from the last sign of
+/// life of the redlatch waiter until it is known to be dead and another waiter checks.
 const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
-/// The longest time until a waiter looks.
+/// The longest time until a waiter checks.
 const LOOK: i64 = PERIOD + JITTER + 100;
-/// The longest time that a live head may take: after a lost message, then two lost replies.
+/// The longest time that a live head may take, after a lost message and then two lost replies.
 const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
 
 /// One script, or one event without a script, and the keys after it.
@@ -34,7 +34,7 @@ impl Step<'_> {
     }
 }
 
-/// Checks one step, and notes in the waiters what later steps are checked against.
+/// Checks one step, and notes in the waiters what the checks of later steps need.
 pub(crate) fn check_step(
     step: &Step<'_>,
     world: &mut World,
@@ -50,8 +50,8 @@ pub(crate) fn check_step(
         let mut ours_ahead = false;
         for owner in &step.after.queue {
             let waiter = &mut world.waiters[world.by_owner[owner]];
-            // When a waiter comes back to the head, the Redisson waiters there keep the time that
-            // they have.
+            // If a waiter comes back to the head, the Redisson waiters behind it keep their
+            // remaining time.
             ours_ahead |= is_ours(owner) && !waiter.came_back && waiter.phase != Phase::Gone;
             if ours_ahead {
                 waiter.base = waiter.base.max(step.now - TIME_LOST);
@@ -67,7 +67,7 @@ pub(crate) fn check_step(
     Ok(seen)
 }
 
-/// At most one holder, no lock without an end, and the list and the set agree.
+/// There is at most one holder, the lock expires, and the list and the set agree.
 fn check_keys(state: &State) -> Result<(), Broken> {
     if state.holders.len() > 1 {
         return Err(format!("two holders: {:?}", state.holders));
@@ -83,7 +83,8 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A hold is ended by its owner, and an owner that leaves a lock free tells the first in line.
+/// A hold is ended by its owner. An owner that leaves a lock free tells the first waiter in the
+/// queue.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
@@ -116,10 +117,10 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that has just given a sign of life learns by the reply.
+    // A waiter that has just sent a sign of life finds out by the reply.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
-        // The head has come along with a younger waiter, and does not listen.
+        // The head came in the request of a younger waiter, and does not listen.
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
@@ -133,7 +134,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A waiter of ours hears of Redisson's release, unless it is about to ask in any case.
+/// A redlatch waiter learns of Redisson's release, unless it is about to ask anyway.
 pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Result<(), Broken> {
     for told in after.told.iter().filter(|told| !told.is_by_ours()) {
         let owner = &told.owner;
@@ -151,7 +152,7 @@ pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Resul
     Ok(())
 }
 
-/// Time is taken from a Redisson waiter only by `keep_alive`, and only behind one of ours.
+/// Only `keep_alive` takes time from a Redisson waiter, and only if a redlatch waiter is before it.
 fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     let Some(script) = step.script.filter(|script| !script.is_of_redisson()) else {
         return Ok(());
@@ -171,7 +172,7 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// An owner that has gone from the queue has been served, has left, or was dropped with good
+/// If an owner is gone from the queue, it has been served, has left, or was dropped for a good
 /// reason.
 fn check_leavers(
     step: &Step<'_>,
@@ -182,7 +183,7 @@ fn check_leavers(
         let w = world.by_owner[owner];
         let stays = step.after.place(owner).is_some();
         let is_actor = step.is_by(owner, world);
-        // Redisson's own script may drop its own client from the head and put it at the end.
+        // Redisson's script may drop its own client from the head and add it at the end.
         let drops_itself =
             matches!(step.script, Some(Script::RedissonAcquire | Script::RedissonAcquire3))
                 && is_actor
@@ -210,8 +211,8 @@ fn check_leavers(
     Ok(())
 }
 
-/// A waiter is only dropped if it is dead or shows no life. A Redisson waiter may also be dropped
-/// once it has had its time.
+/// A waiter is dropped only if it is dead or sends no sign of life. A Redisson waiter may also be
+/// dropped when its time is over.
 fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     let waiter = &world.waiters[w];
     let was_passed_the_lock = waiter.served;
@@ -243,8 +244,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// An owner that is new in the queue has asked. It either comes for the first time or had lost its
-/// place.
+/// If an owner is new in the queue, it has asked. Either it comes for the first time, or it had
+/// lost its entry.
 fn check_comers(
     step: &Step<'_>,
     world: &mut World,
@@ -255,7 +256,7 @@ fn check_comers(
         && let Some(w) = step.actor
         && step.after.holders.contains(&world.waiters[w].owner)
     {
-        // The waiter's rank comes before those of the waiters that came with it.
+        // The waiter's rank is before the ranks of the waiters that came in its request.
         rank_anew(&mut world.waiters[w], serial);
     }
     for owner in &step.after.queue {
@@ -268,10 +269,11 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // A waiter of ours that never heard that it is queued cannot say so when it asks again.
+        // If a redlatch waiter never learned that it is queued, it cannot say so when it asks
+        // again.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
-        // A grant whose reply was lost may lapse before the request is sent again.
+        // A grant whose reply was lost may expire before the request is repeated.
         let may_return = waiter.dropped || waiter.place_lost || waiter.served;
         if !comes_new && !may_return {
             return Err(format!("{owner} is in the queue for the second time"));
@@ -292,7 +294,7 @@ fn check_comers(
     Ok(())
 }
 
-/// A Redisson waiter's score is this base and the waits of Redisson's waiters up to itself.
+/// A Redisson waiter's score is this base plus the waits of all Redisson waiters up to itself.
 fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, Broken> {
     let place = state.place(owner).unwrap();
     let waits: i64 = state.queue[..=place]
@@ -308,8 +310,8 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Our waiters add time only for Redisson's waiters that are ahead of them, or were a moment
-        // ago.
+        // Redlatch waiters add time only for the Redisson waiters that are before them, or were a
+        // moment ago.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -319,12 +321,12 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // If the waiter has more time because one ahead is gone without subtracting, that time may be
-    // taken away.
+    // If a waiter has additional time because one before it left without subtracting, that time may
+    // be taken away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
-/// The lock was free, and goes to the owner that asks, which is the first.
+/// The lock was free, and goes to the owner that asks and is the first.
 fn check_grant(
     step: &Step<'_>,
     world: &mut World,
@@ -360,7 +362,7 @@ fn check_grant(
     let waiter = &mut world.waiters[w];
     rank_anew(waiter, serial);
     waiter.came_back |= waiter.dropped;
-    // The entry of an owner that is gone is given back at once.
+    // If an owner is gone, its client gives the lock back at once.
     if waiter.phase != Phase::Gone {
         check_order(w, false, world)?;
     }
@@ -368,8 +370,8 @@ fn check_grant(
     Ok(if is_ours(owner) { "grants to ours" } else { "grants to Redisson" })
 }
 
-/// No owner is granted the lock that was silent for long while another process stood in the queue
-/// and spoke. This holds if only our waiters stood there.
+/// If an owner was silent for long while another process in the queue sent requests, it is not
+/// granted the lock. This holds if only redlatch waiters were in the queue.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -397,7 +399,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
     Ok(())
 }
 
-/// Ranks a waiter that is new, or that has been served and does not know.
+/// Ranks a waiter that is new, or that has been served and does not know it.
 fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
         *serial += 1;
@@ -406,25 +408,25 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     }
 }
 
-/// No waiter waits that came earlier and is still entitled to its entry. A thread that passes a
-/// hold on does not know of waiters that have come back to the head since the hold was taken.
+/// No waiter that came earlier is still waiting with a right to its entry. (A thread that passes a
+/// hold on does not know the waiters that have come back to the head since the hold was taken.)
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {
         let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
-        // The returned waiters of one client stand in the order of their numbers. That differs from
-        // the order of arrival if a first request was lost.
+        // The waiters of one client that have come back are in the order of their numbers. This
+        // differs from the order of arrival if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
-        // The waiter stands behind an older one of its client, whose own first request was lost and
-        // came last.
+        // The waiter is behind an older one of its client, whose own first request was lost and
+        // arrived last.
         let is_older = |other: &Waiter| {
             other.client == waiter.client
                 && other.number() < waiter.number()
                 && other.rank > waiter.rank
         };
         let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
-        // The first request of the granted waiter was sent again, and put its company behind it
-        // once more.
+        // The granted waiter's first request was repeated, and placed its companions behind it
+        // again.
         let is_company = granted.company.iter().any(|w| world.waiters[*w].owner == waiter.owner);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting
@@ -442,7 +444,7 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
     }
 }
 
-/// A free lock with a waiter in the queue.
+/// A lock that is free while a waiter is in the queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocked {
     head: String,
@@ -462,7 +464,7 @@ impl Blocked {
     }
 }
 
-/// A lock does not stay free while a healthy waiter of ours stands in the queue.
+/// A lock does not stay free while a healthy redlatch waiter is in the queue.
 pub(crate) fn check_blocked(
     blocked: Option<&Blocked>,
     now: i64,
@@ -491,7 +493,7 @@ pub(crate) fn check_blocked(
         // may be lost.
         2 * LOOK
     } else if world.is_dead(head) || client.well_since.is_none() {
-        // The time until the head's score has passed, and until a waiter sees that.
+        // The time until the head's score is over and another waiter notices that.
         let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
         if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }
     } else {

@@ -1,5 +1,5 @@
-//! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
-//! server refuses a command or their keys have other data.
+//! The scripts without a simulated clock: their costs, and what they do if the server refuses a
+//! command or if their keys contain other data.
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
@@ -49,7 +49,7 @@ impl Direct {
         self.acquire(owner, was_queued).unwrap()[0] != Value::Int(0)
     }
 
-    /// Acquires together with other owners of the same client.
+    /// Acquires in one request with other owners of the same client.
     fn acquire_with(&mut self, owner: &str, company: &[&str]) -> RedisResult<Vec<Value>> {
         self.run_ours(Script::Acquire, &[&["30000", owner, "0"], company].concat())
     }
@@ -62,7 +62,7 @@ impl Direct {
         self.run_ours(Script::Release, &[&[owner], passed].concat())
     }
 
-    /// Makes a held lock free, or finds it free.
+    /// Makes a held lock free in one of several ways, or finds it free.
     fn free(&mut self, form: usize) {
         match form {
             0 => assert_eq!(self.release(&ours(1), &[]).unwrap(), Some(1)),
@@ -85,7 +85,7 @@ impl Direct {
         self.run_ours(Script::GiveUp, &[owner, "0"])
     }
 
-    /// Gives up the owner's entry, but no hold.
+    /// Gives up the owner's entry, but not its hold.
     fn leave(&mut self, owner: &str) -> RedisResult<i64> {
         self.run_ours(Script::GiveUp, &[owner, "1"])
     }
@@ -94,8 +94,7 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
-    /// Returns the time at which the next sign of life is worthwhile, and the owners that should
-    /// ask.
+    /// Returns the time at which the next sign of life is due, and the owners that should ask.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
         self.keep_alive_if("0", owners)
     }
@@ -120,7 +119,7 @@ impl Direct {
         self.command(&["LRANGE", QUEUE, "0", "-1"])
     }
 
-    /// The number of commands that the server runs meanwhile, those inside scripts included.
+    /// The number of commands that the server runs during `work`, including those inside scripts.
     fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);
@@ -146,7 +145,8 @@ fn listener(server: &Server, owner: &str) -> Connection {
     connection
 }
 
-/// The cost is counted alone, in a queue, and where the threads of a process pass the lock on.
+/// The costs are counted without contention, with a queue, and when threads of a process pass the
+/// lock to each other.
 #[test]
 fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     let server = server();
@@ -157,7 +157,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     });
     assert_eq!(alone, 10);
 
-    // One process waits already, and another has the lock.
+    // One process already waits, and another one has the lock.
     assert!(direct.takes(&ours(1), false));
     let listener = listener(&server, &ours(2));
     assert!(!direct.takes(&ours(2), false));
@@ -169,7 +169,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     assert_eq!(handed_on, 11);
     assert_eq!(direct.release(&ours(2), &[]).unwrap(), Some(1));
 
-    // Eight threads of a process, one after the other, in one hold.
+    // Eight threads of a process have the lock one after another, in one hold.
     let eight = direct.commands_of(|direct| {
         let owners: Vec<_> = (4..=11).map(ours).collect();
         for owner in &owners {
@@ -182,7 +182,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     assert!(eight <= 8 * 10, "{eight} commands for eight acquisitions");
     assert_eq!(direct.left(), 0);
 
-    // The waiters come together.
+    // The waiters come in one request.
     assert!(direct.takes(&ours(1), false));
     let owners: Vec<_> = (2..=9).map(ours).collect();
     let owners: Vec<_> = owners.iter().map(String::as_str).collect();
@@ -200,7 +200,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     drop(listener);
 }
 
-/// The keys and the message name the owner to which the lock is granted.
+/// The keys and the message contain the owner to which the lock is granted.
 #[test]
 fn the_lock_is_handed_to_the_first_that_listens() {
     let server = server();
@@ -209,7 +209,8 @@ fn the_lock_is_handed_to_the_first_that_listens() {
         let mut listener = listener(&server, &ours(2));
         let deaf = "33333333-3333-8333-8333-333333333333:1";
         assert!(direct.takes(&ours(1), false));
-        // A monitor on all channels does not make a dead process listen.
+        // A monitor listens to all channels, but the dead process must not count as one that
+        // listens.
         let mut monitor = server.connection();
         redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
         for owner in [deaf, &ours(2), &ours(3), &ours(4), JAVA] {
@@ -233,8 +234,8 @@ fn the_lock_is_handed_to_the_first_that_listens() {
     }
 }
 
-/// A waiter whose client does not listen yet keeps its place, until it asks again or gives a sign of
-/// life: from then on its client listens, or is gone.
+/// If a waiter's client does not listen yet, the waiter keeps its entry until it asks again or
+/// sends a sign of life. By then its client listens, or is gone.
 #[test]
 fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
     let server = server();
@@ -256,7 +257,7 @@ fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
         assert_eq!(owner, [expected], "{form} {then}");
         if then == 0 {
             let left: i64 = direct.command(&["PTTL", LOCK]);
-            // (Not the 30 s that it asked for.)
+            // (And not the 30 s for which it asked.)
             assert!((1..=2_000).contains(&left), "{left}");
             assert!(direct.takes(new, true));
         }
@@ -290,8 +291,9 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come together stand one behind the other. If the first of them has the lock, the
-/// others have the entries behind it. Waiters that are there already stay.
+/// Waiters that come in one request are queued one behind another. If the first of them has the
+/// lock, the others have the entries behind it. Waiters that were there before keep their
+/// positions.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();
@@ -320,8 +322,8 @@ fn a_request_of_many_that_is_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Without memory a lock can be given back, its waiters live on, and the first of them gets it. A
-/// new one gets a clear error.
+/// Without memory, a lock can be released, its waiters live on, and the first of them gets it. A
+/// new waiter gets a clear error.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -343,7 +345,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.release(&ours(1), &[]).unwrap(), Some(1));
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.give_up(&ours(4)).unwrap(), 1);
-    // A waiter that hears nothing comes back.
+    // A waiter that gets no message comes back.
     let _: i64 = direct.command(&["DEL", QUEUE, TIMEOUTS]);
     assert!(!direct.takes(&ours(5), true));
     assert_eq!(direct.queue(), [ours(5)]);
@@ -354,7 +356,8 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Other data under one of the keys is an error, and nothing changes under the other keys.
+/// If one of the keys contains other data, the script fails, and changes nothing under the other
+/// keys.
 #[test]
 fn something_else_under_a_key_is_an_error() {
     let server = server();
@@ -385,7 +388,7 @@ fn something_else_under_a_key_is_an_error() {
             if foreign != LOCK {
                 wrong(direct.keep_alive(&[&ours(2)]).unwrap_err());
             } else {
-                // The data that replaced the lock is not this owner's.
+                // The data that replaced the lock does not belong to this owner.
                 assert_eq!(direct.release(&ours(1), &[]).unwrap(), None);
             }
             untouched(&mut direct);
@@ -393,7 +396,7 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// That is so even if the keys of the queue have other data.
+/// That holds even if the keys of the queue contain other data.
 #[test]
 fn a_release_is_done_or_refused_whole() {
     let server = server();
@@ -416,7 +419,7 @@ fn a_release_is_done_or_refused_whole() {
         redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).ok()?;
         Some(Direct::over(connection))
     };
-    // No message can be sent. If a waiter would have to get one, the lock stays held.
+    // No message can be sent. If the release needs a message to a waiter, the lock stays held.
     let mut mute = acl(&["-publish"]).unwrap();
     assert!(mute.takes(&ours(1), false));
     assert!(!mute.takes(&ours(2), false));
@@ -424,14 +427,14 @@ fn a_release_is_done_or_refused_whole() {
     assert!(mute.force_unlock().is_err());
     mute.give_up(&ours(2)).unwrap();
     assert_eq!(mute.release(&ours(1), &[]).unwrap(), Some(0));
-    // No lease can be set: then there is no lock.
+    // The script cannot set a lease, so there is no lock.
     let mut endless = acl(&["-pexpire"]).unwrap();
     assert!(endless.acquire(&ours(1), false).is_err());
     assert!(endless.try_lock(&ours(1)).is_err());
     assert_eq!(endless.left(), 0);
 }
 
-/// A hash that is no lock is an error at once: waiting for it would not end.
+/// If a hash is not a lock, the call fails at once: a wait for it would never end.
 #[test]
 fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
     let server = server();
@@ -479,7 +482,7 @@ const COMMANDS: [&str; 24] = [
     "zscore",
 ];
 
-/// The actions that change something.
+/// The actions that write.
 const WRITING: [&str; 11] = [
     "hset", "hdel", "del", "pexpire", "linsert", "lpush", "lrem", "ltrim", "rpush", "zadd", "zrem",
 ];
@@ -506,7 +509,7 @@ const OURS: [Script; 6] = [
     Script::KeepAlive,
 ];
 
-/// The holder, the owners in the list, and those with a score.
+/// The holder, the owners in the list, and the owners with a score.
 #[derive(Debug, PartialEq, Eq)]
 struct Keys {
     holders: Vec<String>,
@@ -528,7 +531,7 @@ impl Keys {
     }
 }
 
-/// The possible states when a script comes.
+/// Makes one of the states in which a script may run.
 fn situation(direct: &mut Direct, number: usize) {
     const LATER: &str = "4000000000000";
     let () = direct.command(&["FLUSHALL"]);
@@ -563,8 +566,8 @@ fn situation(direct: &mut Direct, number: usize) {
 
 const SITUATIONS: usize = 9;
 
-/// Whichever command is refused, a lock has an end, and each owner in the list has a score. The
-/// owner that asks has the state that the reply names, or its earlier state.
+/// Whichever command is refused, the lock expires, and each owner in the list has a score. The
+/// owner that asks is in the state that the reply says, or in its earlier state.
 #[test]
 fn a_refused_command_leaves_nothing_half_done() {
     let server = server();
@@ -605,7 +608,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let left: i64 = admin.command(&["PTTL", LOCK]);
                 assert!(left > 0 || left == -2, "a lock without an end: {what}");
                 assert!(after.list.iter().all(|id| after.set.contains(id)), "{what}");
-                // Two refusals may leave a score without an entry, which does no harm.
+                // If two commands are refused, a score without an entry may remain, which does no
+                // harm.
                 assert!(denied.len() > 1 || after.list == after.set, "half a place: {what}");
                 let holds = after.holders.contains(&owner);
                 let waits = after.list.contains(&owner);
@@ -617,8 +621,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that says it waited may have its entry again, and then gives it
-                        // up.
+                        // An owner that says that it waited may have its entry again. Then it gives
+                        // the entry up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -629,7 +633,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let stay = |id: &&String| !after.list.contains(id) && **id != owner;
                 for gone in before.list.iter().filter(stay) {
                     let granted = after.holders.contains(gone);
-                    // The waiter is dead or as good as dead, or the hold was passed to it.
+                    // The waiter is dead or counts as dead, or the hold was passed to it.
                     let may = *gone == ours(8) || deaf && *gone != JAVA || action >= FIRST_RELEASE;
                     assert!(may || granted, "{gone} is gone: {what}");
                 }
@@ -647,10 +651,10 @@ fn refuse_everything(server: &Server, deaf: bool) {
 
 const ACTIONS: usize = 14;
 const COME_TOGETHER: usize = 10;
-/// The first of the actions of owners to which a hold was passed.
+/// The first of the actions by owners to which a hold was passed.
 const FIRST_RELEASE: usize = 11;
 
-/// Runs a script. Returns its owner, and the reply: 1 if the owner has the lock, 0 if it waits.
+/// Runs a script. Returns its owner and the reply: 1 if the owner has the lock, 0 if it waits.
 fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>) {
     let owner = ours([2, 9, 2, 9, 9, 2, 1, 2, 0, 0, 9, 1, 1, 1][action]);
     let granted = |reply: RedisResult<Vec<Value>>| {
@@ -672,7 +676,7 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
     (owner, outcome)
 }
 
-/// Redisson lets a head without a score stand for ever. Such a head is as good as dead.
+/// Redisson never drops a head without a score. Such a head counts as dead.
 #[test]
 fn a_head_without_a_score_blocks_no_client() {
     let server = server();
@@ -697,7 +701,8 @@ fn a_head_without_a_score_blocks_no_client() {
     }
 }
 
-/// If keys are lost, the waiters notice and come back, in their order if the lock is held.
+/// If keys are lost, the waiters notice that and come back. If the lock is held, they come back in
+/// their order.
 #[test]
 fn lost_keys_strand_no_waiter() {
     let server = server();
@@ -717,7 +722,7 @@ fn lost_keys_strand_no_waiter() {
         } else {
             assert_eq!(missing, owners);
         }
-        // The waiters may come back in any order, but stand in the order of their numbers.
+        // The waiters may come back in any order, but are queued in the order of their numbers.
         for number in [3, 2, 4] {
             direct.acquire(&ours(number), true).unwrap();
         }
@@ -743,8 +748,8 @@ fn lost_keys_strand_no_waiter() {
     assert_eq!(direct.left(), 0);
 }
 
-/// A silent waiter is passed over if the process that calls it silent was itself heard, and had
-/// heard the server before.
+/// A silent waiter is skipped if the process that reports it as silent has sent requests itself,
+/// and got replies before that.
 #[test]
 fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     let server = server();
@@ -757,7 +762,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
         }
         let [seconds, _]: [String; 2] = direct.command(&["TIME"]);
         let now = seconds.parse::<i64>().unwrap() * 1_000;
-        // The first waiter gave its last sign of life three seconds ago.
+        // The first waiter sent its last sign of life three seconds ago.
         let score = |silent: i64| (now + 10_000 - silent).to_string();
         let _: i64 = direct.command(&["ZADD", TIMEOUTS, &score(3_000), &ours(2)]);
         if !heard {
@@ -772,7 +777,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     }
 }
 
-/// A lease too long for Redis is an error. The longest lease that is no error is kept.
+/// A lease that is too long for Redis is an error. The longest valid lease is kept.
 #[test]
 fn leases_without_sense_leave_no_lock() {
     let server = server();

@@ -1,5 +1,5 @@
-//! One random history: events in the order of simulated time, a script for most of them, and a look
-//! at the rules after each.
+//! One random history: events in the order of simulated time. Most of them run a script. After
+//! each, the rules are checked.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,30 +19,30 @@ use crate::simulated::summary::Summary;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
-/// The longest time until a process that waits has asked.
+/// The longest time until a waiting process has asked.
 const ASKED_WITHIN: i64 = PERIOD + JITTER + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     Arrive(usize),
     Ask(usize),
-    /// The waiter asks, unless it has asked since.
+    /// The waiter asks, unless it has asked since then.
     AskAfter(usize, u64),
     GiveUp(usize),
-    /// A message of our clients has come for the waiter.
+    /// A message for the waiter has come to its redlatch client.
     Told(usize, Message),
     /// The waiter is subscribed to the channel on which Redisson wakes it.
     Listens(usize),
     /// A request arrives from a waiter that has given up.
     Late(usize),
-    /// The waiter gives up once more, since a request may come late.
+    /// The waiter gives up again, since one of its requests may be late.
     Undo(usize),
-    /// The waiter's work with the lock is done.
+    /// The waiter releases the lock.
     Done(usize),
     Renew(usize),
-    /// A hold that was granted by message has lasted for a moment.
+    /// A hold that was granted by a message is old enough to be raised.
     Raise(usize),
-    /// A hold of ours may have reached its end.
+    /// A redlatch hold may have reached its end.
     Lost(usize),
     Interrupt(usize),
     Try(usize),
@@ -77,7 +77,7 @@ pub(crate) struct Simulation<'a> {
     blocked: Option<Blocked>,
     /// The time at which a client last ended a hold that was not its own.
     pub(crate) forced: i64,
-    /// The time since which the lock is free because its lease has ended.
+    /// The time since which the lock is free because its lease ended.
     unclaimed: Option<i64>,
     pub(crate) broken: Option<Rule>,
     keeps_trace: bool,
@@ -107,7 +107,8 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until every waiter is served, has left or is dead, then looks for leftovers.
+    /// Runs until every waiter is served, has left or is dead, then checks that nothing is left
+    /// behind.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.now + 100 * HOUR;
         while let Some(Reverse((time, _, event))) = self.events.pop() {
@@ -122,7 +123,7 @@ impl<'a> Simulation<'a> {
         }) {
             return Err(format!("{} waits for ever: {:?}", waiter.owner, self.state));
         }
-        // Only the dead can be in the queue now. The next one that comes clears them away.
+        // Only dead waiters can be in the queue now. The next waiter that comes removes them.
         self.pass_time(self.now + 24 * HOUR)?;
         let last = self.add_last();
         let taken = if self.random.percent(50) {
@@ -147,13 +148,13 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((time, self.serial, event)));
     }
 
-    /// Schedules an event after a time on the network.
+    /// Schedules an event after a network delay.
     pub(crate) fn soon(&mut self, event: Event) {
         let at = self.now + self.random.between(1, 15);
         self.at(at, event);
     }
 
-    /// Lets time pass until `time`, and ends the leases that end meanwhile.
+    /// Advances the time to `time`, and ends the leases that end meanwhile.
     fn pass_time(&mut self, time: i64) -> Result<(), Broken> {
         let time = time.max(self.now);
         while let Some(ends) = self.state.lease_ends.filter(|ends| *ends <= time) {
@@ -172,7 +173,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// While a healthy process of ours waits, a lease that nobody ends costs hardly more than its
+    /// If a healthy redlatch process waits, a lease that nobody releases costs hardly more than its
     /// own time.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
@@ -296,12 +297,12 @@ impl<'a> Simulation<'a> {
             | Event::Die(c)
             | Event::Deaf(c, _)
             | Event::HearAgain(c) => Some(c),
-            // The request is on the network, even if its client is gone.
+            // The request is in flight, even if its client is gone.
             Event::Late(_) | Event::ForceUnlock | Event::DeleteKeys => None,
         }
     }
 
-    /// Gives a waiter that comes its owner id.
+    /// Gives an arriving waiter its owner id.
     pub(crate) fn name(&mut self, w: usize) {
         let client = self.world.waiters[w].client;
         let owner = self.world.clients[client].next_owner();
@@ -317,13 +318,13 @@ impl<'a> Simulation<'a> {
         last
     }
 
-    /// The arguments that all our scripts have, and then this script's own.
+    /// The arguments that all of redlatch's scripts have, and then this script's own.
     pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
         let common = [&format!("{FAIR_WAIT},{REDISSON_WAIT}"), CHANNEL, DATABASE];
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
     }
 
-    /// A deaf client has lost the connection over which messages come.
+    /// A deaf client has lost the connection for messages.
     fn set_deaf(&mut self, client: usize, deaf: bool) {
         self.world.clients[client].deaf = deaf;
         let Client { is_ours, listens, .. } = self.world.clients[client];
@@ -343,7 +344,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Makes the waiter's client listen to the channel on which our clients send it messages.
+    /// Makes the waiter's client listen to its own channel.
     pub(crate) fn listen(&mut self, w: usize) {
         let client = self.world.waiters[w].client;
         self.world.clients[client].listens = true;
@@ -364,7 +365,7 @@ impl<'a> Simulation<'a> {
         self.store.set_subscribers(&format!("{CHANNEL}{}", self.world.waiters[w].owner), 0);
     }
 
-    /// Runs a script for a waiter, or for none in particular.
+    /// Runs a script for a waiter, or for no waiter.
     pub(crate) fn send(
         &mut self,
         actor: Option<usize>,

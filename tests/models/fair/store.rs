@@ -1,4 +1,4 @@
-//! The scripts, and the keys after them.
+//! The scripts, and the keys after each.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
 pub(crate) const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 pub(crate) const PLACE: Place<'_> = Place { database: 0, keys: KEYS };
 pub(crate) const DATABASE: &str = "0";
-/// The beginning of the waiters' own channels, on which Redisson wakes them.
+/// The beginning of the names of the waiters' own channels, on which Redisson wakes them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
 /// The keys that a script gets.
@@ -50,12 +50,12 @@ const TEXTS: Texts = &[
 ];
 
 pub(crate) fn scripts() -> Scripts {
-    // Few wait here, but they must count as many.
+    // There are few waiters here, but the scripts must treat them as many.
     let (few, none) = ("local FEW, END = 32, 16", "local FEW, END = 0, 3");
     Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
 
-/// The keys' values, and the messages sent since the last look.
+/// The keys' values, and the messages since the last call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) holders: Vec<String>,
@@ -89,15 +89,15 @@ pub(crate) enum Message {
 /// A grant by message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Grant {
-    /// The server's time.
+    /// The server's time of the grant.
     pub(crate) now: i64,
     pub(crate) lease: i64,
-    /// The owners directly behind.
+    /// The owners directly behind the granted one.
     pub(crate) followers: Vec<String>,
 }
 
 impl Told {
-    /// Parses a channel and the message there.
+    /// Parses a channel and a message that came on it.
     fn of(channel: &str, text: &str) -> Self {
         let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
             assert_eq!(text, "0");
@@ -130,8 +130,8 @@ pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|number| *number != "-")
 }
 
-/// The channel on which our scripts reach a waiter: for ours that of its client, for Redisson's
-/// that of the waiter itself.
+/// The channel on which redlatch's scripts reach a waiter: its client's channel for a redlatch
+/// waiter, and its own channel for a Redisson waiter.
 pub(crate) fn channel_of(owner: &str) -> String {
     match owner.split_once(':') {
         Some((client, _)) if is_ours(owner) => format!("{CLIENT_CHANNEL}{client}}}"),

@@ -1,4 +1,5 @@
-//! The clients' actions. Our clients act as the library does, and Redisson's as Redisson does.
+//! The clients' actions. Redlatch clients act as the library does, and Redisson clients as Redisson
+//! does.
 
 use std::collections::VecDeque;
 
@@ -14,9 +15,9 @@ use crate::simulated::client::Rule;
 use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 
-/// The shortest and the longest time until a client notices that a reply is lost.
+/// The shortest and the longest time until a client notices a lost reply.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
-/// A Redisson client may ask without any pause; the model need not.
+/// A Redisson client may ask without a pause. The model does not have to.
 const REDISSON_PAUSE: i64 = 200;
 
 impl Simulation<'_> {
@@ -39,8 +40,7 @@ impl Simulation<'_> {
             self.ask_redisson(w)?;
             return self.listen_and_ask_again(w);
         }
-        // The client listens before the waiter asks for the first time, since the reply may be long
-        // in coming.
+        // The client listens before the waiter first asks, since the reply may take long.
         let client = self.world.waiters[w].client;
         if !self.world.clients[client].keeps_alive {
             self.world.clients[client].keeps_alive = true;
@@ -51,7 +51,7 @@ impl Simulation<'_> {
             self.listen(w);
         }
         if self.random.percent(4) {
-            // The reply is lost, and the request sent again.
+            // The reply is lost, and the request is sent again.
             self.request(w)?;
             self.set_asking(w, true);
             let at = self.now + self.random.one_of(&[NO_ANSWER]);
@@ -68,7 +68,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The waiter comes, and has not asked yet.
+    /// The waiter arrives, and has not asked yet.
     fn come(&mut self, w: usize) {
         self.name(w);
         self.world.waiters[w].phase = Phase::Waiting;
@@ -81,7 +81,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Other waiters of the same client come with this one, earlier than planned.
+    /// Other waiters of the same client come in this one's request, earlier than planned.
     fn bring_others(&mut self, w: usize) {
         for other in 0..self.world.waiters.len() {
             let waiter = &self.world.waiters[other];
@@ -122,7 +122,7 @@ impl Simulation<'_> {
         if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
     }
 
-    /// `provisional`: the end of a hold that was granted by message.
+    /// `provisional` is the end of a hold that was granted by a message.
     fn hold(&mut self, w: usize, followers: VecDeque<usize>, provisional: Option<i64>) {
         let waiter = &self.world.waiters[w];
         self.world.holds.push(Hold {
@@ -167,7 +167,7 @@ impl Simulation<'_> {
         self.step(None, None, &[], after)
     }
 
-    /// The provisional lease becomes the whole one, counted from the grant.
+    /// The whole lease, counted from the grant, replaces the provisional one.
     pub(crate) fn raise(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(number) = self.world.waiters[w].phase else {
             return Ok(());
@@ -233,8 +233,8 @@ impl Simulation<'_> {
 
     // ---- ours -----------------------------------------------------------------------------
 
-    /// A queued owner asks alone. If it has lost its entry, it brings all waiters of its client
-    /// along.
+    /// An owner in the queue asks alone. If it has lost its entry, it asks for all waiters of its
+    /// client.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;
@@ -280,7 +280,7 @@ impl Simulation<'_> {
         let reply = self.request(w)?;
         let waiter = &self.world.waiters[w];
         if waiter.registered.is_some() && self.random.percent(8) {
-            // The reply is lost. The waiter asks again after a while, unless it has to leave.
+            // The reply is lost. The waiter asks again after some time, unless it has to leave.
             if waiter.deadline.is_some() && self.random.percent(50) {
                 self.soon(Event::GiveUp(w));
             }
@@ -339,7 +339,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The server has answered at its time `server` that the waiter stands in the queue.
+    /// The server has answered, at its time `server`, that the waiter is in the queue.
     fn queued(&mut self, w: usize, server: i64, by_redisson: bool) -> Result<(), Broken> {
         let now = self.now;
         let waiter = &mut self.world.waiters[w];
@@ -371,7 +371,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))
     }
 
-    /// A message that names the waiter has come to its client.
+    /// A message with the waiter's owner has come to its client.
     pub(crate) fn told(&mut self, w: usize, message: Message) -> Result<(), Broken> {
         if self.world.waiters[w].is_asking {
             self.soon(Event::Told(w, message));
@@ -386,7 +386,7 @@ impl Simulation<'_> {
             {
                 Ok(())
             }
-            // No thread waits as this owner.
+            // No thread waits under this owner.
             (_, Message::Grant(_)) => {
                 if self.leave(w, false)? == Value::Int(2) {
                     self.summary.add("given back", 1);
@@ -415,7 +415,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// A request that was under way when its waiter gave up.
+    /// Runs a request that was in flight when its waiter gave up.
     pub(crate) fn late(&mut self, w: usize) -> Result<(), Broken> {
         self.summary.add("late requests", 1);
         self.request(w).map(|_| ())
@@ -437,14 +437,14 @@ impl Simulation<'_> {
             break;
         }
         self.release(w, hold)?;
-        // The release's reply may be lost, too.
+        // The reply to the release may be lost, too.
         if self.random.percent(5) && self.release(w, hold)? != Value::Nil {
             return Err("a second release finds the lock".to_owned());
         }
         Ok(())
     }
 
-    /// Passes the hold to `next`, which stands directly behind, without a word to the server.
+    /// Passes the hold to `next`, which is directly behind, without a request to the server.
     fn pass(&mut self, next: usize, hold: usize) -> Result<(), Broken> {
         self.summary.add("passed on", 1);
         let owner = self.world.waiters[next].owner.clone();
@@ -465,7 +465,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::Release, &args)
     }
 
-    /// The owners to which a lost hold was passed must not stay at the head of the queue.
+    /// If a lost hold was passed on, the owners that got it must not stay at the head of the queue.
     pub(crate) fn lost(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(hold) = self.world.waiters[w].phase else {
             return Ok(());
@@ -522,7 +522,7 @@ impl Simulation<'_> {
         for owner in owners.iter().map(text).filter(|owner| !owner.is_empty()) {
             let w = self.world.by_owner[&owner];
             if let Phase::Holding(hold) = self.world.waiters[w].phase {
-                // The hold that was passed to the waiter is gone from Redis.
+                // The hold that was passed to the waiter no longer exists in Redis.
                 self.world.holds[hold].ends = now;
                 self.soon(Event::Lost(w));
             }
@@ -553,8 +553,8 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // A Redisson waiter without time left waits for a message alone. That happens to waiters
-        // that come when the last in the queue has had its time.
+        // A Redisson waiter without remaining time waits for a message only. That happens to
+        // waiters that come when the last waiter in the queue has used up its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
             Value::Nil => self.hold(w, VecDeque::new(), None),
@@ -580,7 +580,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::RedissonUnlock, &args).map(|_| ())
     }
 
-    /// Interrupts the waiter, which leaves its entries where they are.
+    /// Interrupts the waiter, which leaves its entries behind.
     pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
         if self.world.waiters[w].phase == Phase::Waiting {
             self.note(|| format!("waiter {w} is interrupted"));
