@@ -1,9 +1,9 @@
-//! Models of the library: its scripts and the state machine of a waiting process run against rules
-//! that must hold at all times. Each model finds the bugs that are planted in it
+//! Models of the library: its scripts and the state machine of a waiting process run, and must
+//! always keep the rules. Bugs are planted in each model, and the model must find them
 //! (`simulated/mutant.rs`).
 //!
-//! A failure prints its seed. `REDLATCH_SEED=17` runs only that history, and prints every step of
-//! it. `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. With `REDLATCH_FULL=1`
+//! A failure prints its seed. `REDLATCH_SEED=17` runs only that history and prints every step.
+//! `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. With `REDLATCH_FULL=1`
 //! (`.ci/run`) there are more histories, all planted bugs and larger settings.
 
 #![allow(clippy::unwrap_used)]
@@ -17,7 +17,7 @@ mod multi;
 mod read_write;
 mod simulated;
 
-/// The names by which the library's own files import each other.
+/// The module names by which the library's files import each other.
 mod lease {
     pub(crate) use crate::simulated::library::deadline;
 }

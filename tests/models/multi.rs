@@ -1,5 +1,6 @@
-//! The script that takes several locks, on random states of them and for users without a right:
-//! all or none, past no queue and no window. Each planted bug is found.
+//! The script that takes several locks, with random states of the locks and with users that lack a
+//! right. It takes all locks or none, and respects every queue and window. Each planted bug is
+//! found.
 
 use redis::{Connection, Value};
 
@@ -17,11 +18,11 @@ const ANOTHER: &str = "1f3b1c9e-3f2a-8d5c-9b7e-1234567890ab";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Free,
-    /// The first copy of the request has taken it.
+    /// The first copy of the request has taken the lock.
     Own,
-    /// The same, and a process waits by now.
+    /// As `Own`, and a process waits by now.
     OwnWithQueue,
-    /// Another owner of this client has it.
+    /// Another owner of this client has the lock.
     Leaving,
     Taken,
     Queue,
@@ -69,13 +70,13 @@ fn prepare(redis: &mut Connection, name: usize, before: Before) {
     }
 }
 
-/// What is under the keys, but for the tokens.
+/// The values under the keys, except the tokens.
 fn dump(redis: &mut Connection, count: usize) -> Vec<Value> {
     let all = (0..count).flat_map(|name| keys(name).into_iter().take(3));
     all.map(|key| redis::cmd("DUMP").arg(key).query(redis).unwrap()).collect()
 }
 
-/// One state, and one user. An error says which rule is broken.
+/// Checks one state and one user. The error says which rule is broken.
 fn check(
     server: &Server,
     redis: &mut Connection,
@@ -89,7 +90,7 @@ fn check(
     let mostly_free = |at: usize| STATES[at.saturating_sub(8)];
     let states: Vec<_> = (0..count).map(|_| mostly_free(any(8 + STATES.len()))).collect();
     let denied = ["", "", "-hset", "-pexpire", "-incrby", "-llen"][any(6)];
-    // The user lacks that right for the last lock alone.
+    // Only for the last lock, the user lacks that right.
     let mut rules = vec!["ACL", "SETUSER", "me", "reset", "on", ">word", "&*", "+@all", "~*"];
     let rest = (0..count - 1).flat_map(|name| keys(name).map(|key| format!("~{key}")));
     let selector = format!("(+@all {})", rest.collect::<Vec<_>>().join(" "));
@@ -145,7 +146,7 @@ fn check(
     match reply {
         Ok(Value::Nil) => {
             seen[1] += 1;
-            // An owner of this client may be about to leave.
+            // Another owner of this client may be about to release the lock.
             if first != Some(&Before::Taken) && denied.is_empty() {
                 return Err(format!("told as taken: {case}"));
             }
@@ -172,7 +173,7 @@ fn random_states_are_taken_all_or_none() {
     assert!(seen.iter().all(|times| *times > 10), "{seen:?}");
 }
 
-/// The planted bug: a part of the script, and its replacement.
+/// The planted bugs: for each, its name, a part of the script, and the replacement of that part.
 const MUTANTS: [(&str, &str, &str); 6] = [
     ("takes past the queue", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[3]) ~= 0"),
     ("takes within a window", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[2]) ~= 0"),
@@ -194,7 +195,7 @@ fn each_planted_bug_of_several_locks_is_found() {
         assert!(ALL.contains(part), "{what}");
         let mut text = text_of(&ALL.replace(part, instead));
         if what.starts_with("takes") {
-            // The shortcut looks once more.
+            // The shortcut makes the same check again.
             let looks = "redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0";
             assert!(text.contains(looks));
             text = text.replace(looks, "redis.pcall('exists', KEYS[1]) == 0");

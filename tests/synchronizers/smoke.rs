@@ -11,13 +11,13 @@ use redlatch_testkit::Server;
 /// A lease or a wait whose end a test sees. (A test sees the end of a wait even on a busy machine.)
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
-/// Two clients whose leases outlast a machine that stands still for five seconds, as one with many
-/// servers may.
+/// Two clients whose leases outlast a machine that stands still for five seconds. With many servers
+/// a machine may do so.
 fn two(server: &Server) -> [Client; 2] {
     [(); 2].map(|()| watched(server, RENEWED * 3))
 }
 
-/// The Redis version that the server follows.
+/// The version of Redis with which the server is compatible.
 fn redis_version(server: &Server) -> (u32, u32) {
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection()).unwrap();
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
@@ -38,8 +38,7 @@ fn a_server_is_refused_if_and_only_if_its_version_is_too_old() {
     }
 }
 
-/// Checks the behaviour of all locks with one holder at a time. `lease` makes a lock with a fixed
-/// lease.
+/// Asserts what all locks with one holder have in common. `lease` makes a lock with a fixed lease.
 fn excludes<L: Lock + Clone + Send + 'static>(
     server: &Server,
     [one, other]: [L; 2],
@@ -62,7 +61,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     guard.unlock().unwrap();
     waits.join();
 
-    // The lock is handed over by message, in both directions.
+    // A message grants the lock to the other client, in both directions.
     at_once(|| {
         for (from, to) in [(&one, &other), (&other, &one)] {
             let guard = from.lock().unwrap();
@@ -78,7 +77,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     lease(&one, SHORT).lock().unwrap().forget();
     other.lock().unwrap().unlock().unwrap();
 
-    // The lock is granted by message with a fixed lease, and then stays held until its lease ends.
+    // A message grants the lock with a fixed lease. It then stays held until the end of that lease.
     let guard = one.lock().unwrap();
     let leased = lease(&other, LONG);
     let waits = spawn(move || leased.lock_owned().unwrap());
@@ -148,7 +147,7 @@ fn a_read_write_lock_works() {
     reads.unlock().unwrap();
     also_reads.unlock().unwrap();
     writes.join();
-    // A writer becomes a reader beside others.
+    // A writer becomes a reader, together with others.
     let writes = one.writer().lock().unwrap();
     let reader = other.reader().clone();
     let waits = spawn(move || reader.lock().unwrap().unlock().unwrap());

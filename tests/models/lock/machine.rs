@@ -1,18 +1,18 @@
-//! The client's rules one by one, without a server: its actions and their times. (The rules of the
-//! machine alone are in `src/ask/entry/tests.rs`.)
+//! Tests the client's rules one by one, without a server: the client's actions and their times.
+//! (The rules of the machine alone are in `src/ask/entry/tests.rs`.)
 
 use super::kind::PlainLock;
 use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
 use crate::simulated::site::Site;
 use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
 
-/// The server's clock, in ms, when the process's own shows 0.
+/// The server's clock, in ms, when the process's clock shows 0.
 const SERVER: i64 = 1_763_692_800_000;
-/// The part of a lease by message that does not count.
+/// By how much the deadline of a lease by message is earlier than its end.
 const DRIFT: Time = 3 * MS;
 const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
-/// A process, and its actions with their times.
+/// A process. Tests give it inputs, and check its actions and their times.
 struct Tried(Process);
 
 impl Tried {
@@ -20,7 +20,8 @@ impl Tried {
         Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
-    /// A process that waits since the server's reply, at place 0 behind a holder of ours.
+    /// A process that has waited since the server's reply. It is first in the queue, behind a
+    /// redlatch holder.
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);
@@ -32,13 +33,14 @@ impl Tried {
         self.0.on(now, input)
     }
 
-    /// The number of questions that the process sends.
+    /// The number of requests that the process sends.
     fn asks(&mut self, now: Time, input: Input) -> usize {
         let is_ask = |output: &Output| matches!(output, Output::Send(Request::Acquire { .. }));
         self.on(now, input).iter().filter(|output| is_ask(output)).count()
     }
 
-    /// Gives a reply to the question that is on its way, or that the process asks at that time.
+    /// Gives the process a reply to the request in flight. If there is none, the process first
+    /// asks.
     fn reply(&mut self, sent: Time, reply: Reply) -> Vec<Output> {
         if !self.0.is_asking() {
             assert_eq!(self.asks(sent, Input::Subscribed), 1);
@@ -53,7 +55,7 @@ impl Tried {
         self.reply(sent, Reply::Refused(refused))
     }
 
-    /// The end of the hold after a grant of that time.
+    /// The end of the hold after a grant at this time.
     fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
         let outputs = self.on(now, Input::Message(grant(1, at)));
         let until = outputs.iter().find_map(|output| match output {
@@ -92,11 +94,11 @@ fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
 fn a_deadline_by_message_counts_from_the_last_exchange() {
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - DRIFT));
-    // If the clock was set forward meanwhile, the deadline is no later than one from the message's
-    // receipt.
+    // If the server's clock was set forward meanwhile, the deadline is at the latest the one that
+    // counts from the receipt of the message.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - DRIFT));
-    // Before any reply the deadline counts from the first request.
+    // Before the first reply, the deadline counts from the first request.
     let mut tried = Tried::new();
     tried.on(100 * MS, Input::Lock);
     tried.granted(700 * MS, 600 * MS).unwrap_err();
@@ -119,13 +121,13 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it() {
     tried.refused(800 * MS, 0, Whose::Ours, true);
     let outputs = tried.granted(900 * MS, 600 * MS).unwrap_err();
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // The other way round: the grant comes while the question is on its way.
+    // In the other order: the grant comes while the request is in flight.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(700 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
     let outputs = tried.refused(800 * MS, 0, Whose::Ours, true);
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // A refusal from before the grant says nothing.
+    // A refusal from before the grant says nothing about it.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(500 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
@@ -138,7 +140,7 @@ fn a_grant_without_a_waiter_is_given_back() {
     let mut tried = Tried::waiting(100 * MS);
     let back = Request::GiveUp { number: 7, chain: CHAIN };
     assert!(sends(&tried.on(MS, Input::Message(grant(7, 0))), &back));
-    // A grant of a lock that the process has already is the second copy of the message.
+    // A grant of a lock that the process already has is the second copy of the message.
     tried.granted(700 * MS, 600 * MS).unwrap();
     assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
     // A thread that leaves does not wait for the reply, which may be a grant.
@@ -163,7 +165,7 @@ fn the_first_two_listen_while_redisson_has_the_lock() {
         let outputs = tried.refused(0, place, whose, true);
         let listened = outputs.iter().any(|output| matches!(output, Output::Listen));
         assert_eq!(listened, listens, "{place} {whose:?}");
-        // The message makes the first ask at once, the second a little later.
+        // The message makes the first waiter ask at once, and the second one a little later.
         let outputs = tried.on(MS, Input::Public);
         match place {
             0 => {
@@ -184,14 +186,14 @@ fn a_subscription_that_missed_a_message_is_renewed() {
         let outputs = tried.on(SECOND, Input::Timer(Timer::Suspect(1)));
         outputs.iter().any(|output| matches!(output, Output::Resubscribe))
     };
-    // The process was granted the lock or dropped from the queue, and the message was lost.
+    // The process was granted the lock or dropped from the queue, but the message was lost.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
-    // The message was only slower than the reply.
+    // The message was only later than the reply.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
@@ -211,11 +213,11 @@ fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1, 3)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
-    // The process asks once in a provisional lease, wherever it stands.
+    // The process asks once in the time of a provisional lease, whatever its position is.
     let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
     let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
     assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));
-    // The timer belongs to a nap that has ended since.
+    // This timer belongs to a sleep that has ended.
     assert_eq!(tried.asks(first, Input::Timer(Timer::Ask(1, 1))), 0);
     assert_eq!(tried.asks(next, Input::Timer(Timer::Ask(1, 2))), 1);
 }
@@ -228,7 +230,7 @@ fn a_hold_by_message_is_raised_once_it_lasts() {
     let raise = Request::Renew { number: 1, lease: LEASE };
     let outputs = tried.on(650 * MS, Input::Timer(Timer::Raise(1)));
     assert!(sends(&outputs, &raise));
-    // The raise is repeated until it is answered, three times before the provisional lease ends.
+    // The raise is repeated until there is a reply, three times before the provisional lease ends.
     assert_eq!(at(&outputs, Timer::Raise(1)), Some(1_050 * MS));
     let reply = Reply::Renewed(true);
     let outputs = tried.on(700 * MS, Input::Reply { sent: 650 * MS, request: raise, reply });

@@ -1,12 +1,11 @@
-//! The scripts of a lock that processes hand to each other, on a real server with a simulated
-//! clock, and the library's own state machine of a waiting process (`src/ask/entry.rs`).
+//! Tests the scripts of a lock that goes from process to process, on a real server with a simulated
+//! clock, together with the library's own state machine of a waiting process (`src/ask/entry.rs`).
 //!
-//! For simulated minutes and at random, processes of ours and Redisson's clients take one lock, or
-//! two that might be mistaken for each other. They give up, are killed, stopped and cut off.
-//! Requests and replies are lost, repeated and late. Keys are deleted, memory runs out, clocks
-//! jump. After every script the keys are checked against the rules (`simulated/rules.rs`): no two
-//! owners are inside, no waiter is passed over, none waits for a free lock, and nothing is left
-//! behind.
+//! In simulated minutes, redlatch processes and Redisson clients take one lock, or two locks with
+//! similar names. At random they give up, are killed, stopped and cut off. Requests and replies are
+//! lost, repeated and late. Keys are deleted, the server runs out of memory, and clocks jump. After
+//! every script the keys are checked against the rules (`simulated/rules.rs`): no two owners are
+//! inside, no waiter is skipped, none waits for a free lock, and nothing is left behind.
 
 mod kind;
 mod machine;
@@ -71,7 +70,7 @@ fn random_histories_keep_the_rules() {
     LOCK.check_histories();
 }
 
-/// Our clients take turns, and Redisson's clients get a share.
+/// The redlatch clients take turns, and the Redisson clients get a share.
 #[test]
 fn everybody_gets_a_share() {
     let server = server();

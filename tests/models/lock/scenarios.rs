@@ -1,5 +1,5 @@
-//! The scripts as they are, without a simulated clock: their costs, and their behaviour when the
-//! server refuses a command or their keys have other data.
+//! The scripts without a simulated clock: their costs, and what they do if the server refuses a
+//! command or if their keys contain other data.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -46,7 +46,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     });
     assert!(direct.takes(1));
     let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), 0));
-    // By this number the client expects a held lock.
+    // With this number the client expects that the lock is held.
     let knowing = Request::Acquire { number: 2, lease: LEASE, again: None };
     let queued_knowing = direct.commands_of(|direct| {
         assert!(matches!(direct.run(3, &knowing), Reply::Refused(_)));
@@ -57,7 +57,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert!(alone <= 8 && queued <= 7 && queued_knowing <= 6 && handed <= 9);
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
-    // The scripts do not report a chain that young. It begins with the new holder.
+    // The scripts do not report so young a chain, so the new holder begins a chain.
     assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 1));
     let left: i64 = direct.command(&["PTTL", "orders"]);
     assert!((1..=2_000).contains(&left));
@@ -66,7 +66,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Each request may be sent twice; the second one changes nothing.
+/// Each request may be sent twice. The second copy changes nothing.
 #[test]
 fn a_request_sent_again_changes_nothing() {
     let server = server();
@@ -88,7 +88,7 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Of a thousand places, the first live one is next within one script call.
+/// With a thousand entries, one script call finds the first live one.
 #[test]
 fn a_waiter_that_gives_up_leaves_the_queue() {
     let server = server();
@@ -119,8 +119,8 @@ fn the_dead_are_passed_in_one_call() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Redisson's release wakes the first two only. A process behind dead ones makes sure that the
-/// first live one knows that it is the first.
+/// Redisson's release wakes only the first two waiters. If both are dead, the process behind them
+/// tells the first live one that it is the first.
 #[test]
 fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson() {
     let server = server();
@@ -146,7 +146,8 @@ fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson
     assert!(matches!(what, What::Open { left: 0 }), "{what:?}");
 }
 
-/// Without memory a lock is handed on. Only a free lock without waiters is refused.
+/// Without memory a lock still goes to the next waiter. Only the request for a free lock without
+/// waiters is refused.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -159,7 +160,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.place(4), 2);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(2));
-    // The lease ends, and no process gets a message.
+    // This is like the end of the lease: no process gets a message.
     let () = direct.command(&["DEL", "orders"]);
     assert_eq!(direct.place(4), 0);
     assert_eq!(direct.holder(), Some(3));
@@ -170,8 +171,8 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// A key without a time to live, with several fields, or of another type, is no lock. Every owner
-/// that asks gets an error, and the key stays as it is.
+/// A key that does not expire, that has several fields, or that has another type is not a lock.
+/// Every owner that asks gets an error, and the key does not change.
 #[test]
 fn something_else_under_the_name_is_an_error() {
     let server = server();
@@ -234,8 +235,8 @@ fn something_else_under_the_window_costs_nothing() {
     assert_eq!(direct.command::<String>(&["GET", &window]), "mine");
 }
 
-/// Without some right, a script does all or nothing, and no lock stays without an end. A user that
-/// may delete the lock may give it back.
+/// Without some right, a script does all or nothing, and every lock expires. A user who may delete
+/// the lock may release it.
 #[test]
 fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     let server = server();
@@ -252,13 +253,13 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             let left: i64 = master.command(&["PTTL", &queue]);
             assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
         };
-        // The lock is taken, or there is an error and no lock.
+        // Either the lock is taken, or there is an error and no lock.
         let () = master.command(&["FLUSHALL"]);
         let reply = user.acquire(1);
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // The owner is refused with an entry, or there is an error and no entry.
+        // Either the owner is refused and has an entry, or there is an error and no entry.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);
@@ -275,7 +276,8 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             }
             other => panic!("without {denied}: {other:?}"),
         }
-        // The lock is free or handed on, or there is an error and it is still held.
+        // Either the lock is free or granted to the next waiter, or there is an error and it is
+        // still held.
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
             let _listener = Listener::new(&server, orders(), 2);
@@ -303,7 +305,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     }
 }
 
-/// A client that may send no messages keeps the lock, whether or not another one waits.
+/// If a client may not send messages, it keeps the lock, whether or not another client waits.
 fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, orders(), &["-publish"]);
@@ -322,7 +324,7 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for since in [0, -5_000, 1] {
             let request = Request::Release { number: 1, chain: Chain { since, count: 1 } };
             if !waits {
-                // Only the public message is refused.
+                // Only the public message is not allowed.
                 assert!(mute.takes(1));
                 let free = mute.raw(1, &request).map_err(|error| error.to_string());
                 ensure(free == Ok(Value::Int(5)), &format!("a mute release: {free:?}"))?;
@@ -344,7 +346,8 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
-/// The new master must end locks that the old one does not know.
+/// A demoted master must refuse to release a lock even if it does not know that lock: the new
+/// master may have it.
 fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.demoted(
@@ -356,7 +359,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     )
 }
 
-/// No process waits there.
+/// Nobody would serve a queue on a replica.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -369,7 +372,8 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The same with a waiter in public: one of ours, and then also a Redisson waiter.
+    // The same with waiters on the public channel: a redlatch waiter, and then also a Redisson
+    // waiter.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -424,8 +428,8 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
         release(-5_000),
         release(1),
     ];
-    // All but HRANDFIELD, which a free lock can do without, and HEXISTS and DEL, since HDEL alone
-    // gives back a lock.
+    // All commands except HRANDFIELD, which a free lock does not need, and HEXISTS and DEL, since
+    // HDEL alone releases a lock.
     let denied = "exists hset pexpire time hdel publish lpop lpos lrem rpush pttl llen pubsub set";
     shortcuts::check(server, &site, &states, &requests, denied);
 }
@@ -436,8 +440,8 @@ fn clock(direct: &mut Direct) -> i64 {
     seconds * 1_000 + micros / 1_000
 }
 
-/// Asks again, for a client that has waited for `waited` ms. `late`: the time for which the
-/// question was on its way. `None`: the question may not call others silent.
+/// Sends a request of a client that has waited for `waited` ms. `late` is the time for which the
+/// request was in flight. With `None`, the request may not report others as silent.
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
     let ago = |ago| (now - ago) as u64;
@@ -445,7 +449,8 @@ fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>)
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 
-/// A lock that has lapsed, with three listeners in line. The first client had it.
+/// A lock whose lease has ended, with three listening clients in the queue. The first client was
+/// the holder.
 fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     let mut direct = direct(server, scripts);
     let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
@@ -468,7 +473,8 @@ fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
     ensure(is_granted, "the asker stands behind the silent")?;
-    // A process that has asked a moment ago is not silent. (Redisson's holder leaves no shortcut.)
+    // A process that asked a moment ago is not silent. (A Redisson holder leaves nothing for a
+    // shortcut.)
     for is_ours in [true, false] {
         let (mut direct, _listeners) = lapsed(server, scripts);
         let holder = format!("{}:1", uuid(is_ours, 5));
@@ -497,7 +503,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
     ask_again(&mut direct, 5, 500, None);
-    // The second client comes first. Each stands behind those that came before it.
+    // The second client asks first. Each client is placed behind those that came before it.
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
         let reply = ask_again(&mut direct, client, waited, None);
         let place = match reply {
@@ -506,7 +512,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
-    // A client that came later stands in front of one that came earlier. The new client goes behind
+    // A client that came later is before one that came earlier. The new client is placed behind
     // both.
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));

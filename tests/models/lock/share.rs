@@ -1,5 +1,5 @@
-//! The shares of the clients if nothing goes wrong: of our clients among each other, and beside
-//! Redisson's.
+//! The shares of the clients without faults: of redlatch clients among themselves, and together
+//! with Redisson clients.
 
 use super::kind::PlainLock;
 use crate::simulated::client::{MS, Rule, SECOND, Time};
@@ -8,14 +8,14 @@ use crate::simulated::rules::Broken;
 use crate::simulated::simulation::Simulation;
 use crate::simulated::store::Store;
 
-/// The shares that a mix of clients must come to.
+/// A mix of clients, with the shares that they must get.
 struct Mix {
     ours: usize,
     java: usize,
     hold: Time,
     length: Time,
-    /// The lowest and the highest share of a Redisson client, in percent of the grants of a client
-    /// of ours.
+    /// The lowest and the highest share of a Redisson client, in percent of the grants of a
+    /// redlatch client.
     share: (u64, u64),
 }
 
@@ -31,11 +31,11 @@ const MIXES: &[Mix] = &[
     Mix { ours: 8, java: 2, hold: 5 * MS, length: 2 * SECOND, share: (60, 260) },
 ];
 
-/// The share of our slowest process, in percent of the mean.
+/// The lowest share of a redlatch process, in percent of the mean.
 const SLOWEST: u64 = 75;
 const LONGEST: Time = 400 * MS;
 
-/// All mixes, or one in `step`.
+/// Checks all mixes, or one of every `step`.
 pub(crate) fn check_mixes(
     store: &mut Store,
     broken: Option<Rule>,

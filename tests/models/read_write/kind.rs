@@ -1,4 +1,4 @@
-//! A lock that many owners hold to read, or one to write.
+//! A lock that many owners may hold to read, or one owner to write.
 
 use crate::simulated::client::LEASE;
 use crate::simulated::kind::{Kind, Prefixes};
@@ -53,7 +53,7 @@ impl Kind for ReadWriteLock {
         &["read", "write"]
     }
 
-    /// The even numbers write.
+    /// Owners with even numbers write.
     fn next_number(&self, last: u64, random: &mut Random) -> u64 {
         last + random.between(1, 2) as u64
     }
@@ -75,7 +75,7 @@ impl Kind for ReadWriteLock {
         Some(if state.mode.is_empty() { "read".to_owned() } else { state.mode.clone() })
     }
 
-    /// One writer or some readers, each with a timeout.
+    /// There is one writer, or some readers, each with a timeout.
     fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken> {
         let Step { before, after: state, script, .. } = *step;
         let writers = state.holders.iter().filter(|holder| writes(holder)).count();
@@ -83,7 +83,7 @@ impl Kind for ReadWriteLock {
             "" if state.holders.is_empty() => {}
             "read" if writers == 0 && !state.holders.is_empty() => {}
             "write" if writers == 1 => {
-                // The writer may read as well, and no other process.
+                // The writer may also read, but no other process may.
                 let process = |owner: &String| owner[..36].to_owned();
                 let first = process(&state.holders[0]);
                 if state.holders.iter().any(|holder| process(holder) != first) {
@@ -96,7 +96,7 @@ impl Kind for ReadWriteLock {
             if *timeout == -1 {
                 return Err(format!("a timeout without an end: {holder}"));
             }
-            // A renewal of Redisson's may have made the timeout that long before.
+            // An earlier renewal by Redisson may have made the timeout that long.
             if *timeout > state.left && !script.is_of_redisson() && !outlasts(before, holder) {
                 return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
             }
@@ -104,7 +104,7 @@ impl Kind for ReadWriteLock {
         Ok(())
     }
 
-    /// The writer may read as well.
+    /// The writer may also read.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool {
         (writes(&one.owner) || writes(&other.owner)) && one.owner[..8] != other.owner[..8]
     }
@@ -148,12 +148,12 @@ impl Kind for ReadWriteLock {
     }
 }
 
-/// The beginning of the name of each reader's timeouts.
+/// The beginning of the names of all readers' timeouts.
 fn prefix(lock: &str) -> String {
     if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") }
 }
 
-/// A reader's timeouts, without their number.
+/// The names of a reader's timeouts, without their number.
 pub(crate) fn timeouts(lock: &str, owner: &str) -> String {
     format!("{}:{owner}:rwlock_timeout", prefix(lock))
 }

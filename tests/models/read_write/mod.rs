@@ -1,10 +1,10 @@
-//! The scripts of the read-write lock, on a real server with a simulated clock.
+//! Tests the scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! The world is that of `lock/`: processes of ours and Redisson's clients want to read or to write,
+//! The world is that of `lock/`: redlatch processes and Redisson clients want to read or to write,
 //! with all faults that can occur. After every script the keys are checked against the rules
-//! (`simulated/rules.rs`): one owner writes or some read, no reader passes a writer in front,
-//! readers in front are let in together, no waiter waits without a reason, and nothing is left
-//! behind.
+//! (`simulated/rules.rs`): one owner writes or some read, no reader is granted the lock before a
+//! writer at the head, readers at the head are granted the lock together, no waiter waits without a
+//! reason, and nothing is left behind.
 
 mod kind;
 mod scenarios;
@@ -73,9 +73,9 @@ fn random_histories_keep_the_rules() {
     READ_WRITE.check_histories();
 }
 
-/// Up to two Redisson clients, and sometimes a client of ours that goes down from writing to
-/// reading. In some histories a holder stays for so long that it keeps the lock for another one
-/// that stands still.
+/// Up to two Redisson clients, and sometimes a redlatch client that downgrades from writing to
+/// reading. In some histories a holder stays so long that it keeps the lock for another holder,
+/// which stands still.
 fn plan(seed: u64) -> Plan {
     let plan = Plan::random(seed);
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
@@ -83,7 +83,7 @@ fn plan(seed: u64) -> Plan {
     if seed % 7 == 4 { plan.slow() } else { plan }
 }
 
-/// Three readers count as very many, so that a leaving reader looks at only one other.
+/// The scripts treat three readers as very many, so a leaving reader checks only one other reader.
 #[test]
 fn random_histories_keep_the_rules_among_very_many_readers() {
     let server = server();
@@ -96,12 +96,12 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
     }
 }
 
-/// Our readers and writers take turns, and none waits for long, also beside Redisson.
+/// Redlatch readers and writers take turns, and none waits for long, even with Redisson clients.
 #[test]
 fn no_client_starves() {
     let server = server();
     let mut store = Store::new(&server, &Scripts::of(TEXTS));
-    // The last mixes run the most scripts.
+    // The last mixes run most of the scripts.
     let mixes = [(8, 0, 5 * MS), (6, 2, 5 * MS), (4, 1, MS), (4, 0, 50)];
     for (ours, java, hold) in mixes.into_iter().take(if is_full() { 4 } else { 2 }) {
         let plan = Plan::peaceful(ours, java, hold, SECOND);

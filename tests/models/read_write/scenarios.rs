@@ -1,4 +1,4 @@
-//! The scripts as they are, without a simulated clock.
+//! The scripts without a simulated clock.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -32,7 +32,7 @@ scenes! {
     reads_on_too_long: a_lapsed_reader_that_asks_to_read_on_leaves_no_free_lock_waited_for,
 }
 
-/// The odd numbers read.
+/// Owners with odd numbers read.
 const READS: u64 = 1;
 const WRITES: u64 = 2;
 
@@ -82,7 +82,7 @@ fn listeners(direct: &mut Direct, client: usize) -> i64 {
     heard.1
 }
 
-/// A client that may send no messages keeps the lock, whether or not another one waits.
+/// If a client may not send messages, it keeps the lock, whether or not another client waits.
 fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
     let mut mute = Direct::without(server, prices(), &["-publish"]);
@@ -100,7 +100,7 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             for since in [0, -5_000, 1] {
                 let request = Request::Release { number, chain: Chain { since, count: 1 } };
                 if !waits {
-                    // Only the public message is refused.
+                    // Only the public message is not allowed.
                     mute.run(1, &acquire(number));
                     let free = mute.raw(1, &request).map_err(|error| error.to_string());
                     ensure(free == Ok(Value::Int(5)), &format!("a mute release: {free:?}"))?;
@@ -118,8 +118,8 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The second copy of a request is answered that the first one took the lock. The second copy of a
-/// release does nothing.
+/// The reply to the second copy of a request says that the first copy took the lock. The second
+/// copy of a release does nothing.
 fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
@@ -135,7 +135,7 @@ fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Only Redisson's clients are left, which know nothing of our queue. A dead writer is first in the
+/// Only Redisson clients are left, which ignore redlatch's queue. A dead writer is first in the
 /// queue, but readers enter at once.
 fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
@@ -159,8 +159,8 @@ fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(matches!(told.what, What::Grant { .. }), "it is not told so")
 }
 
-/// A reader passes a dead writer in front of it while another reader holds the lock, and its
-/// shorter lease cuts no other.
+/// A reader skips a dead writer before it while another reader holds the lock. The shorter lease of
+/// the first reader cuts no other lease.
 fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -168,14 +168,14 @@ fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken
     let request = Request::Acquire { number: READS, lease: LEASE / 10, again: None };
     let granted = Reply::Granted { already: false, token: None };
     ensure(direct.run(3, &request) == granted, "a reader waits for a dead writer")?;
-    // A late copy of the request.
+    // This is a late copy of the request.
     direct.run(3, &request);
     let left: i64 = direct.command(&["PTTL", "prices"]);
     ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
 }
 
-/// Another reader has kept the lock meanwhile. Every request that is answered that its owner reads
-/// makes the timeout anew, so the next reader that leaves knows of that owner.
+/// Another reader has kept the lock meanwhile. Every request whose reply says that its owner reads
+/// makes the owner's timeout again. So the next reader that leaves knows that owner.
 fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
@@ -203,7 +203,7 @@ fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The number of readers, so many that the scripts treat several of them at once.
+/// A number of readers for which the scripts treat several readers at once.
 const CROWD: usize = 250;
 
 /// Readers of [`CROWD`] processes take the lock, the first of them for `longest` ms.
@@ -223,15 +223,15 @@ fn lasts(direct: &mut Direct) -> i64 {
     direct.command(&["PTTL", "prices"])
 }
 
-/// A release lets very many readers in, up to the next writer. Each of them enters once and gets
-/// one message.
+/// A release grants the lock to very many readers, up to the next writer. Each of them enters once
+/// and gets one message.
 fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(CROWD + 1, &acquire(WRITES));
     let mut listeners: Vec<_> =
         (1..=CROWD).map(|client| hear(server, &mut direct, client)).collect();
     let _writer = hear(server, &mut direct, CROWD + 3);
-    // A monitor hears every channel, so the server counts a listener even for the dead.
+    // A monitor receives every channel, so the server counts a listener even for a dead client.
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
     let readers: Vec<_> = (1..=CROWD).map(|client| owner(client, READS)).collect();
@@ -257,9 +257,9 @@ fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A leaving reader looks at only a few of very many, and cuts no lease. When few are left, the
-/// lock lasts as long as the longest of them. A single reader that has the lock for much longer is
-/// noticed.
+/// If there are very many readers, a leaving one checks only a few of them, and cuts no lease. When
+/// few are left, the lock lasts as long as the longest of their leases. A single reader with a much
+/// longer lease is found.
 fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     crowd(&mut direct, 10 * LEASE);
@@ -281,7 +281,7 @@ fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
-/// One of many readers in front asks. The readers ahead of it and behind it get messages, and it
+/// One of many readers at the head asks. The readers before it and behind it get messages, and it
 /// gets the reply.
 fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
@@ -297,7 +297,7 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
-    // A reader that got no message gets this answer, and so does the one that asked.
+    // A reader without a message gets this reply, and so does the one that asked.
     for client in 2..8 {
         let _heard: i64 =
             direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
@@ -310,9 +310,9 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     Ok(())
 }
 
-/// All of very many readers die, and the lock's time to live is that of one that left before. A
-/// writer that asks gets the lock. While one of the readers lives, the writer does not get it, and
-/// the lock lasts as long as that reader.
+/// Very many readers all die. The lock's time to live is that of a reader that left before. A
+/// writer that asks then gets the lock. If one of the readers lives, the writer does not get it,
+/// and the lock lasts as long as that reader's lease.
 fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
@@ -323,7 +323,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for timeout in &timeouts[1..] {
             let () = direct.command(&["DEL", timeout]);
         }
-        // (The live reader may be among the few that are looked at.)
+        // (The script checks a few readers at random, and the live one may be among them.)
         for _ in 0..20 {
             direct.run(CROWD + 1, &ask);
         }
@@ -343,7 +343,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// While others come and go, killed processes leave nothing behind.
+/// While other readers come and go, killed processes leave nothing behind.
 fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for dead in [10, CROWD - 2] {
         let mut direct = direct(server, scripts);
@@ -358,7 +358,7 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             }
         }
         direct.run(CROWD - 1, &release(READS));
-        // (The script looks at a few at random, and the live reader may be among them.)
+        // (The script checks a few readers at random, and the live one may be among them.)
         for _ in 0..100 {
             if there(&mut direct).0.len() > 1 {
                 direct.run(CROWD + 1, &acquire(READS));
@@ -371,7 +371,8 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The new master must end locks that the old one does not know.
+/// A demoted master must refuse to release a lock even if it does not know that lock: the new
+/// master may have it.
 fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
@@ -380,7 +381,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// No process waits there.
+/// Nobody would serve a queue on a replica.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -389,7 +390,7 @@ fn a_replica_gives_no_client_a_place() {
     direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
-/// The hold has lapsed, and the reader that asks for other waiters finds that out.
+/// The lease has ended. The reader finds that out when it asks whether others wait.
 fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -451,7 +452,7 @@ fn a_shortcut_does_the_same_as_the_rest_would() {
             release(1),
         ]
     });
-    // All but PTTL, HLEN and HGETALL, which a free lock can do without.
+    // All commands except PTTL, HLEN and HGETALL, which a free lock does not need.
     let denied = "set exists hset pexpire time del publish hexists lpop lpos rpush llen pubsub";
     shortcuts::check(&server, &site, &states, &requests.concat(), denied);
 }

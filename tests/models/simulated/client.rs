@@ -1,5 +1,5 @@
 //! One process and one lock, without I/O. The library's own machine (`src/ask/entry.rs`) decides
-//! how the process waits. This file stands for the rest of the library: the thread that leads, its
+//! how the process waits. This file replaces the rest of the library: the leading thread, its
 //! requests and messages, its hold, and what it gives back.
 //!
 //! ```text
@@ -11,11 +11,11 @@
 //!    └─────────────────────────────── its deadline, or a word that it is lost: give_up
 //! ```
 //!
-//! As in the library, a thread that has sent a request does nothing else until the reply or the end
-//! of its wait. Messages that come meanwhile stay in its inbox.
+//! As in the library, a thread with a request in flight does nothing else until the reply or the
+//! end of its wait. Messages that come meanwhile stay in its inbox.
 //!
-//! Times are microseconds on the process's own clock, which never jumps. Times on the wire are
-//! milliseconds.
+//! Times are microseconds on the process's own clock, which never jumps. Times in requests and
+//! replies are milliseconds.
 
 use std::time::Duration;
 
@@ -40,11 +40,11 @@ pub(crate) const LEASE: i64 = 30_000;
 /// The age at which a hold is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// How long a process that found its grant by asking waits for the grant's message. Then it
-/// subscribes anew.
+/// How long a process that found its grant by asking waits for the message of that grant. After
+/// this time it subscribes again.
 const SUSPECT: Time = 300 * MS;
-/// The times after a request in doubt at which the process undoes it again, since a copy may reach
-/// the server that late.
+/// The times after a request in doubt at which the process undoes the request again, since a copy
+/// may reach the server so late.
 const LATE: [Time; 6] = [
     SECOND / 2,
     2 * SECOND,
@@ -54,21 +54,24 @@ const LATE: [Time; 6] = [
     9 * SECOND + SECOND / 2,
 ];
 
-/// A rule that a test may switch off, to see its purpose. (The other rules save time, and no
+/// A rule that a test may switch off, to show its purpose. (All other rules save time, and no
 /// history is long enough to show that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// The deadline of a grant by message counts from the last exchange, not from its receipt.
+    /// The deadline of a grant by message counts from the last exchange, and not from the receipt
+    /// of the message.
     Anchor,
-    /// After a request in doubt the end is repeated for as long as a copy may come.
+    /// After a request in doubt, the request that ends it is repeated for as long as a copy may
+    /// arrive.
     Late,
-    /// The first two in the queue listen to the public channel while Redisson has the lock.
+    /// While Redisson has the lock, the first two processes in the queue listen to the public
+    /// channel.
     Listen,
-    /// A chain goes on over a lock that no other process wanted for a moment.
+    /// If no other process wanted the lock for a moment, a chain continues.
     Continue,
-    /// Of a fair lock: a grant that is read too late does not count.
+    /// For a fair lock: a grant that is read too late is not used.
     Deadline,
-    /// Of a fair lock: a process that waits asks once while a hand-over lasts.
+    /// For a fair lock: a waiting process asks once during a provisional lease.
     Poll,
 }
 
@@ -85,18 +88,18 @@ pub(crate) enum Input {
     TryLock,
     /// The waiting thread gives up.
     GiveUp,
-    /// The holder is done.
+    /// The holder releases the lock.
     Unlock,
-    /// A reply, and the time at which that copy of the request was sent.
+    /// A reply, and the time at which the answered copy of the request was sent.
     Reply {
         sent: Time,
         request: Request,
         reply: Reply,
     },
-    /// The connection broke under a request, which may be carried out never, twice or late.
+    /// The connection broke during a request, which may run never, twice or late.
     InDoubt(Request),
     Message(Message),
-    /// A release, on the public channel.
+    /// A message about a release, on the public channel.
     Public,
     /// The subscription to the own channel is confirmed.
     Subscribed,
@@ -107,32 +110,32 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The time to ask may have come. The second number is that of the nap.
+    /// The time to ask may have come. The second number is that of the sleep.
     Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
     Suspect(u64),
-    /// The next of the give-ups after a request in doubt.
+    /// The next of the repeated requests that give up, after a request in doubt.
     Late(u64, usize),
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// Send this to the server, in this order.
+    /// Send this request to the server, after all earlier ones.
     Send(Request),
     At(Time, Timer),
-    /// Subscribe to the public channel, and to the companion channel beside it.
+    /// Subscribe to the public channel and to its companion channel.
     Listen,
     Unlisten,
     /// Subscribe to the own channel on a new connection.
     Resubscribe,
-    /// The caller has the lock under this number, until this time unless that is extended, with
+    /// The caller has the lock under this number, until this time (unless that is extended), with
     /// this fencing token.
     Entered(u64, Time, Option<i64>),
     Extended(Time),
     /// The caller has lost the lock.
     Lost,
-    /// A thread that tried was not granted the lock, or the server refused the script.
+    /// The lock was not granted to a thread that tried, or the server refused the script.
     Refused,
 }
 
@@ -143,15 +146,15 @@ enum State {
     Holding(Hold),
 }
 
-/// A thread that waits, or tries.
+/// A thread that waits or tries.
 #[derive(Debug)]
 struct Wait {
     number: u64,
     entry: EntryMachine<Details>,
     inbox: Inbox<Details>,
-    /// Whether the thread stands in the queue and may ask again.
+    /// Whether the thread has an entry in the queue and may ask again.
     waits: bool,
-    /// On its way.
+    /// The request in flight.
     request: Option<Request>,
     /// Whether the request was sent twice.
     is_copy: bool,
@@ -159,7 +162,7 @@ struct Wait {
     listens: bool,
 }
 
-/// The rest of what a grant says.
+/// The other contents of a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Details {
     chain: Chain,
@@ -172,8 +175,7 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// Whether messages may name the owner. Such messages belong to the owner, and are not given
-    /// back.
+    /// Whether messages with this owner go to the thread. If not, their grants are given back.
     is_registered: bool,
     chain: Chain,
 }
@@ -212,7 +214,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.waits)
     }
 
-    /// Whether a request is on its way, so that its thread does nothing else.
+    /// Whether a request is in flight, so that its thread does nothing else.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
     }
@@ -250,7 +252,8 @@ impl Process {
         self.go_on(now);
     }
 
-    /// Acts as the driver that waits: reads its messages, asks if it is time, and otherwise sleeps.
+    /// Acts as the driver of a wait does: reads messages, asks if it is time to, and otherwise
+    /// sleeps.
     fn go_on(&mut self, now: Time) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
@@ -311,7 +314,7 @@ impl Process {
             },
             Reply::NotTaken => entry::EntryReply::NotTaken,
             _ => {
-                // The first copy may run, even if the second did not.
+                // The first copy may run, even if the second one does not.
                 let event = if wait.is_copy { EntryEvent::Unknown } else { EntryEvent::Failed };
                 wait.entry.step(nanos(now), event);
                 return self.fail(now);
@@ -325,7 +328,7 @@ impl Process {
             self.outputs.push(Output::Listen);
         }
         if suspects {
-            // The message was sent, but has not come. If it does not come now, the subscription is
+            // The message was sent, but has not come. If it does not come soon, the subscription is
             // dead without an error.
             self.suspect = Some(number);
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
@@ -337,8 +340,8 @@ impl Process {
         }
     }
 
-    /// The first copy of a request may be carried out never or late. The connection sends another
-    /// copy. If that is lost as well, the waiter asks anew.
+    /// The first copy of a request may run never or late. The connection sends a second copy. If
+    /// that one is lost as well, the waiter asks again.
     fn doubt(&mut self, now: Time, request: Request) {
         match request {
             Request::Acquire { number, .. } | Request::Try { number, .. } => {
@@ -354,7 +357,7 @@ impl Process {
                 if wait.waits { self.go_on(now) } else { self.fail(now) }
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
-            // Timers see to these.
+            // Timers handle these.
             Request::Renew { .. } => {}
         }
     }
@@ -387,8 +390,8 @@ impl Process {
         self.state = State::Idle;
     }
 
-    /// Gives back what the server has of this owner, an entry or the lock, now and in case a copy
-    /// comes later.
+    /// Gives back what the server has of this owner, an entry or the lock. Does so now, and again
+    /// later in case a copy comes.
     fn give_back(&mut self, now: Time, number: u64, chain: Chain, undo: Undo) {
         if undo == Undo::Nothing {
             return;
@@ -478,8 +481,8 @@ impl Process {
         }
     }
 
-    /// Loses the hold, past its deadline or because the server says so. The server's part of the
-    /// hold is given back.
+    /// Loses the hold, since it is past its deadline or the server says so. Gives the server's part
+    /// of the hold back.
     fn lose(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };
@@ -510,8 +513,8 @@ impl Process {
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
-                // No thread waits for any other reply. Its thread has left, and has given up
-                // whatever it may have.
+                // No thread waits for another reply: its thread has left, and has given up whatever
+                // it may have.
                 if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
                     self.answered(now, reply);
                 }
@@ -579,7 +582,7 @@ fn nanos(time: Time) -> u64 {
     time as u64 * 1_000
 }
 
-/// The chain in the form of a request.
+/// The chain, as a request contains it.
 fn said(chain: Chain, now: Time) -> wire::Chain {
     match chain.since(|| nanos(now)) {
         None => wire::Chain::default(),

@@ -29,7 +29,7 @@ impl Direct {
         Self { connection, scripts: Scripts::of(site.kind.texts()), site }
     }
 
-    /// Connects as a user with all rights but these.
+    /// Connects as a user that has all rights except these.
     pub(crate) fn without(server: &Server, site: Site, rules: &[&str]) -> Self {
         let all = ["ACL", "SETUSER", "me", "reset", "on", ">word", "~*", "&*", "+@all"];
         let mut connection = server.connection();
@@ -68,7 +68,7 @@ impl Direct {
         matches!(self.acquire(client), Reply::Granted { .. })
     }
 
-    /// The place that the client has now.
+    /// The client's present position in the queue.
     pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
             Reply::Refused(refused) => refused.place,
@@ -105,7 +105,7 @@ impl Direct {
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
     }
 
-    /// A master that was demoted must answer each of these requests that it takes no writes. (It
+    /// Asserts that a demoted master refuses each of these requests since it takes no writes. (It
     /// never finds the new master, so it keeps its data.)
     pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
         let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -113,7 +113,7 @@ impl Direct {
             requests.iter().map(|request| (request, self.raw(client, request))).collect();
         let () = self.command(&["REPLICAOF", "NO", "ONE"]);
         for (request, reply) in replies {
-            // Before Redis 7.0, the text of an error within a script has the code.
+            // Before Redis 7.0, the text of an error inside a script contains the code.
             let is_read_only = |error: &RedisError| {
                 error.code() == Some("READONLY") || error.to_string().contains("READONLY")
             };
@@ -124,7 +124,7 @@ impl Direct {
         Ok(())
     }
 
-    /// The number of commands that the server runs meanwhile, those inside scripts included.
+    /// The number of commands that the server runs during `work`, including those inside scripts.
     pub(crate) fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);

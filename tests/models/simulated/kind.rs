@@ -1,4 +1,4 @@
-//! The peculiarities of one kind of lock.
+//! The properties of one kind of lock.
 
 use std::fmt;
 
@@ -12,32 +12,31 @@ use super::state::State;
 pub(crate) trait Kind: fmt::Debug + Sync {
     fn prefixes(&self) -> Prefixes;
 
-    /// The words that a grant may begin with.
+    /// The words with which a grant may begin.
     fn grants(&self) -> &'static [&'static str];
 
-    /// An owner's number: new for each acquisition.
+    /// The number of the next owner, which is new for each acquisition.
     fn next_number(&self, last: u64, random: &mut Random) -> u64;
 
-    /// The owner as the hash and the queue have it.
+    /// The owner, as the hash and the queue contain it.
     fn owner(&self, uuid: &str, number: u64) -> String;
 
-    /// The texts of all scripts, shortcuts included.
+    /// The texts of all scripts, including shortcuts.
     fn texts(&self) -> Texts;
 
-    /// The owner as an argument of `renew`.
+    /// The owner, as the argument of `renew`.
     fn renewed(&self, owner: &str) -> String;
 
-    /// The argument of our forced unlock beside the channel.
+    /// The argument of redlatch's forced unlock besides the channel.
     fn forced(&self, state: &State) -> Option<String>;
 
-    /// Checks which owners hold the lock at once, and how.
+    /// Checks which owners hold the lock at the same time, and in which mode.
     fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken>;
 
-    /// Whether these two cannot be inside together.
+    /// Whether the two claims must not overlap.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool;
 
-    /// Whether a Redisson client wants to write now, and the number of times that it takes the
-    /// lock.
+    /// Whether a Redisson client wants to write now, and how many levels it takes.
     fn java_wants(&self, random: &mut Random) -> (bool, u32);
 
     /// The request of one of Redisson's clients.

@@ -1,5 +1,5 @@
-//! The library's own files that the models run. They import only what the crate of the models has
-//! under the same names.
+//! The library's own files that the models run. These files import only names that the models'
+//! crate has, too.
 
 #[path = "../../../src/scripts/chain.rs"]
 pub(crate) mod chain;

@@ -1,5 +1,5 @@
-//! Rules that are broken one at a time, to show that the model would notice. The file `mutants` of
-//! each kind of lock lists them, each with a part of a script and its replacement:
+//! Rules that are broken one at a time, to show that the model notices. The file `mutants` of each
+//! kind of lock lists them, each with a part of a script and its replacement:
 //!
 //! ```text
 //! what the broken script does
@@ -8,11 +8,11 @@
 //! + redis.pcall('del', lock)
 //! ```
 //!
-//! The second line has the script, or `client` and a [`Rule`]. Then it has what finds the mutant: a
-//! history, `by share`, or `by` the name of a scene. The history is tried first. If scripts or
-//! model have changed since, another history will find the mutant, and the test says which. A usual
-//! run leaves out the shares, and each `long seed`, whose history runs many scripts before it finds
-//! the mutant.
+//! The second line begins with the script, or with `client` and a [`Rule`]. Then it says what finds
+//! the mutant: a history, `by share`, or `by` the name of a scene. The test tries the history
+//! first. If the scripts or the model have changed since, another history finds the mutant, and the
+//! test prints which. A usual run leaves out the shares, and every `long seed`, whose history runs
+//! many scripts before it finds the mutant.
 
 use super::client::Rule;
 use super::scripts::{Script, Scripts};
@@ -31,7 +31,7 @@ pub(crate) struct Mutant {
 #[derive(Clone, Copy)]
 pub(crate) enum By {
     Seed(u64),
-    /// The clients' shares if nothing goes wrong.
+    /// The clients' shares without faults.
     Share,
     Scene(Scene),
 }

@@ -1,7 +1,7 @@
--- What there is after a step. KEYS lock, queue, window; stands behind simulated.lua.
--- reply: mode, holders, how long the longest timeout of each lasts, the lock's time left, the queue
--- and its time left, the window's, how many timeouts there are at all, the scores of a fair lock's
--- waiters (its third key), and the messages that were sent meanwhile: channel, text, ...
+-- Returns the state after a step. KEYS lock, queue, window; runs after simulated.lua.
+-- reply: mode, holders, the remaining time of each holder's longest timeout, that of the lock, the
+-- queue and its remaining time, that of the window, the number of all timeouts, the scores of a
+-- fair lock's waiters (its third key), and the messages since the last call: channel, text, ...
 local messages = redis.call('lrange', 'sim:messages', 0, -1)
 redis.call('del', 'sim:messages')
 local holders, timeouts = {}, {}

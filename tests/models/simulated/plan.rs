@@ -1,10 +1,11 @@
-//! The participants, their actions and the faults, as far as they are known beforehand.
+//! The participants, their actions and the faults, as far as these are known before a history
+//! begins.
 
 use super::client::{MS, SECOND, Time};
 use super::random::Random;
 use super::simulation::Fault;
 
-/// Times, each with the weight with which it is drawn.
+/// Times, each with its weight in a random choice.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Vec<(u32, Option<Time>)>);
 
@@ -32,7 +33,7 @@ impl Times {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Database and name of each lock.
+    /// The database and the name of each lock.
     pub(crate) sites: Vec<(i64, &'static str)>,
     pub(crate) ours: usize,
     pub(crate) java: usize,
@@ -47,13 +48,13 @@ pub(crate) struct Plan {
     pub(crate) limit: Times,
     /// The percentage of calls that only try.
     pub(crate) tries: i64,
-    /// The number of requests out of a thousand that break their connection.
+    /// How many of a thousand requests break their connection.
     pub(crate) breaks: i64,
     pub(crate) faults: Vec<Fault>,
 }
 
 impl Plan {
-    /// A plan in which everything goes wrong.
+    /// A plan in which every fault occurs.
     pub(crate) fn random(seed: u64) -> Self {
         use Fault::{
             ClockBack, ClockForward, Cut, Evict, Flush, Force, Full, HalfOpen, JavaForce, Kill,
@@ -80,7 +81,7 @@ impl Plan {
             is_fenced,
             is_monitored: random.percent(50),
             length: 10 * SECOND,
-            // In half of the histories a client always waits.
+            // In half of the histories some client always waits.
             think: if random.percent(50) {
                 Times::always(MS / 5)
             } else {
@@ -107,8 +108,8 @@ impl Plan {
         }
     }
 
-    /// Makes many wait and holders stay for longer than a lease by message lasts. Every now and
-    /// then a waiter stands still.
+    /// Makes many clients wait, and holders stay for longer than a provisional lease. Now and then
+    /// a waiter stands still.
     pub(crate) fn slow(self) -> Self {
         Self {
             sites: vec![(0, "orders")],
@@ -123,7 +124,7 @@ impl Plan {
         }
     }
 
-    /// A plan in which nothing goes wrong, for the clients' shares.
+    /// A plan without faults, for the clients' shares.
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {
             sites: vec![(0, "orders")],

@@ -1,4 +1,5 @@
-//! A small generator whose numbers no dependency changes: a seed must stay a seed.
+//! A small generator that does not depend on another crate: a seed must always give the same
+//! numbers.
 
 #[derive(Debug)]
 pub(crate) struct Random(u64);
@@ -17,7 +18,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From `low` to `high`, both included.
+    /// A number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: i64, high: i64) -> i64 {
         low + (self.next() % (high - low + 1) as u64) as i64
     }

@@ -1,5 +1,5 @@
-//! A Redisson client's actions on a lock, as observed on live clients; and those of a client of
-//! ours that goes down from writing to reading.
+//! The actions of a Redisson client on a lock, as observed on live clients, and those of a redlatch
+//! client that downgrades from writing to reading.
 
 use redis::Value;
 
@@ -10,7 +10,7 @@ use super::simulation::{Event, Simulation, Who};
 use super::store::uuid;
 use super::wire::Chain;
 
-/// The shortest and the longest time from the message to the request that it leads to.
+/// The shortest and the longest time from a message to the request that it causes.
 const WAKES: (Time, Time) = (MS, 2_200);
 
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(crate) struct Java {
     serial: u64,
     state: State,
     pub(crate) writes: bool,
-    /// The number of times that the client takes the lock.
+    /// How many levels the client takes.
     levels: u32,
-    /// The number of times that the client has the lock.
+    /// How many levels the client has.
     held: u32,
     asked: u64,
     is_asking: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Java {
     connection: Option<usize>,
     began: Time,
     claim: usize,
-    /// Of a client of ours that reads on.
+    /// Of a redlatch client that continues to read.
     reading: Option<usize>,
     pub(crate) grants: u64,
     pub(crate) longest: Time,
@@ -43,7 +43,7 @@ pub(crate) enum Version {
     Three,
     /// 4.7.
     Four,
-    /// A client of ours, which tries to write, and then reads on.
+    /// A redlatch client, which tries to write, and then continues to read.
     Ours,
 }
 
@@ -59,16 +59,16 @@ enum State {
 pub(crate) enum JavaEvent {
     Begin,
     Message,
-    /// The client asks, unless it has asked since.
+    /// The client asks, unless it has asked since then.
     Ask(Option<u64>),
-    /// The client's request reaches the server.
+    /// The server runs the client's request.
     Served(Time),
     Reply(Time, Value),
     Subscribed,
     Renewed(u64),
     Done,
     Unlocked,
-    /// A client of ours reads on.
+    /// A redlatch client continues to read.
     Down,
     /// The client has stopped reading.
     DoneReading,
@@ -78,7 +78,7 @@ impl Java {
     pub(crate) fn new(number: usize, site: usize) -> Self {
         let version = [Version::Four, Version::Three, Version::Ours][number % 3];
         Self {
-            // No process of the history has this number.
+            // No other process of the history has this number.
             uuid: uuid(version == Version::Ours, 101 + number),
             site,
             version,
@@ -104,7 +104,7 @@ impl Java {
         format!("{}:{}{writes}", self.uuid, self.serial)
     }
 
-    /// An unlock as Redisson 4.7 sends it: the server remembers the answer, for a request that is
+    /// An unlock as Redisson 4.7 sends it: the server remembers the reply, in case the request is
     /// sent again.
     pub(crate) fn remembered(&self, mut call: Call) -> Call {
         let memory = format!("redisson_unlock_latch:{{{}}}:{}", call.keys[0], self.owner());
@@ -113,7 +113,7 @@ impl Java {
         call
     }
 
-    /// The owner of a client of ours that reads under its own writing.
+    /// The owner with which a redlatch client reads while it writes.
     fn reader(&self) -> String {
         format!("{}:{}", self.uuid, 1_000_000 + self.serial)
     }
@@ -163,7 +163,7 @@ impl Simulation<'_> {
         self.java_call(java, &call).map(drop)
     }
 
-    /// The client reads beside its own writing, and then stops writing.
+    /// The client begins to read while it writes, and then stops writing.
     fn go_down(&mut self, java: usize) -> Result<bool, Broken> {
         let own = &self.java[java];
         let lock = own.site;
@@ -237,7 +237,7 @@ impl Simulation<'_> {
                 own.has_permit = false;
                 self.java_soon(java, JavaEvent::Served(now));
             }
-            // The client does not wait.
+            // This client does not wait.
             (JavaEvent::Reply(_, Value::Nil), State::Waiting) if own.version == Version::Ours => {
                 own.state = State::Idle;
                 self.at(now + 3 * MS, Event::Java(java, JavaEvent::Begin));
@@ -267,8 +267,8 @@ impl Simulation<'_> {
                 let then = if is_ours { JavaEvent::Down } else { JavaEvent::Done };
                 self.at(now + work, Event::Java(java, then));
             }
-            // There is no memory. The client's thread gets an error, and comes again. Its first
-            // level stays.
+            // The server has no memory. The client's thread gets an error, and tries again later.
+            // Its first level stays.
             (JavaEvent::Reply(_, Value::ServerError(_)), State::Waiting) => {
                 let held = own.held > 0;
                 own.state = if held { State::Dead } else { State::Idle };
@@ -279,7 +279,7 @@ impl Simulation<'_> {
             }
             (JavaEvent::Reply(_, left), State::Waiting) => {
                 let left: i64 = redis::from_redis_value(left).map_err(|error| error.to_string())?;
-                // The client's hold was taken by force.
+                // Another client has taken the client's hold by force.
                 own.held = 0;
                 own.is_asking = false;
                 if own.connection.is_none() {
@@ -316,7 +316,7 @@ impl Simulation<'_> {
                 if levels == 1 {
                     self.java_soon(java, JavaEvent::Unlocked);
                 } else {
-                    // One after the other.
+                    // The levels are released one after another.
                     self.java_unlocked(java)?;
                     self.java[java].held -= 1;
                     self.java_soon(java, JavaEvent::Unlocked);

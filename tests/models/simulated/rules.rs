@@ -8,11 +8,11 @@ use super::state::{State, writes};
 use super::store::{is_ours, is_to};
 use super::wire::own_channel;
 
-/// The rule that was broken, and how.
+/// Which rule was broken, and how.
 pub(crate) type Broken = String;
 
 const WINDOW: i64 = 4;
-/// The number of a hold's tokens.
+/// The number of tokens that a hold may use.
 const TOKENS: i64 = 1_024;
 
 /// One script, and the keys after it.
@@ -21,21 +21,21 @@ pub(crate) struct Step<'a> {
     pub(crate) owner: Option<&'a String>,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
-    /// The time since which an owner that asks again has waited (ms, the server's clock).
+    /// The time since which an owner that asks again has waited (in ms on the server's clock).
     pub(crate) came: Option<i64>,
-    /// Whether the owner has waited for so long that others ahead would have asked again.
+    /// Whether the owner has waited so long that the owners before it should have asked again.
     pub(crate) is_old: bool,
     /// Whether the server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// The same for the owners with an entry.
+    /// As `came`, for the owners with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
-    /// Whether an entry has not asked for so long that it may be passed.
+    /// Whether the owner of an entry has not asked for so long that it may be skipped.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 
 impl Step<'_> {
-    /// Whether the script may remove the fields of dead readers and give the lock the time of the
-    /// others.
+    /// Whether the script may remove the fields of dead readers and set the lock's time to live to
+    /// that of the other readers.
     fn counts_readers(&self) -> bool {
         let asks = matches!(self.script, Script::Acquire | Script::Try);
         self.script.leaves() || asks && self.owner.is_some_and(|owner| writes(owner))
@@ -50,7 +50,7 @@ fn is_open(state: &State) -> bool {
     (1..=WINDOW).contains(&state.window_left)
 }
 
-/// `listeners`: the number of listeners of a channel, as the server believes.
+/// `listeners` is the number of listeners that the server counts on a channel.
 pub(crate) fn check(
     step: &Step<'_>,
     site: &Site,
@@ -63,7 +63,7 @@ pub(crate) fn check(
     check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;
-    // An owner that has gone from the queue has the lock, has left, or is dead.
+    // If an owner is gone from the queue, it has the lock, has left, or is dead.
     for place in &before.queue {
         let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
         let is_passed = script == Script::Acquire && (step.is_silent)(place);
@@ -90,7 +90,7 @@ pub(crate) fn check(
         let back = back.filter(|place| is_new(&&after.queue[*place]));
         let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
         let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
-        // If an owner that came earlier stands between them, that order holds.
+        // If an owner that came earlier is between the two, the order is right.
         if let Some(later) = ahead.last().filter(came_later) {
             return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
         }
@@ -141,7 +141,7 @@ pub(crate) fn check(
     Ok(seen)
 }
 
-/// No key is without an end, and no owner has two entries.
+/// Every key expires, and no owner has two entries.
 fn check_keys(state: &State) -> Result<(), Broken> {
     if !state.holders.is_empty() && state.left < 0 {
         return Err("a lock without an end".to_owned());
@@ -161,7 +161,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A waiter has a reason to wait.
+/// A waiter must have a reason to wait.
 fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     let Step { after, script, .. } = *step;
     let may_grant = !script.is_of_redisson() && script != Script::Renew;
@@ -180,7 +180,7 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
 /// A hold is ended by its owner or by force, and a late copy cuts no lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
-    // Before Redisson 4.4, a renewal sets the time of all readers.
+    // Before Redisson 4.4, a renewal sets the timeouts of all readers.
     let cuts_all = script == Script::RedissonReadRenew3;
     for holder in &before.holders {
         let timeout = before.timeout(holder);
@@ -203,11 +203,11 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
             Some(_) => {}
         }
     }
-    // The remaining readers have the lock as long as the longest of them.
+    // The remaining readers keep the lock for the longest of their leases.
     let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
     let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
     let cuts = after.left < before.left && !(step.counts_readers() && after.mode == "read");
-    // Redisson's renewal sets the lock's time to live, even to a shorter one.
+    // Redisson's renewal sets the lock's time to live, even if that becomes shorter.
     let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
     let cuts = cuts && !renews;
     if let Some(holder) = after.holders.iter().find(stays).filter(|_| cuts) {
@@ -220,7 +220,8 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to the owner that asks or to the one in the message, and never past a listener.
+/// The lock goes to the owner that asks or to the one in the message, but never past an owner that
+/// listens.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -263,7 +264,7 @@ fn check_grant(
     let is_granted = |id: &String| after.holders.contains(id);
     let is_silent = |id: &String| !after.queue.contains(id) && (step.is_silent)(id);
     let passed = ahead.filter(|id| !has_left(id) && !is_granted(id));
-    // A waiter that comes back stands in front of those that came later, and of the silent.
+    // If a waiter comes back, it is placed before owners that came later, and before silent owners.
     let came_later = |id: &String| {
         let is_later = |came| step.has_jumped || (step.others)(id).is_some_and(|it| it > came);
         is_asker && step.came.is_some_and(|came| is_later(came) || (step.is_silent)(id))
@@ -277,18 +278,19 @@ fn check_grant(
     }
 }
 
-/// A process's belief that it has the lock, from one time to another.
+/// The times between which a process believes that it has the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) owner: String,
-    /// The time at which the wait for the lock began.
+    /// The time when the process began to wait for the lock.
     pub(crate) began: Time,
     pub(crate) from: Time,
     pub(crate) until: Time,
 }
 
 impl Lock {
-    /// Only owners that may be inside together are inside, unless force or a clock has cut a lease.
+    /// Claims that exclude each other do not overlap, unless a lease was cut by force or by a
+    /// clock.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
@@ -306,8 +308,8 @@ impl Lock {
         }
     }
 
-    /// A later holder has the higher token, and none that the process before may still use. (After
-    /// a lock was taken by force, two holders may be inside, in any order.)
+    /// A later holder has a higher token, which the process before it may not use either. (After a
+    /// lock was taken by force, two holders may be inside, in any order.)
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {
             return Err(format!("the token is {last:?}"));

@@ -7,15 +7,16 @@ use super::site::Site;
 use super::state::State;
 use super::wire::{Chain, Request};
 
-/// Which text.
+/// The name of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Script {
-    /// The shortcuts, which stand before some of our scripts.
+    /// The shortcuts, which are placed before some of redlatch's scripts.
     Free,
     QueueUp,
     Unwanted,
     HandOver,
-    /// The parts that stand before the rest of our scripts, the last one only before some.
+    /// The parts that are placed before the rest of redlatch's scripts. The last part is placed
+    /// only before some of them.
     Prelude,
     HandOff,
     Holders,
@@ -26,12 +27,12 @@ pub(crate) enum Script {
     GiveUp,
     Renew,
     ForceUnlock,
-    /// Of a read-write lock.
+    /// A script of a read-write lock.
     ReadOn,
-    /// Of a fair lock.
+    /// A script of a fair lock.
     KeepAlive,
     RedissonAcquire,
-    /// Of Redisson 3.16.8.
+    /// A script of Redisson 3.16.8.
     RedissonUnlock3,
     RedissonUnlock4,
     RedissonReadAcquire,
@@ -41,7 +42,7 @@ pub(crate) enum Script {
     RedissonReadRenew3,
     RedissonReadRenew4,
     RedissonForceUnlock,
-    /// Of a fair lock.
+    /// Scripts of a fair lock.
     RedissonAcquire3,
     RedissonGiveUp,
     RedissonUnlock,
@@ -109,7 +110,7 @@ impl Script {
         matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
     }
 
-    /// The shortcuts before the prelude, as far as the kind of lock has them.
+    /// The shortcuts before the prelude, if the kind of lock has them.
     fn shortcuts(self) -> &'static [Self] {
         match self {
             Self::Acquire => &[Self::Free, Self::QueueUp],
@@ -141,7 +142,7 @@ impl Scripts {
         Self(texts.iter().map(|(script, text)| (*script, (*text).to_owned())).collect())
     }
 
-    /// Replaces a part of one text. The part must occur in it.
+    /// Replaces a part of one text. The text must contain the part.
     pub(crate) fn with(mut self, script: Script, part: &str, by: &str) -> Self {
         let text = &self.0[&script];
         assert!(text.contains(part), "{script:?} has no {part:?}");
@@ -166,7 +167,7 @@ impl Scripts {
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
-    /// The text for a lock that most likely is held. Its shortcuts come in the other order.
+    /// The text for a lock that most likely is held, with its shortcuts in the other order.
     pub(crate) fn held(&self) -> String {
         let shortcuts = Script::Acquire.shortcuts().iter().rev();
         let shortcuts = shortcuts.filter_map(|shortcut| self.0.get(shortcut));
@@ -193,8 +194,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether the client expects a held lock: at random, by the owner's number, or since the owner
-    /// asks again.
+    /// Whether the client expects that the lock is held: at random, by the owner's number, or since
+    /// the owner asks again.
     pub(crate) fn is_for_held(&self) -> bool {
         let even = ['0', '2', '4', '6', '8'];
         self.script == Script::Acquire
@@ -202,7 +203,7 @@ impl Call {
     }
 }
 
-/// The call of a client of ours.
+/// The call of a redlatch client.
 pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     let owner = |number: &u64| site.kind.owner(uuid, *number);
     match request {
@@ -226,7 +227,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     }
 }
 
-/// `writer`: the holder beside which the owner reads.
+/// `writer` is the writing owner of the same process, if the owner reads while that one writes.
 pub(crate) fn taking(
     script: Script,
     site: &Site,
@@ -249,7 +250,7 @@ pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) 
     Call { script, keys: site.keys(), args }
 }
 
-/// A forced unlock, by a client of ours or by a Redisson client.
+/// A forced unlock by a redlatch client or a Redisson client.
 pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     if is_ours {
         let mut args = vec![site.public.clone()];
@@ -262,7 +263,7 @@ pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
 }
 
-/// The database's number. It is sent if it is not 0.
+/// The database's number, as an argument. It is left out if it is 0.
 fn database(site: &Site) -> Option<String> {
     (site.database != 0).then(|| site.database.to_string())
 }

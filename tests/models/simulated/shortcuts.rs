@@ -1,4 +1,4 @@
-//! The shortcuts before the prelude only save time.
+//! The shortcuts before the prelude only save time: a script has the same effect without them.
 
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
@@ -9,7 +9,7 @@ use super::site::Site;
 use super::store::uuid;
 use super::wire::Request;
 
-/// Combines all keys (made by commands), all requests of client 1 and all denied rights.
+/// Tries all combinations of keys (which commands make), requests of client 1 and denied rights.
 pub(crate) fn check(
     server: &Server,
     site: &Site,
@@ -17,7 +17,7 @@ pub(crate) fn check(
     requests: &[Request],
     denied: &str,
 ) {
-    // A script sees a window some time after it was opened, and the window must not have ended by
+    // A script meets a window some time after it was opened. The window must not have ended by
     // then.
     let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
@@ -41,7 +41,7 @@ pub(crate) fn check(
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
                 // Each script first checks the rights that it may need, so that it is refused as a
-                // whole. (A lock without waiters is taken without LLEN.)
+                // whole. (To take a lock without waiters, it does not need LLEN.)
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                 let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";
@@ -76,7 +76,7 @@ const ALL: &str = "
     end
     return all";
 
-/// A reply without the server's time and the time left.
+/// A reply without the server's time and without remaining times.
 fn without_times(reply: Value) -> Value {
     match reply {
         Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),

@@ -1,5 +1,6 @@
-//! One random history: events in the order of simulated time, the real scripts for the server,
-//! the library's machine for processes of ours, and a check of the rules after each.
+//! One random history: events in the order of simulated time. The real scripts act as the server,
+//! and the library's machine acts as the redlatch processes. After each event the rules are
+//! checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -38,19 +39,19 @@ pub(crate) fn play(
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
-/// The longest time for which a history may go on after its end.
+/// The longest time that a history may take after its end.
 const AFTERMATH: Time = 100 * SECOND;
-/// The time after a loss of keys within which some owners may not have taken their entries again.
+/// After a loss of keys, some owners may lack their entries for this time.
 const LOST: Time = 12 * SECOND;
-/// The time without a question after which a waiter may be passed over.
+/// A waiter that has sent no request for this time may be skipped.
 const SILENT: Time = 2 * SECOND;
-/// The most by which a copy of a request may be late.
+/// The longest delay of a copy of a request.
 const LATE: Time = 6 * SECOND;
 
 #[derive(Debug)]
 pub(crate) enum Event {
     Process(usize, ForProcess),
-    /// A request reaches the server. `None`: its reply is lost.
+    /// The server runs a request. If it is `None`, the reply is lost.
     Request {
         process: usize,
         request: Request,
@@ -61,7 +62,7 @@ pub(crate) enum Event {
         channel: String,
         text: String,
     },
-    /// A new subscriber's connection is there.
+    /// A subscriber has a new connection.
     Subscribe(usize),
     /// The server notices that a connection is dead.
     Forget(usize),
@@ -74,14 +75,14 @@ pub(crate) enum Event {
     Over,
 }
 
-/// The inputs that a stopped process finds when it goes on.
+/// The inputs that a stopped process finds when it continues.
 #[derive(Debug)]
 pub(crate) enum ForProcess {
     Input(Input),
     Begin,
-    /// The wait of this number has had its time.
+    /// The time limit of the wait with this number is over.
     Limit(u64),
-    /// The work in the hold of this number is done.
+    /// The work during the hold with this number is done.
     Done(u64),
 }
 
@@ -90,7 +91,7 @@ pub(crate) enum ForProcess {
 pub(crate) struct Connection {
     who: Who,
     channels: Vec<String>,
-    /// Whether nothing arrives over the connection, though the server may count it as connected.
+    /// Whether nothing arrives over the connection, although the server may count it as open.
     is_cut: bool,
     is_known: bool,
     last: Time,
@@ -114,7 +115,7 @@ pub(crate) struct Ours {
     listens: bool,
     lane: Time,
     replies: Time,
-    /// The time until which the process waits for a reply that was lost.
+    /// Until this time the process waits for a reply that was lost.
     troubled: Time,
     /// The number of the process's waits so far.
     serial: u64,
@@ -127,7 +128,7 @@ pub(crate) struct Ours {
     pub(crate) longest: Time,
 }
 
-/// One lock as the server had it last.
+/// One lock, in its last state on the server.
 #[derive(Debug)]
 pub(crate) struct Lock {
     pub(crate) site: Site,
@@ -135,12 +136,12 @@ pub(crate) struct Lock {
     /// The server's clock at that time, in ms.
     at: i64,
     pub(crate) claims: Vec<Claim>,
-    /// The times at which leases were cut without a fault of a client.
+    /// The times when leases were cut without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner that had an entry: the time since which it says that it waits (ms, the
-    /// server's clock), and the time of its last question.
+    /// For each owner with an entry: the time since which it says that it waits (in ms on the
+    /// server's clock), and the time of its last request.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
@@ -250,7 +251,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until all clients are done with the lock, then looks for leftovers.
+    /// Runs until all clients are done with the lock, then checks that nothing is left behind.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.plan.length + AFTERMATH;
         while let Some(((time, _), event)) = self.events.pop_first() {
@@ -331,13 +332,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A lock as it is now, without the parts that have ended by themselves.
+    /// A lock in its present state, without the parts that have expired.
     fn now_of(&self, lock: usize) -> State {
         let Lock { state, at, .. } = &self.locks[lock];
         State { messages: Vec::new(), ..state.clone() }.after(self.server_ms() - at)
     }
 
-    /// Runs a script, checks its changes against the rules and sends its messages.
+    /// Runs a script, checks its changes against the rules, and delivers its messages.
     pub(crate) fn execute(&mut self, lock: usize, call: &Call) -> Result<Value, Broken> {
         let Call { script, args, .. } = call;
         let script = *script;
@@ -428,7 +429,7 @@ impl<'a> Simulation<'a> {
 
     // ---- subscribers ----------------------------------------------------------------------
 
-    /// The number of listeners of a channel, as the server believes.
+    /// The number of listeners that the server counts on a channel.
     fn listeners(&self, channel: &str) -> usize {
         let hears =
             |there: &&Connection| there.is_known && there.channels.iter().any(|own| own == channel);
@@ -608,7 +609,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Notes that a process claims the lock until `until`. No other may claim it now.
+    /// Notes that a process claims the lock until `until`. No claim that this one excludes may
+    /// overlap.
     pub(crate) fn claim(
         &mut self,
         lock: usize,
@@ -631,8 +633,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sends a request, in order. If the connection breaks, the request is carried out never,
-    /// unanswered or late.
+    /// Sends a request after all earlier ones. If the connection breaks, the request runs never,
+    /// without a reply, or late.
     fn send(&mut self, process: usize, request: Request) {
         let at = self.now + self.latency();
         let own = &mut self.ours[process];
@@ -749,7 +751,7 @@ impl<'a> Simulation<'a> {
             }
             Fault::Flush => {
                 let keys = self.locks[lock].site.keys();
-                // `x` and `{x}` count their tokens in one key.
+                // `x` and `{x}` have the same token key.
                 let tokens = self.locks[lock].site.tokens.clone();
                 for other in self.locks.iter_mut().filter(|other| other.site.tokens == tokens) {
                     other.token = 0;
@@ -819,7 +821,7 @@ impl<'a> Simulation<'a> {
         own.is_stopped = false;
         let mut inbox = std::mem::take(&mut own.inbox);
         if self.random.percent(50) {
-            // A timer and a message may be seen in any order.
+            // A process may notice a timer and a message in any order.
             for i in (1..inbox.len()).rev() {
                 inbox.swap(i, self.random.between(0, i as i64) as usize);
             }
@@ -856,7 +858,7 @@ impl<'a> Simulation<'a> {
             });
             let now = self.now;
             let are_lost = self.locks[lock].disturbed.last().is_some_and(|at| now - at < LOST);
-            // A clock that was set back makes every lease longer.
+            // If a clock was set back, every lease becomes longer.
             let unclaimed: Vec<_> = unclaimed.filter(|_| !are_lost && is_awaited).collect();
             let waits = &mut self.locks[lock].waits;
             let free = waits.free(now, is_awaited && is_free)?;
@@ -900,7 +902,7 @@ impl<'a> Simulation<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,
-    /// Stops a waiting process for longer than a lease by message lasts.
+    /// Stops a waiting process for longer than a provisional lease.
     StopWaiting,
     Cut,
     HalfOpen,

@@ -1,4 +1,4 @@
-//! One lock's keys and channels.
+//! The keys and channels of one lock.
 
 use super::kind::{Kind, Prefixes};
 use super::store::Place;
@@ -15,8 +15,8 @@ pub(crate) struct Site {
     pub(crate) tokens: Option<String>,
     /// The channel for releases that concern all clients.
     pub(crate) public: String,
-    /// The channel beside the public one, to which our clients with an entry listen, so that the
-    /// others can be counted.
+    /// The channel beside the public one. Redlatch clients with an entry listen to it, so that the
+    /// other listeners of the public channel can be counted.
     pub(crate) companion: String,
 }
 
@@ -45,7 +45,7 @@ impl Site {
         Place { database: self.database, keys: [&self.lock, &self.queue, &self.window] }
     }
 
-    /// The keys as scripts get them.
+    /// The keys, in the order in which scripts get them.
     pub(crate) fn keys(&self) -> Vec<String> {
         let keys = [&self.lock, &self.queue, &self.window].into_iter().chain(&self.tokens);
         keys.cloned().collect()
@@ -56,7 +56,7 @@ fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }
 
-/// `x` and `{x}` would share a key, and a release of one would grant the other.
+/// If `x` and `{x}` shared this key, a release of one lock would grant the other.
 fn own_key(prefix: &str, name: &str) -> String {
     let tagged = if name.contains('{') { "_tagged" } else { "" };
     prefixed(&format!("{prefix}{tagged}"), name)

@@ -1,4 +1,4 @@
-//! The tests of one kind of lock: random histories, and the bugs that are planted in it.
+//! The tests of one kind of lock: random histories, and the bugs that are planted in its scripts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use super::scripts::{Script, Scripts};
 use super::store::Store;
 use super::summary::Summary;
 
-/// The time for which a usual run goes on with random histories.
+/// How long a usual run plays random histories.
 const BUDGET: Duration = Duration::from_millis(1_500);
-/// The number of histories within which a broken rule must be found.
+/// A broken rule must be found within this number of histories.
 const SEEDS: u64 = 1_000;
 
 pub(crate) struct Specification {
     pub(crate) scripts: fn() -> Scripts,
-    /// Plays one history, which the seed determines. `broken`: the client goes without this rule.
+    /// Plays the history of this seed. If there is a rule in `broken`, the client does not keep it.
     pub(crate) play: fn(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played,
-    /// A case that never comes up is not tested.
+    /// The cases that must occur: a case that never occurs is not tested.
     pub(crate) seen: &'static [&'static str],
-    /// Histories in which all of these come up.
+    /// Seeds of histories in which all these cases occur.
     pub(crate) seeds: &'static [u64],
-    /// The number of histories of a run at full size.
+    /// The number of histories in a run at full size.
     pub(crate) full: u64,
     /// See `mutant.rs`.
     pub(crate) mutants: &'static str,
-    /// The cases that no history reaches, each played separately.
+    /// The cases that no history reaches. Each of them is played separately.
     pub(crate) scenes: &'static [(&'static str, Scene)],
-    /// The clients' shares if nothing goes wrong.
+    /// Checks the clients' shares without faults.
     pub(crate) share: fn(store: &mut Store, broken: Option<Rule>) -> Result<(), Broken>,
 }
 
@@ -74,7 +74,8 @@ impl Specification {
         }
         let many = number_from("REDLATCH_SEEDS").or_else(|| is_full().then_some(self.full));
         let total = match many {
-            // A history and its server take turns, so two histories keep two cores busy.
+            // A history and its server run alternately, so two histories at a time use two
+            // processors.
             Some(seeds) => thread::scope(|scope| {
                 let odd = scope.spawn(|| self.run((1..seeds).step_by(2)));
                 let mut total = self.run((0..seeds).step_by(2));
@@ -109,8 +110,8 @@ impl Specification {
         total
     }
 
-    /// A model that notices nothing proves nothing. `REDLATCH_MUTANT=word` tries the mutants with
-    /// this word in their description, for a mended model.
+    /// A model that finds no planted bug proves nothing. `REDLATCH_MUTANT=word` tries only the
+    /// mutants whose description contains the word.
     pub(crate) fn find_out_mutants(&self) {
         let word = env::var("REDLATCH_MUTANT").unwrap_or_default();
         let server = Server::start().unwrap();
@@ -123,7 +124,8 @@ impl Specification {
         let mut unnoticed = Vec::new();
         for mutant in chosen {
             match self.find_out(mutant, &server) {
-                // A mutant that the server cannot run proves nothing, since every test notices it.
+                // If the server cannot run a mutant, that proves nothing, since every test notices
+                // it.
                 Some(found) if !found.contains("nonexistent global") => {
                     println!("{}: {found}", mutant.what);
                 }
@@ -139,7 +141,7 @@ impl Specification {
         match mutant.by {
             By::Scene(scene) => scene(server, scripts).err(),
             By::Share => {
-                // A shortcut before the mutant would do the same, unbroken.
+                // A shortcut before the mutant would have the same effect without the bug.
                 let is_hidden = mutant.script == Some(Script::HandOff);
                 let scripts = scripts.clone();
                 let scripts = if is_hidden { scripts.without(Script::HandOver) } else { scripts };
@@ -157,7 +159,7 @@ impl Specification {
     }
 }
 
-/// Each scene is a test of its own, and `SCENES` has them all for the mutants.
+/// Makes a test of each scene, and the list `SCENES` of all scenes for the mutants.
 macro_rules! scenes {
     ($texts:expr; $($scene:ident: $test:ident),* $(,)?) => {
         pub(crate) const SCENES: &[(&str, $crate::simulated::specification::Scene)] =

@@ -6,20 +6,20 @@ use super::store::short;
 
 pub(crate) const OBSERVE: &str = include_str!("observe.lua");
 
-/// One lock's state, and the messages sent since the last look.
+/// One lock's state, and the messages since the last call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// The mode of a read-write lock: `read`, `write`, or nothing.
     pub(crate) mode: String,
     pub(crate) holders: Vec<String>,
-    /// The time left of each holder's longest timeout.
+    /// The remaining time of each holder's longest timeout.
     pub(crate) timeouts: Vec<i64>,
-    /// PTTL, in ms.
+    /// The lock's PTTL, in ms.
     pub(crate) left: i64,
     pub(crate) queue: Vec<String>,
     pub(crate) queue_left: i64,
     pub(crate) window_left: i64,
-    /// The number of all timeouts.
+    /// The number of all timeouts on the server.
     pub(crate) strewn: usize,
     /// The scores of a fair lock's waiters.
     pub(crate) scores: Vec<(String, f64)>,
@@ -54,7 +54,8 @@ impl State {
         self
     }
 
-    /// The time left of a holder's longest timeout. `None`: the owner is no holder.
+    /// The remaining time of a holder's longest timeout. Returns `None` if the owner is not a
+    /// holder.
     pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
         let at = self.holders.iter().position(|holder| holder == owner)?;
         Some(self.timeouts[at])
@@ -69,14 +70,14 @@ impl State {
         self.mode.is_empty() && self.holders.is_empty()
     }
 
-    /// Whether the first in line could have the lock.
+    /// Whether the first owner in the queue could have the lock.
     pub(crate) fn is_open(&self) -> bool {
         let may_read =
             self.mode == "read" && self.queue.first().is_some_and(|first| !writes(first));
         self.is_free() && self.window_left <= 0 || may_read
     }
 
-    /// Whether nothing is left.
+    /// Whether no key is left.
     pub(crate) fn is_clean(&self) -> bool {
         self.is_free() && self.queue.is_empty() && self.window_left == -2 && self.strewn == 0
     }

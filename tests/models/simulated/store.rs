@@ -1,4 +1,4 @@
-//! The scripts on a real server, at simulated times, and the keys after them.
+//! Runs the scripts on a real server at simulated times, and reads the keys after each.
 
 use std::collections::HashMap;
 
@@ -13,18 +13,18 @@ const SIMULATED: &str = include_str!("simulated.lua");
 /// The databases that histories use.
 pub(crate) const DATABASES: i64 = 2;
 
-/// `ours` or `java`, the client and the number.
+/// A short form of an owner: `ours` or `java`, the client and the number.
 pub(crate) fn short(owner: &str) -> String {
     let kind = if is_ours(owner) { "ours" } else { "java" };
     format!("{kind}{}:{}", owner[..8].trim_start_matches('0'), &owner[37..])
 }
 
-/// Whether the owner is one of ours, as the scripts tell it.
+/// Whether the owner belongs to redlatch, by the rule of the scripts.
 pub(crate) fn is_ours(owner: &str) -> bool {
     owner.as_bytes().get(14) == Some(&b'8')
 }
 
-/// A client's uuid by its kind and number, which is not 0.
+/// A client's uuid, which depends on its kind and its number. The number is not 0.
 pub(crate) fn uuid(is_ours: bool, number: usize) -> String {
     let version = if is_ours { 8 } else { 4 };
     format!("{number:0>8}-0000-{version}000-8000-000000000000")
@@ -61,7 +61,7 @@ impl Store {
         Self { connections, scripts, held, observe }
     }
 
-    /// Forgets everything but the scripts.
+    /// Removes everything but the scripts.
     pub(crate) fn clear(&mut self) {
         redis::cmd("FLUSHALL").exec(&mut self.connections[0]).unwrap();
     }
@@ -79,7 +79,7 @@ impl Store {
         self.observed(now, place, redis::cmd("PING")).1
     }
 
-    /// Makes a key live for this time from now on, in ms.
+    /// Sets the remaining time of a key, in ms.
     pub(crate) fn expire(&mut self, now: i64, place: Place<'_>, key: &str, left: i64) -> State {
         let mut command = redis::cmd("HSET");
         command.arg("sim:ends").arg(key).arg(now / 1_000 + left);
@@ -113,8 +113,8 @@ impl Store {
         (replies.pop().unwrap(), state)
     }
 
-    /// Sets the number of listeners that the server counts on a channel. A channel belongs to all
-    /// databases.
+    /// Sets the number of listeners that the server counts on a channel. All databases share their
+    /// channels.
     pub(crate) fn set_subscribers(&mut self, channel: &str, count: usize) {
         self.everywhere(redis::cmd("HSET").arg("sim:subscribers").arg(channel).arg(count));
     }

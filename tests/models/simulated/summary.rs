@@ -1,8 +1,8 @@
-//! What has come up in histories.
+//! The cases that have occurred in histories.
 
 use std::collections::BTreeMap;
 
-/// The count of each event: a case that never comes up is not tested.
+/// How often each case has occurred: a case that never occurs is not tested.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary(pub(crate) BTreeMap<&'static str, i64>);
 

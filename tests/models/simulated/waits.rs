@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use super::client::{MS, SECOND, Time};
 use super::rules::Broken;
 
-/// The longest time for which a lock may be free while a waiter could take it. If none gets a
-/// message, all ask within 1.2 s.
+/// The longest time for which a lock may be free while a waiter could take it. If no waiter gets a
+/// message, all of them ask within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// The longest time for which an owner that does not know or want the lock may hold it: the
-/// provisional lease, whose end the waiters know.
+/// The longest time for which an owner that does not know of its hold, or does not want it, may
+/// have the lock: the provisional lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
-/// The same time if a copy of the owner's request came late: until the owner's last give-up.
+/// The same, if a copy of the owner's request came late: until the owner's last request that gives
+/// up.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 
 /// How long each state of a lock has lasted.
@@ -30,7 +31,8 @@ impl Waits {
         Ok(free)
     }
 
-    /// Notes the holders that do not know or want the lock. `true`: because a copy came late.
+    /// Notes the holders that do not know of their hold, or do not want it. `true` if the reason is
+    /// a late copy.
     pub(crate) fn unclaimed(
         &mut self,
         now: Time,

@@ -9,9 +9,9 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// A chain of our clients that have had the lock without a turn of Redisson's: its beginning (more
-/// than zero: the server's time; otherwise minus its age; ms), and the number of clients, the
-/// holder included. All zero: not known.
+/// A chain of redlatch clients that have had the lock without a turn of Redisson: its beginning in
+/// ms (above zero: the server's time; otherwise minus its age), and the number of clients,
+/// including the holder. All fields are zero if the chain is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -19,8 +19,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The arguments for the chain. A chain that is younger than 10 ms or not known has none,
-    /// unless other arguments stand behind them.
+    /// The arguments for the chain. A chain that is unknown or younger than 10 ms has no arguments,
+    /// unless other arguments follow.
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
@@ -28,7 +28,7 @@ impl Chain {
     }
 }
 
-/// A script call; `number` is that of the owner. Leases are milliseconds.
+/// A script call. `number` is the owner's number. Leases are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Acquire { number: u64, lease: i64, again: Option<Again> },
@@ -38,12 +38,13 @@ pub(crate) enum Request {
     Renew { number: u64, lease: i64 },
 }
 
-/// The arguments of a question that is not the first one for its entry; ms, by the server's clock.
+/// The additional arguments of each request for an entry after the first one, in ms on the server's
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
     /// The time since which the owner waits.
     pub(crate) came: u64,
-    /// The time of sending, if the client may call others silent.
+    /// The time of sending, if the client may report others as silent.
     pub(crate) sent: Option<u64>,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Again {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Granted {
-        /// Whether the owner had the lock before the request.
+        /// Whether the owner already had the lock before the request.
         already: bool,
         /// The last fencing token of the hold.
         token: Option<i64>,
@@ -60,9 +61,9 @@ pub(crate) enum Reply {
     /// The refusal of a `try`.
     NotTaken,
     Released(Released),
-    /// The answer to `renew`: whether the owner has the lock.
+    /// The reply to `renew`: whether the owner has the lock.
     Renewed(bool),
-    /// The server refused the script; nothing was done.
+    /// The server refused the script, which did nothing.
     Error(String),
 }
 
@@ -70,7 +71,7 @@ pub(crate) enum Reply {
 pub(crate) struct Refused {
     /// The server's time, ms.
     pub(crate) now: i64,
-    /// The time until another question is worthwhile, ms.
+    /// The time in ms until the next request is useful.
     pub(crate) left: i64,
     pub(crate) place: i64,
     pub(crate) whose: Whose,
@@ -90,7 +91,7 @@ pub(crate) enum Released {
     NotHeld,
     HandedOn,
     Window,
-    /// The lock is free, and no client listens in public, so the chain ends.
+    /// The lock is free, and no client listens to the public channel, so the chain ends.
     Alone,
     Free,
 }
@@ -140,7 +141,7 @@ impl Reply {
 }
 
 /// A message on a client's own channel: a verb, the owner's number, the verb's arguments, and at
-/// the end the database and the lock's key, which may contain anything.
+/// the end the database and the lock's key, which may contain any character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) number: u64,
@@ -151,14 +152,14 @@ pub(crate) struct Message {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The owner has the lock for `lease` ms from `now` (the server's time) on.
+    /// The owner has the lock for `lease` ms from `now`, the server's time.
     Grant { now: i64, lease: i64, places: i64, chain: Chain, token: Option<i64> },
-    /// A window is open. This owner is the first, and should ask after `left` ms.
+    /// A window is open. This owner is the first in the queue, and should ask after `left` ms.
     Open { left: i64 },
 }
 
 impl Message {
-    /// `None`: a message of another kind, or of a version to come.
+    /// Parses a message. Returns `None` for a message of another kind, or of a later version.
     pub(crate) fn parse(lock: &dyn Kind, text: &str) -> Option<Self> {
         let (verb, rest) = text.split_once(' ')?;
         let (number, rest) = integer(rest)?;

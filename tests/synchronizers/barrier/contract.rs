@@ -100,7 +100,7 @@ fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
     });
 }
 
-/// The barrier with an action that reports that it runs, and runs until the test ends it.
+/// A barrier whose action reports that it runs, and runs until the test ends it.
 fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (starts, started) = mpsc::channel();
     let (ends, end) = mpsc::channel();
@@ -112,7 +112,7 @@ fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::S
     (acting, started, ends)
 }
 
-/// A thread that comes while the action runs is the first of the next generation.
+/// A thread that comes while the action runs is the first party of the next generation.
 #[test]
 fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
     let server = server();
@@ -161,8 +161,8 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     }
 }
 
-/// A thread whose time is over during the action of a generation leaves the next generation, which
-/// it would have waited for. No party waits in vain for that thread.
+/// If a thread's time is over while the action of one generation runs, the thread would have waited
+/// for the next generation, and leaves it. No party waits in vain for that thread.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let server = server();
@@ -183,7 +183,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             let first = party(&plain);
             let last = spawn(move || acting.wait());
             started.recv().unwrap();
-            // There are two resets, and the second changes nothing.
+            // There are two resets. The second one changes nothing.
             for client in &clients {
                 // A busy server may answer too late.
                 let _ = answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
@@ -239,7 +239,7 @@ fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
             }
         });
     }
-    // The reset reports both at once.
+    // The reset reports that the barrier was broken.
     assert!(barriers[0].reset().unwrap());
     let token = CancelToken::new();
     let wait = Wait::at_most(UNIT).cancelled_by(&token);
@@ -268,7 +268,7 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
     });
 }
 
-/// A delete is a reset after which there is no barrier.
+/// A delete is like a reset after which there is no barrier.
 #[test]
 fn a_delete_breaks_the_present_generation() {
     let server = server();
@@ -277,7 +277,7 @@ fn a_delete_breaks_the_present_generation() {
         let deleted = barrier(&client, "deleted", 2);
         let waits = party(&deleted);
         assert!(deleted.delete().unwrap());
-        // A new barrier of the same name is another one.
+        // A new barrier of the same name is a different one.
         let anew = barrier(&client, "deleted", 3);
         is_broken(waits.join());
         assert_eq!((anew.waiting().unwrap(), anew.is_broken().unwrap()), (0, false));
@@ -306,14 +306,14 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
         for outcome in [first.join(), last.join(), next.join()] {
             is_broken(outcome);
         }
-        // For a thread that comes now, there is no barrier.
+        // A thread that comes now finds no barrier.
         assert_eq!(plain.wait().unwrap_err().kind(), ErrorKind::Config);
         leaves_nothing(&server, "deleted then");
     });
 }
 
-/// The numbers of generations rise from one barrier of a name to the next, even if the first has
-/// tripped more than a thousand times a second.
+/// The numbers of generations increase from one barrier of a name to the next, even if the first
+/// barrier has tripped more than a thousand times a second.
 #[test]
 fn a_barrier_made_again_after_many_trips_is_another_one() {
     let server = server();
@@ -404,7 +404,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
     let acting = plain.with_action(move || {
-        // The first run fails.
+        // The action fails when it first runs.
         assert!(counted.fetch_add(1, Ordering::SeqCst) > 0, "as the test wants it");
     });
     let breaks: [fn(&CyclicBarrier); 3] = [
@@ -437,7 +437,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     assert_eq!(runs.load(Ordering::SeqCst), 7);
 }
 
-/// If a reset comes while the action runs, no party passes, not even the last.
+/// If a reset comes while the action runs, no party passes, including the last one.
 #[test]
 fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
     let server = server();
@@ -492,7 +492,7 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
     assert_eq!(plain.waiting().unwrap(), 0);
 }
 
-/// The value that stands for an index if the party does not know whether it has passed.
+/// The value in place of an index if the party does not know whether it has passed.
 const UNKNOWN: u32 = u32::MAX;
 
 /// "All-or-none breakage model": whatever the parties do, they agree.
@@ -506,7 +506,7 @@ fn the_parties_of_a_generation_agree_whatever_they_do() {
     let until = Instant::now() + SOON;
     while passed + broke < 150 || passed == 0 && Instant::now() < until {
         assert!(first.reset().unwrap());
-        // On a busy machine they need more time to pass.
+        // On a busy machine the parties need more time to pass.
         let more = if passed == 0 { 1 + broke / 20 } else { 1 };
         let parties: Vec<_> = (0..3)
             .map(|at| {

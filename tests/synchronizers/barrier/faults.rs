@@ -1,4 +1,4 @@
-//! Faults.
+//! Barriers under faults.
 
 use redlatch::Waited;
 
@@ -11,7 +11,7 @@ fn on_script(proxy: &Proxy, name: &'static str, action: Action) {
     });
 }
 
-/// A client behind a network. The client has its connection, and the server knows the scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let warm = barrier(client, "warm", 1);
@@ -32,7 +32,7 @@ fn a_request_that_was_sent_twice_counts_once() {
         let shaky = shaky.cyclic_barrier("twice");
         on_script(&proxy, "twice", action);
         assert!(shaky.try_set_parties(2).unwrap());
-        // The fault hits the first arrival of a generation, and the last.
+        // The fault affects the first arrival of a generation, and the last one.
         on_script(&proxy, "twice", action);
         let first = party(&shaky);
         assert_eq!(barrier.waiting().unwrap(), 1);
@@ -64,7 +64,8 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error shows the dead connection. Parties that ask find out what no message has reported.
+/// No error shows that the connection is dead. Parties that ask find out what no message has told
+/// them.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
@@ -87,7 +88,7 @@ fn a_dead_connection_for_messages_costs_few_polls() {
     proxy.on(Direction::Reply, 1, Action::Silence, |bytes| {
         contains(bytes, "message") && contains(bytes, "redlatch_barrier:{dead}")
     });
-    // Less than the ten seconds after which a silent connection counts as dead.
+    // This is less than the ten seconds after which a silent connection counts as dead.
     let is_new = (0..5).any(|_| {
         pass();
         listeners().iter().any(|it| !before.contains(it))
@@ -95,7 +96,7 @@ fn a_dead_connection_for_messages_costs_few_polls() {
     assert!(is_new, "it listens on the dead connection");
 }
 
-/// All parties of a generation pass, even one that gets the message late.
+/// All parties of a generation have passed, even a party that gets the message late.
 #[test]
 fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     let server = server();
@@ -150,7 +151,7 @@ fn last_end(server: &Server, name: &str) -> f64 {
     last[0].1
 }
 
-/// The leases go on, and the parties pass when there is memory for one more.
+/// The leases are renewed, and the parties pass when the server has memory for one more.
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
     let server = server();
@@ -187,18 +188,18 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// `None` would say that no other party passes. So would an error whose outcome is known.
+/// `None` would say that no other party passes. An error whose outcome is known would say so, too.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = client(&server);
     let reset = barrier(&steady, "silent", 2);
-    // The client gives the server more time than the party has, so it does not find the server
+    // The client waits longer for the server than the party waits, so it does not find the server
     // silent before the party leaves.
     let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
-    // In the second round the request that breaks the barrier is never sent.
+    // In the second round, the request that breaks the barrier is never sent.
     for is_refused in [false, true] {
         let error = loop {
             let leaves = party_that(&reset, {
@@ -218,8 +219,8 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                 server.resume();
             }
             match left {
-                // On a busy machine the server may stand still before it has answered the arrival,
-                // or only when the time is over.
+                // On a busy machine the server may not have answered the arrival, or may answer
+                // only when the time is over.
                 Err(error) if error.to_string().contains("it has arrived is not known") => {}
                 Err(error) if error.to_string().contains("nothing was changed") => {}
                 Err(error) => break error,
@@ -235,7 +236,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     }
 }
 
-/// A cancelled party does not say that no other one passes, either.
+/// A cancelled party does not say either that no other party passes.
 #[test]
 fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     let server = server();
@@ -283,14 +284,14 @@ fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
     assert_eq!(waits.join().unwrap(), 1);
 }
 
-/// The others have passed: an error that says that none has would be wrong.
+/// The other parties have passed, so an error that says that none has would be wrong.
 #[test]
 fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "old", 2);
     let waits = deaf_party(&server, &proxy, "old");
-    // Resets after the trip would take longer than the party waits until it asks.
+    // Resets after the trip would take so long that the party would ask in between.
     let mut redis = server.connection();
     let key = "redlatch_barrier:{old}";
     let generation: i64 = redis.hget(key, "generation").unwrap();
@@ -303,7 +304,7 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
     is_broken::<u32>(Err(error));
 }
 
-/// A client that goes on through an outage, behind a network or not.
+/// A client that tries for long during an outage, behind a network or not.
 fn enduring(url: &str) -> Client {
     impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()
 }
@@ -318,7 +319,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
     assert_eq!(shaky.parties().unwrap(), 3);
     for action in [Action::LoseReply, Action::LoseRequest] {
         let fired = proxy.fired();
-        // Each call sends a copy by itself, so two calls fail.
+        // Each call sends a second copy by itself, so two calls fail.
         let arrives = |proxy: &Proxy| {
             proxy.on(Direction::Request, 4, action, |bytes| {
                 contains(bytes, "EVAL") && contains(bytes, "outage")
@@ -350,7 +351,7 @@ fn parties_outlast_a_restart_of_their_server() {
     server.kill();
     let comes = acting.clone();
     let meanwhile = spawn(move || comes.wait());
-    // Time is the subject: the parties ask within it.
+    // Time is the subject here: the parties ask within this time.
     thread::sleep(UNIT * 10);
     assert!(!meanwhile.is_finished() && !before.is_finished());
     server.restart_empty();
@@ -359,7 +360,7 @@ fn parties_outlast_a_restart_of_their_server() {
     assert_eq!((before.join().unwrap(), meanwhile.join().unwrap()), (2, 1));
 }
 
-/// The action has run, and must not have run in vain.
+/// If the action has run, the barrier must trip.
 #[test]
 fn a_trip_after_the_action_outlasts_an_outage() {
     let server = server();
@@ -380,7 +381,7 @@ fn a_trip_after_the_action_outlasts_an_outage() {
     assert_eq!(proxy.fired(), 8);
 }
 
-/// The party learns too late that it was the last one.
+/// The last party learns too late that it was the last one.
 #[test]
 fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     let server = server();
@@ -399,7 +400,7 @@ fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     proxy.clear_rules();
     is_broken(acts.join());
     is_broken(waits.join());
-    // The next generation is not broken, either.
+    // The next generation is not broken.
     assert!(!plain.is_broken().unwrap());
 }
 
@@ -410,7 +411,7 @@ fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     wait_until("it is cut off", SOON, || its.parties().is_err());
 }
 
-/// The others of the party's generation would wait for it without end.
+/// Otherwise the other parties of the generation would wait for this party without end.
 #[test]
 fn a_party_that_cannot_arrive_breaks_the_barrier() {
     let server = server();
@@ -441,7 +442,7 @@ fn a_party_that_cannot_arrive_breaks_the_barrier() {
     }
 }
 
-/// The party gets no reply to its arrival, but gets one to its leaving.
+/// The party gets no reply to its arrival, but gets a reply to its leaving.
 #[test]
 fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     let server = server();
@@ -456,7 +457,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// No copy of the party's arrival comes after that, either.
+/// After that, no copy of the party's arrival comes.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -476,11 +477,11 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
             _ => leaves.wait_cancellable(&token).unwrap_err(),
         });
         if ends == "a cancel" {
-            // Time is the subject. (A cancel before the call has the same effect.)
+            // Time is the subject here. (A cancel before the call has the same effect.)
             thread::sleep(UNIT);
             cancels.cancel();
         }
-        // The call ends long before the client takes the server for dead.
+        // The call ends long before the client counts the server as out of reach.
         let error = leaves.join();
         let kind = if ends == "a limit" { ErrorKind::TimedOut } else { ErrorKind::Cancelled };
         assert_eq!(error.kind(), kind, "{error:#}");
@@ -507,7 +508,7 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
         }
         proxy.accept();
         wait_until("it is reset", SOON, || shaky.reset().is_ok_and(|was_there| was_there));
-        // The time is longer than a cleanup waits before it tries again.
+        // This is longer than a cleanup waits before it is repeated.
         thread::sleep(UNIT);
         assert!(!plain.is_broken().unwrap());
         let waits = party(&plain);
@@ -519,12 +520,12 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
 fn a_loss_of_data_breaks_the_barrier() {
     let server = server();
     let client = client(&server);
-    // A party looks when a message comes. Here none comes, so the lease is short.
+    // A party asks when a message comes. Here no message comes, so the lease is short.
     let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
     let waits = party(&kept);
     let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
     is_broken(waits.join());
-    // The master knows the barrier, but not the arrival.
+    // The master has the barrier, but not the arrival.
     let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
     let waits = party(&kept);
     let () = server.connection().del("redlatch_parties:{lost}").unwrap();
@@ -532,7 +533,8 @@ fn a_loss_of_data_breaks_the_barrier() {
     assert!(kept.is_broken().unwrap());
 }
 
-/// The generation's parties have passed, so a thread that arrives there would pass alone.
+/// The other parties of the generation have passed, so a thread that arrives in it would pass
+/// alone.
 #[test]
 fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let server = server();
@@ -543,7 +545,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let known: Vec<(String, String)> = redis.hgetall(keys[0]).unwrap();
     let parties: Vec<(String, f64)> = redis.zrange_withscores(keys[1], 0, -1).unwrap();
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap(), parties.len()), (0, 1, 1));
-    // The new master does not know the trips after that one, either.
+    // The new master lacks the later trips, too.
     for _ in 0..3 {
         let waits = party(&barrier);
         assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
@@ -557,7 +559,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// Meanwhile another barrier has begun, whose numbers are greater.
+/// Meanwhile a later barrier has begun, whose numbers are higher.
 #[test]
 fn a_generation_that_a_new_master_does_not_know_is_broken() {
     let server = server();
@@ -646,7 +648,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Ok(()) => assert_ne!(after, before, "{denied}"),
                 Err(error) => {
                     is_clear(&error, "half", "access rights (ACL)");
-                    // A party that may not arrive may break the barrier.
+                    // If a party may not arrive, it may break the barrier.
                     let breaks = error.to_string().contains("the barrier is broken");
                     assert_eq!(after != before, breaks, "{denied}: {error}");
                     assert_eq!(shared.is_broken().unwrap(), breaks, "{denied}: {error}");
@@ -660,7 +662,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     assert!(refused > 15, "{refused}");
 }
 
-/// Messages are common to all databases.
+/// All databases share their messages.
 #[test]
 fn a_barrier_of_another_database_is_another_one() {
     let server = server();
@@ -682,8 +684,8 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
 
-/// Otherwise each of them would need another round trip. (The test lies between two of their
-/// polls.)
+/// Otherwise each of these parties would need another round trip. (The test ends before their next
+/// poll.)
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
     let server = server();
@@ -695,8 +697,8 @@ fn parties_that_hear_the_message_ask_nothing() {
     for breaks in [false, true] {
         loop {
             assert!(barriers[0].reset().unwrap());
-            // There are two in a process. One of them arrives and looks twice, and the other only
-            // arrives.
+            // Each process has two parties. One of them arrives and asks twice, and the other one
+            // only arrives.
             let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
             wait_subscribed(&server, "redlatch_barrier:{heard}");
             waits.iter().for_each(Running::wait_queued);

@@ -1,5 +1,5 @@
-//! The behaviour of the cyclic barrier: java.util.concurrent's contract, case by case, and the
-//! effects of dead processes, lost requests and servers that forget. All parties of a generation
+//! The behaviour of the cyclic barrier: the contract of java.util.concurrent, case by case, and the
+//! effects of dead processes, lost requests and servers that lose data. All parties of a generation
 //! pass, or none does.
 
 mod contract;
@@ -22,7 +22,8 @@ fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
     barrier
 }
 
-/// A party that waits and that the server knows, or whose wait has ended.
+/// Starts a party. Returns when it waits and the server has its arrival, or when its wait has
+/// ended.
 fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
     party_that(barrier, CyclicBarrier::wait)
 }
@@ -47,8 +48,8 @@ fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("reset it to begin anew"), "{error}");
 }
 
-/// Checks that a party whose time is over has broken the barrier. The answer of a busy server may
-/// come too late for the party.
+/// Asserts that a party whose time is over has broken the barrier. A busy server's reply may come
+/// too late for the party.
 #[track_caller]
 fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     match outcome {
@@ -60,7 +61,7 @@ fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     wait_until("it is broken", SOON, || barrier.is_broken().unwrap());
 }
 
-/// Checks that the server has nothing left of the barrier but what ends by itself.
+/// Asserts that the server has no keys of the barrier, except keys that expire.
 fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();

@@ -60,7 +60,7 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
             wait_until("it waits", SOON, || barrier.waiting().unwrap() as usize > at);
         }
         let waits = party(&barrier);
-        // Nothing happens during several renewals.
+        // The processes wait during several renewals.
         thread::sleep(RENEWED * 3 / 2);
         assert!(!waits.is_finished());
         dies.sigkill();
@@ -100,7 +100,7 @@ fn a_party_that_was_stopped_past_its_lease_finds_it_broken() {
     is_broken(waits.join());
     stops.sigcont();
     stops.expect_line("failed Broken", SOON);
-    // After a reset both are parties again.
+    // After a reset, both processes can be parties again.
     assert!(barrier.reset().unwrap());
     let waits = party(&barrier);
     stops.send_line("wait");

@@ -1,7 +1,7 @@
-//! Thousands of kills and stops. There are never two leaders, by their guards and by their tokens.
+//! Thousands of kills and stops. By their guards and by their tokens, there are never two leaders.
 //!
-//! With `REDLATCH_LONG`: `cargo test --test synchronizers thousand -- --nocapture`. If the variable
-//! is a number, it is the number of kills and stops.
+//! With `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. If its
+//! value is a number, this is the number of kills and stops.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,7 +17,7 @@ use super::*;
 const LEASE: Duration = Duration::from_secs(2);
 const ELECTIONS: usize = 8;
 const CANDIDATES: usize = 3;
-/// The longest time until the next leader, not counting the lease and the stalls of a busy machine.
+/// The longest time until the next leader, in addition to the lease and to stalls of the machine.
 const MORE: Duration = Duration::from_millis(200);
 
 /// The time on a clock that all processes share, in nanoseconds.
@@ -26,9 +26,10 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A leadership's token, the time by which its guard had first said "I lead", and the time at which
-/// it began to say so for the last time. The guard answers between two looks at the clock. So if
-/// the last answer of one leadership begins after the first answer of a later one ended, both led
+/// A leadership's token, the time by which its guard had first said "I lead", and the time when it
+/// began to say so for the last time. The clock is read before and after each answer. If the last
+/// answer of one leadership begins after the first answer of a later one has ended, both led at the
+/// same time.
 /// together.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
@@ -37,8 +38,8 @@ struct Claim {
     last: u64,
 }
 
-/// The entry of this executable's workers. A worker writes its claims to a file as it makes them,
-/// so that they outlive it.
+/// The entry of this executable's workers. A worker writes each claim to a file at once, so that
+/// the claims outlive the worker.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -65,14 +66,14 @@ fn worker() {
     }
 }
 
-/// A process that campaigns, and its client's id, once the process has reported that.
+/// A campaigning process, and its client's id once the process has reported it.
 struct Candidate {
     worker: Worker,
     id: Option<String>,
 }
 
 impl Candidate {
-    /// Whether it has begun to lead.
+    /// Whether the process has begun to lead.
     fn leads(&mut self) -> bool {
         while let Some(line) = self.worker.try_line(Duration::from_millis(1)) {
             match line.split_once(' ') {
@@ -89,21 +90,21 @@ impl Candidate {
     }
 }
 
-/// An attack on a leader, and the time until the next one led.
+/// A kill or stop of a leader, and the time until another process led.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     was_killed: bool,
-    /// Whether the leader had the lock while another candidate, which lived all the while, waited
-    /// for it.
+    /// Whether the leader held the lock while another candidate, which was alive all the time,
+    /// waited for it.
     is_awaited: bool,
     at: Instant,
-    /// The rest of the leader's lease, by the server's clock.
+    /// The remaining lease of the leader, on the server's clock.
     left: Duration,
     took: Duration,
 }
 
-/// The times when the server or the machine stood still. A thread sends a command and sleeps for a
-/// millisecond, and records how long that took.
+/// The times when the server or the machine stood still. A thread repeatedly sends a command and
+/// sleeps for a millisecond, and records how long that took.
 struct Stalls {
     seen: Mutex<Vec<(Instant, Duration)>>,
     over: AtomicBool,
@@ -123,7 +124,7 @@ impl Stalls {
         }
     }
 
-    /// The sum of the stalls while a leader was awaited.
+    /// The sum of all stalls between this leader's end and the next leader's beginning.
     fn during(&self, change: &Change) -> Duration {
         let until = change.at + change.took;
         let seen = self.seen.lock().unwrap();
@@ -131,7 +132,7 @@ impl Stalls {
     }
 }
 
-/// An election, some processes that campaign for it, and the attacks on its leaders.
+/// An election, the processes that campaign for it, and the kills and stops of leaders.
 struct Long<'a> {
     server: &'a Server,
     name: String,
@@ -192,7 +193,7 @@ impl Long<'_> {
         (next, Change { was_killed: kills, is_awaited, at, left, took: since - at })
     }
 
-    /// Kills or stops leader after leader.
+    /// Kills or stops one leader after another.
     fn run(mut self, rounds: usize) -> Vec<Change> {
         (0..CANDIDATES).for_each(|_| self.start());
         let (mut changes, mut redis) = (Vec::new(), self.server.connection());
@@ -207,7 +208,7 @@ impl Long<'_> {
                     if kills {
                         self.candidates.remove(leads);
                         leads = if next > leads { next - 1 } else { next };
-                        // The process starts only now, so it stands behind the others.
+                        // The process starts now, so it is behind the others in the queue.
                         self.start();
                     } else {
                         let rest = Duration::from_millis(self.random.below(300));
@@ -216,7 +217,7 @@ impl Long<'_> {
                         leads = next;
                     }
                 }
-                // The process stops for less than a lease, or for a little more.
+                // The process stops for less than a lease, or for slightly more.
                 _ => {
                     let stop = Duration::from_millis(self.random.below(2_200));
                     self.candidates[leads].worker.sigstop();

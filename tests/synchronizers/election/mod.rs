@@ -1,5 +1,5 @@
-//! Elections: one candidate leads at a time, the others know which, and a leader stops before the
-//! next begins.
+//! Elections: one candidate leads at a time, the others know which one, and a leader stops before
+//! the next one begins.
 
 mod long;
 mod processes;
@@ -50,10 +50,10 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
     drop(second);
     wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
-    // Only the token is left, so the next one is higher.
+    // Only the token is left, so that the next token is higher.
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys("*").unwrap();
-    // The keys that record since when a process waits end after two seconds.
+    // The keys that record since when each process waits expire after two seconds.
     keys.retain(|key| pttl(&mut redis, key) == -1);
     assert_eq!(keys, ["redisson_lock_token:{one}"]);
 }
@@ -76,7 +76,7 @@ fn candidates_of_one_process_lead_one_after_the_other_on_record() {
             asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
         });
     }
-    // The state stays so.
+    // The state must not change within this time.
     thread::sleep(UNIT);
     assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
 }
@@ -105,7 +105,8 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
 fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
     let server = server();
     let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
-    // A machine that stands still at the deposition reports it only when the next one leads.
+    // If the machine stands still at the deposition, the deposition is reported only when the next
+    // leader leads.
     wait_until("it is told well before the next one leads", SOON, || {
         let proxy = Proxy::before(&server);
         let cut = impatient(&proxy.url()).connect().unwrap();
@@ -113,7 +114,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         let leadership = leader.campaign().unwrap();
         let (tell, told) = mpsc::channel();
         leadership.on_deposed(move || tell.send(Instant::now()).unwrap());
-        // The leader's lease is renewed.
+        // By then the leader's lease has been renewed.
         thread::sleep(lease);
         assert!(leadership.is_leader() && told.try_recv().is_err());
         let next = client(&server).leader_election("cut").with_watchdog(lease);
@@ -126,7 +127,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
         let (second, since) = waits.join();
         assert!(second.token() > leadership.token());
-        // The leadership is over for good, and a late callback is called, too.
+        // The leadership has ended for good. A callback that is registered later is called, too.
         let (tell, told) = mpsc::channel();
         leadership.on_deposed(move || tell.send(()).unwrap());
         told.recv_timeout(SOON).unwrap();
@@ -168,7 +169,7 @@ fn an_observer_of_an_election_hears_each_change() {
             assert_eq!(changes.next().unwrap().unwrap(), None);
         }
     });
-    // An observation ends at the end of the wait, or with an error at a cancel.
+    // An observation ends when its wait is over, or with an error when it is cancelled.
     let mut changes = observed.observe(UNIT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     assert!(changes.next().is_none() && changes.next().is_none());
@@ -189,7 +190,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     proxy.refuse();
     proxy.cut_all();
     let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
-    // Time is the subject: the time is longer than a channel's confirmation may take.
+    // Time is the subject here: this is longer than a channel's confirmation may take.
     thread::sleep(IMPATIENT * 5 / 2);
     assert!(!waits.is_finished());
     proxy.accept();
@@ -197,12 +198,12 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
 
     let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
     let observed = election(&patient, "hangs");
-    // It listens already.
+    // The first observation already listens.
     let mut first = observed.observe(SOON);
     assert_eq!(first.next().unwrap().unwrap(), None);
     server.pause();
     let waits = spawn(move || observed.observe(UNIT).next().and_then(Result::ok));
-    // The call ends long before the client takes the server for dead.
+    // The call ends long before the client counts the server as out of reach.
     assert_eq!(waits.join(), None);
     server.resume();
 }
@@ -220,11 +221,11 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     let killed = Instant::now();
     assert_eq!(changes.next().unwrap().unwrap(), None);
     let took = killed.elapsed();
-    // Otherwise the observer asks after that time.
+    // Without a message, the observer would ask after that time.
     assert!(took < SOON / 2, "{took:?}");
 }
 
-/// The next try may lead. With no time left there is no next try.
+/// The next try may lead. If no time is left, there is no next try.
 #[test]
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let server = server();
@@ -232,7 +233,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
     let campaigns = election(&client, "short");
-    // The lock is taken away before the leader is on record.
+    // This takes the lock away before the leader is on record.
     let takes_away = |times: usize| {
         let (name, redis) = ("redlatch_leader:{short}", Mutex::new(server.connection()));
         proxy.on(Direction::Request, times, Action::DelayReply(Duration::ZERO), move |bytes| {
@@ -248,7 +249,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
         let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
-    // There were three tries, and then one.
+    // There were three tries, and then one more.
     proxy.wait_fired(6, SOON);
     // The reply comes when more than half of the lease is over.
     proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
@@ -258,7 +259,8 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     proxy.wait_fired(7, SOON);
 }
 
-/// A record belongs to its token, so a late resignation leaves the record of the next leadership.
+/// A record belongs to its token, so a late resignation does not remove the record of the next
+/// leadership.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let server = server();
@@ -268,7 +270,7 @@ fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let owner: String = redis.hget(record, "owner").unwrap();
     let () = redis.hset(record, "token", leadership.token().get() + 1).unwrap();
     drop(leadership);
-    // The release of the lock comes behind the resignation.
+    // The lock is released after the resignation.
     wait_free(&server, "late", SOON);
     assert_eq!(redis.hget::<_, _, Option<String>>(record, "owner").unwrap(), Some(owner));
 }
@@ -291,7 +293,7 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
     assert_eq!(proxy.fired(), 2);
 }
 
-/// The record is the second request of a campaign, behind that for the lock.
+/// The record is the second request of a campaign. The first one asks for the lock.
 #[test]
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     let server = server();
@@ -307,14 +309,14 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
     };
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each call sends a copy by itself, so two calls fail.
+        // Each call sends a second copy by itself, so two calls fail.
         on_record(4, action);
         let leadership = campaigns.campaign().unwrap();
         assert!(leads(campaigns.leader().unwrap().as_ref(), &client));
         leadership.resign().unwrap();
     }
     assert_eq!(proxy.fired(), 8);
-    // The server has answered, but has no time left for the record.
+    // The server has answered, but no time is left for the record.
     let patient = builder().response_timeout(SOON).connect().unwrap();
     let campaigns = patient.leader_election("held");
     drop(campaigns.campaign().unwrap());
@@ -332,7 +334,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
         proxy.wait_fired(fired + 1, SOON);
         cancels.cancel();
-        // The call ends long before the client takes the server for dead.
+        // The call ends long before the client counts the server as out of reach.
         let outcome = waits.join();
         match ends {
             "a limit" => assert!(!outcome.unwrap()),
@@ -349,7 +351,7 @@ fn drop_some(leadership: Attempt<Leadership>) -> bool {
     leadership.into_option().is_some()
 }
 
-/// The candidate already has the lock, which was handed on to it.
+/// The candidate already holds the lock, which was granted to it by a message.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
     let server = server();
@@ -366,7 +368,7 @@ fn a_candidate_leads_on_a_server_without_memory() {
     leadership.resign().unwrap();
 }
 
-/// The delay is like that of a process that stood still between the grant and its reply.
+/// The delay has the same effect as a process that stands still between the grant and its reply.
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Faults.
+//! Permits with leases under faults.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| releases(bytes, name));
 }
 
-/// A client behind a network. The client has its connection, and the server knows its scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| drop(semaphore(client, "warm", 1).acquire().unwrap()))
 }
@@ -70,7 +70,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
         proxy.release();
         stays(&server, "unknown", 5, 0);
     }
-    // The release is lost as well, again and again.
+    // The release is lost as well, repeatedly.
     on_acquire(&proxy, "unknown", 2, Action::LoseReply);
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
@@ -98,7 +98,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     let request = seen.lock().unwrap().clone();
     let mut redis = server.connection();
     let mut arrives = || drop(redis.req_packed_command(&request).unwrap());
-    // The late request arrives when all permits are free, some are, and none is.
+    // The late request arrives when all permits are free, when some are, and when none is.
     arrives();
     assert_eq!(stored(&server, "late"), (2, 3));
     permits.pop().unwrap().release().unwrap();
@@ -107,9 +107,10 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     drop(permits);
     wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
     arrives();
-    // The request was sent twice, so the client undoes it for as long as a copy may come.
+    // The request was sent twice, so the client undoes it repeatedly, for as long as a copy may
+    // come.
     stays(&server, "late", 5, 0);
-    // A request is refused, and its copy comes when there are enough permits.
+    // A request is refused, and its copy arrives when there are enough permits.
     let copy = Arc::clone(&seen);
     proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
         let is = acquires(bytes, "late");
@@ -142,7 +143,7 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
     ] {
         for way in ["drop", "release", "by id"] {
             let permit = semaphore.acquire().or_else(|error| {
-                // The first call on a connection that went silent under a drop.
+                // This is the first call on a connection that fell silent during a drop.
                 is_clear(&error, "released", "did not answer in time");
                 wait_until("it is back", SOON, || stored(&server, "released") == (5, 0));
                 semaphore.acquire()
@@ -158,8 +159,8 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
                 "release" => permit.release(),
                 _ => semaphore.release(&permit.into_id()),
             };
-            // A release of an earlier round may also have been lost, which the client sends again
-            // in the background.
+            // A release in an earlier round may also have been lost. The client repeats it in the
+            // background.
             if let Err(error) = released {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
             }
@@ -201,8 +202,8 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard loses the permit while it waits for the server's answer about a longer lease, which
-/// never comes.
+/// The guard loses the permit while it waits for the reply about a longer lease. That reply never
+/// comes.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -245,8 +246,8 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
     }
 }
 
-/// The error does not say that another client took the permit away, though the server answers the
-/// same in both cases.
+/// The error must not say that another client took the permit away, although the server's reply is
+/// the same in both cases.
 #[test]
 fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -315,7 +316,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
             });
         }
     }
-    // Time is the subject: the more moments, the better.
+    // Time is the subject here: many moments are tried.
     thread::sleep(UNIT * 30);
     let so_far = || {
         let fired: usize = proxies.iter().map(Proxy::fired).sum();
@@ -332,8 +333,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 #[test]
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let server = server();
-    // The first client finds out at its next renewal. The second finds out since it met another run
-    // of the server.
+    // The first client finds out at its next renewal. The second client finds out since it has met
+    // another run of the server.
     for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
@@ -355,7 +356,7 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
             server.kill();
             server.restart_empty();
         }
-        // The loss is known long before a third of the longer lease.
+        // The client knows of the loss long before a third of the longer lease is over.
         assert_eq!(lost.recv_timeout(SOON / 2).unwrap(), LostReason::Revoked, "{round}");
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost, "{round}");
         wait_until("it answers", SOON, || semaphore.set_permits(1).is_ok());
@@ -407,7 +408,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     assert!(redis.sismember::<_, _, bool>(timeouts("set"), "precious").unwrap());
     let error = client.expirable_semaphore("").acquire().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    // A permit whose key is overwritten while it is held is lost.
+    // If the key is overwritten while a permit is held, the permit is lost.
     let short = watched(&server, RENEWED);
     let permit = semaphore(&short, "over", 1).acquire().unwrap();
     let lost = on_lost(&permit);
@@ -443,7 +444,7 @@ fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
     stays(&server, "memory", 5, 0);
 }
 
-/// All rights; each round takes one away.
+/// All rights. Each round takes one away.
 const ALL_RIGHTS: [&str; 3] = ["+@all", "~*", "&*"];
 const DENIED: [&str; 18] = [
     "-time",
@@ -475,11 +476,12 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let mut redis = server.connection();
     let live: PermitId = TEXT_ID.parse().unwrap();
     let lapsed = PermitId::from_bytes([7; 16]);
-    // Learns the server's clock and its scripts.
+    // With this call the client learns the server's clock, and the server learns the scripts.
     drop(pool.try_acquire().unwrap());
     pool.set_permits(1).unwrap();
     type Ask = fn(&ExpirableSemaphore, &PermitId) -> Result<(), Error>;
-    // The result of each call when 3 permits are free, one is out, and the lease of one has ended.
+    // The result of each call when 3 permits are free, one is taken, and the lease of another one
+    // has ended.
     let changes: [(Ask, (i64, i64)); 6] = [
         (
             |pool, _| {
@@ -517,7 +519,8 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // Lapsed permits may be back, which is a whole change by itself.
+                    // Permits whose leases ended may be free again, which is a complete change of
+                    // its own.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;
@@ -539,7 +542,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         user.set(&[denied]);
         drop(dropped);
         is_clear(&released.release().unwrap_err(), "pool", "in the background");
-        // The client tries again and again meanwhile.
+        // Meanwhile the client tries repeatedly.
         thread::sleep(UNIT);
         assert_eq!(stored(&server, "pool"), (7, 2), "{denied}");
         user.set(&ALL_RIGHTS);

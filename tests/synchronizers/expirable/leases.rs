@@ -1,4 +1,4 @@
-//! Leases.
+//! The leases of permits.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let after = entered - taken;
     // The server counts whole milliseconds.
     assert!(after + Duration::from_millis(1) >= LEASE, "{after:?}: before the lease's end");
-    // A poll would come at that time.
+    // A poll would come after this time.
     assert!(after < Duration::from_secs(4), "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
@@ -52,7 +52,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     }
     drop(permits);
     stays(&server, "watched", 2, 0);
-    // The client renews no permit that was given back.
+    // The client no longer renews a permit that was released.
     let before = Commands::so_far(&server).of("zadd");
     thread::sleep(RENEWED / 2);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
@@ -89,7 +89,7 @@ fn max_hold_bounds_a_renewed_permit() {
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     let error = permit.release().unwrap_err().to_string();
     assert!(error.contains("max_hold"), "{error}");
-    // The guard counts from before the request, so the server's lease ends a little later.
+    // The guard's lease begins before the request, so the server's lease ends slightly later.
     wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
 }
 
@@ -108,7 +108,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
     assert!(!semaphore.update_lease_time(&id, LONG).unwrap(), "what has ended is not revived");
     assert!(!semaphore.try_release(&id).unwrap());
-    // The lease of a guard only becomes longer, and the guard knows.
+    // A call never makes a guard's lease shorter, and the guard knows its lease.
     let permit = semaphore.with_lease(LONG).acquire().unwrap();
     assert!(semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap());
     permit.check(LONG).unwrap();
@@ -117,7 +117,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     permit.release().unwrap();
-    // The call does not revive a permit either whose guard does not know of the loss yet.
+    // The call also does not revive a lost permit whose guard does not know of the loss yet.
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
@@ -151,7 +151,7 @@ fn permits_are_given_back_by_their_ids() {
     theirs.release_many(&ids[1..]).unwrap();
     theirs.release_many(&[]).unwrap();
     assert_eq!(stored(&server, "ids"), (6, 0));
-    // A guard of the same client says so, and gives nothing back twice.
+    // A guard of the same client reports that, and returns no permit twice.
     let permit = semaphore.acquire().unwrap();
     let lost = on_lost(&permit);
     assert!(semaphore.try_release(&permit.id()).unwrap());
@@ -200,7 +200,7 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     let server = server();
     let [here, there] = [(); 2].map(|()| client(&server));
     let semaphore = semaphore(&here, "shorter", 1);
-    // Without a message the waiter asks after four seconds or more.
+    // Without a message the waiter would ask after four seconds or more.
     once_within(UNIT * 30, || {
         let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
         let waiting = there.expirable_semaphore("shorter");
@@ -215,16 +215,16 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     stays(&server, "shorter", 1, 0);
 }
 
-/// The server names the end of the next lease only if it gives nothing. So the waiter behind a
-/// grant must ask for itself.
+/// The server says when the next lease ends only if it grants nothing. So the waiter behind a
+/// granted one must ask for itself.
 #[test]
 fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "behind", 2);
-    // The answer to this release tells that no other process listens.
+    // The reply to this release says that no other process listens.
     semaphore.acquire().unwrap().release().unwrap();
-    // Without the lease's end the waiter asks after four seconds or more.
+    // Without the end of the lease, the waiter would ask after four seconds or more.
     once_within(UNIT * 30, || {
         let held = semaphore.acquire().unwrap();
         let nobodys = semaphore.with_lease(LEASE * 2).acquire().unwrap().into_id();

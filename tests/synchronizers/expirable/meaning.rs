@@ -1,4 +1,4 @@
-//! The meaning.
+//! What the calls mean.
 
 use super::*;
 
@@ -187,7 +187,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // The permits are enough for the threads behind, but not for the first. No thread passes it.
+    // There are enough permits for the threads behind the first one, but not for the first one. No
+    // thread is served before it.
     semaphore.add_permits(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),
@@ -228,7 +229,7 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
     let semaphore = semaphore(&client, "passed", 1);
     let ids = || -> Vec<Vec<u8>> { server.connection().zrange(timeouts("passed"), 0, -1).unwrap() };
     for is_read in [false, true] {
-        // The test tries again if the machine kept this thread from coming within a turn.
+        // If the machine kept this thread from coming within a turn, the test tries again.
         let passed = (0..20).any(|_| {
             let permit = semaphore.acquire().unwrap();
             let first = ids();
@@ -237,7 +238,7 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
             waiter.wait_asleep();
             drop(permit);
             let permit = waiter.join();
-            // The turn begins with a grant by the server.
+            // The turn begins when the server grants permits.
             let waiting = semaphore.clone();
             let next = spawn(move || waiting.acquire().unwrap());
             thread::sleep(Duration::from_micros(500));

@@ -1,7 +1,7 @@
-//! The behaviour of the expirable semaphore: to its threads, to other processes and at their ends,
-//! to Redisson's clients, and under faults.
+//! The behaviour of the expirable semaphore: for its threads, for other processes and at their
+//! ends, for Redisson's clients, and under faults.
 //!
-//! Under every fault, the free permits and those that are out add up to the number that was set.
+//! Under every fault, the sum of free and taken permits is the number that was set.
 
 mod faults;
 mod leases;
@@ -40,7 +40,7 @@ fn semaphore(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
     semaphore
 }
 
-/// The numbers of permits that are free and out, by the keys.
+/// The numbers of free and taken permits, according to the keys.
 fn stored(server: &Server, name: &str) -> (i64, i64) {
     let mut redis = server.connection();
     let mut both = redis::pipe();
@@ -49,14 +49,14 @@ fn stored(server: &Server, name: &str) -> (i64, i64) {
     (free.unwrap_or(0), out)
 }
 
-/// Waits until these numbers of permits are free and out, and checks that it is still so a while
-/// later.
+/// Waits until these numbers of permits are free and taken, and asserts that they do not change for
+/// some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, free: i64, out: i64) {
     wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
         stored(server, name) == (free, out)
     });
-    // Time is the subject: a second release or take would come late.
+    // Time is the subject here: a second release or take would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(stored(server, name), (free, out), "{name:?}, later");
 }

@@ -1,4 +1,4 @@
-//! Processes.
+//! Processes that hold permits.
 
 use super::*;
 
@@ -28,8 +28,7 @@ fn hold(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Takes permits and gives them back until the test stops it. A separate key counts the holders
-/// inside.
+/// Takes and returns permits until the test ends this. A separate key counts the holders.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
     let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
@@ -102,7 +101,7 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
     for worker in &mut workers {
         worker.expect_line("each has had some", SOON * 2);
     }
-    // Time is the subject: the more moments, the better.
+    // Time is the subject here: many moments are tried.
     thread::sleep(UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");

@@ -32,7 +32,7 @@ fn the_keys_and_the_messages_are_redissons() {
         assert_eq!(heard(), "2");
         semaphore.add_permits(3).unwrap();
         assert_eq!(heard(), "5");
-        // A time to live that a client sets holds for all keys.
+        // A time to live that a client sets applies to all keys.
         let () = redis.pexpire(name, 100_000).unwrap();
         let permit = semaphore.acquire().unwrap();
         assert!(pttl(&mut redis, timeouts) > 50_000);
@@ -40,11 +40,11 @@ fn the_keys_and_the_messages_are_redissons() {
     }
 }
 
-/// A Redisson client, which has its own clock.
+/// A Redisson client with its own clock.
 struct Redisson {
     redis: redis::Connection,
     name: &'static str,
-    /// The number of ms by which the client's clock is ahead.
+    /// By how many ms the client's clock is fast.
     ahead: i64,
 }
 
@@ -154,12 +154,12 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
     java.acquire_4(&[a, b], Some(LONG)).unwrap();
     let ours = semaphore.acquire().unwrap();
-    // No client gets more permits than there are. The reply has the end of the first lease.
+    // No client gets more permits than there are. The reply contains the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
     assert!((next - java.now()).abs() <= 61_000, "{next}");
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert_eq!((java.available_4(), semaphore.acquired_permits().unwrap()), (0, 3));
-    // Each library releases the other's permit.
+    // Each library can release the other library's permit.
     semaphore.release(&a).unwrap();
     assert!(java.release_4(&ours.id()));
     assert!(!java.release_4(&ours.id()));
@@ -169,11 +169,12 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     assert!(java.update_lease_time_4(&b, LONG));
     assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
     assert!(java.release_4(&b));
-    // A permit without a lease is out for ever.
+    // A permit without a lease stays taken for ever.
     java.acquire_4(&[a], None).unwrap();
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
-    // The lease ends, so the next client has the permit. A late release takes it from no client.
+    // The lease ends, so the next client gets the permit. A late release does not take it away
+    // again.
     let all = semaphore.try_acquire_many_for(3, SOON).unwrap().into_option().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
@@ -194,14 +195,14 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     let ours = semaphore.acquire().unwrap();
     assert!(java.acquire_3("another", None).unwrap_err().is_some());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
-    // Redisson 3.16 has other ids, so neither library releases the other's permit.
+    // Redisson 3.16 has other ids, so neither library can release the other library's permit.
     assert!(!semaphore.try_release(&TEXT_ID.parse().unwrap()).unwrap());
     assert!(!java.release_3(ours.id().to_string().as_bytes()));
     assert_eq!(stored(&server, "java"), (0, 2));
     assert!(java.release_3(TEXT_ID.as_bytes()));
     drop(ours);
     stays(&server, "java", 2, 0);
-    // The permits come back by themselves, to either.
+    // When the leases end, the permits are free for both libraries.
     java.acquire_3(TEXT_ID, Some(LEASE)).unwrap();
     drop(semaphore.try_acquire_many_for(2, SOON).unwrap().into_option().unwrap());
     stays(&server, "java", 2, 0);
@@ -210,7 +211,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     wait_until("the guards know", SOON, || !short.iter().any(ExpirablePermit::is_held));
     assert!(java.release_3(TEXT_ID.as_bytes()));
     drop(short);
-    // Redisson's request has taken back no more than it needed.
+    // Redisson's request has freed no more permits than it needed.
     assert_eq!(semaphore.available_permits().unwrap(), 2);
     drop(semaphore.try_acquire_many(2).unwrap().into_option().unwrap());
     stays(&server, "java", 2, 0);
@@ -263,12 +264,12 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     assert_eq!(stored(&server, "found"), (1, 2), "a question changes nothing");
     assert_eq!(semaphore.available_permits().unwrap(), 3);
     let permit = semaphore.try_acquire().unwrap().into_option().unwrap();
-    // Two permits came back, and one of the three is taken.
+    // Two permits were freed, and one of the three is taken.
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 2);
     assert_eq!(stored(&server, "found"), (2, 1));
     permit.release().unwrap();
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
-    // A release finds lapsed permits, too, even the one that it names.
+    // A release also finds permits whose lease has ended, even the one that it names.
     let lapsed = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
     wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());
@@ -279,7 +280,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
 #[test]
 fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let server = server();
-    // At least two thirds of the lease, 6 s, are left.
+    // At least two thirds of the lease are left, which is 6 s.
     let client = watched(&server, RENEWED * 3);
     let semaphore = semaphore(&client, "skewed", 2);
     let permit = semaphore.acquire().unwrap();
@@ -291,12 +292,13 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
         thread::sleep(UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
-    // With a clock further ahead, Redisson takes the permit away, and the guard learns it.
+    // If its clock is still faster, Redisson takes the permit away, and the guard reports the loss.
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // If the client's clock is behind, its permits are over by the server's clock, and free again.
+    // If the client's clock is slow, its permits have ended on the server's clock, and are free
+    // again.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);
@@ -304,7 +306,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     stays(&server, "skewed", 2, 0);
 }
 
-/// In Redisson's own format, the leases of both have the same key.
+/// In Redisson's own format, the leases of both semaphores have the same key.
 #[test]
 fn two_semaphores_that_share_a_key_are_an_error_that_says_so() {
     let server = server();

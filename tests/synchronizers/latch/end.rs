@@ -1,4 +1,4 @@
-//! A latch that ends by itself.
+//! A latch with a time to live.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
     assert!(latch.expire(Some(UNIT)).unwrap());
     wait_until("it is gone", SOON, || latch.time_to_live().unwrap().is_none());
     assert_eq!(latch.count().unwrap(), 0);
-    // A new count does not keep the end of the one before.
+    // A new count does not keep the time to live of the old one.
     assert!(latch.try_set_count(1).unwrap());
     assert_eq!(pttl(&mut redis, "ends"), -1);
     for unusable in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
@@ -36,7 +36,7 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
 fn waiters_of_a_latch_that_expires_get_an_error_at_once() {
     let server = server();
     let clients = [client(&server), client(&server)];
-    // If the waiter did not look at the end, its next look would come after 4 s at the earliest.
+    // If the waiter did not ask at that time, it would ask after 4 s at the earliest.
     at_once(|| {
         let latches = clients.each_ref().map(|client| client.count_down_latch("gone"));
         assert!(latches[0].try_set_count_for(1, UNIT * 3).unwrap());
@@ -68,7 +68,7 @@ fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
         assert!(latch.try_set_count_for(1, UNIT * 3).unwrap());
         let waiters = waiters(&latch, 3);
         assert!(latch.expire(Some(LONG)).unwrap());
-        // The time is past the end that the latch had.
+        // This is later than the end that the latch had.
         thread::sleep(UNIT * 4);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         ends(&latch).unwrap();
@@ -124,8 +124,8 @@ fn a_latch_whose_opening_is_heard_while_it_is_asked_after_its_end_is_open() {
     let waits = spawn(move || far.wait());
     wait_subscribed(&server, CHANNEL);
     waits.wait_asleep();
-    // The message comes after the latch's end. It also comes behind the question that the waiter
-    // asks at the end, whose answer takes longer.
+    // The message comes after the end of the latch. It also comes after the waiter has asked at
+    // that end, whose reply takes longer.
     proxy.on(Direction::Reply, 1, Action::DelayReply(lasts + UNIT * 3), |bytes| {
         contains(bytes, "message") && contains(bytes, CHANNEL)
     });

@@ -1,4 +1,4 @@
-//! Faults.
+//! Latches under faults.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
         (Action::LoseRequest, 4),
         (Action::HoldReply, 1),
         (Action::Silence, 1),
-        // The last count-down, which opens the latch.
+        // This is the last count-down, which opens the latch.
         (Action::LoseReply, 2),
     ] {
         on_script(&proxy, "counted", times, action);
@@ -40,7 +40,7 @@ fn a_late_copy_does_not_count_against_the_next_count() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let latch = latch(&client, "anew", 1);
-    // The count-down opened the latch, but its process does not know.
+    // The count-down opened the latch, but its process does not know that.
     on_script(&proxy, "anew", 3, Action::LoseReply);
     assert!(latch.count_down().is_err());
     let other = crate::common::client(&server).count_down_latch("anew");
@@ -77,7 +77,7 @@ fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
             spawn(move || latch.count_down().unwrap_err())
         })
         .collect();
-    // An unsent count-down does not count, and its error says so.
+    // A count-down that was never sent is not counted, and its error says so.
     let errors: Vec<_> = threads.into_iter().map(|thread| thread.join().to_string()).collect();
     let counted =
         errors.iter().filter(|error| error.contains("repeated in the background")).count();
@@ -166,8 +166,8 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             .into_iter()
             .flat_map(|latch| waiters(latch, 2))
             .collect();
-        // A thread in the middle of a request is asleep, too, and it gets an error if the server
-        // goes away then. Each process asks twice.
+        // A thread that waits for a reply sleeps, too. If the server disappeared then, that thread
+        // would get an error. Each process asks twice.
         wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {
@@ -175,7 +175,7 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The waiters go on at the next poll, since an absent latch is open.
+        // The waiters continue at their next poll, since a latch without a key is open.
         waiters.into_iter().for_each(|waiter| {
             waiter.join();
         });

@@ -1,5 +1,6 @@
-//! The behaviour of the count-down latch: to its threads, to other clients, on the wire, and under
-//! faults. Under every fault, each count-down counts once, and no thread waits for an open latch.
+//! The behaviour of the count-down latch: for its threads, for other clients, on the wire, and
+//! under faults. Under every fault, each count-down counts once, and no thread waits for an open
+//! latch.
 
 mod end;
 mod faults;
@@ -27,7 +28,7 @@ fn latch(client: &Client, name: &str, count: u64) -> CountDownLatch {
     latch
 }
 
-/// Threads that wait for the latch, and sleep already.
+/// Starts threads that wait for the latch. Returns when they sleep.
 fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
     let waiters: Vec<_> = (0..count)
         .map(|_| {
@@ -45,13 +46,13 @@ fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
     waiters
 }
 
-/// Waits until the server has this count, and checks that it stays so.
+/// Waits until the server has this count, and asserts that it does not change for some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, count: i64) {
     let mut redis = server.connection();
     let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
     wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
-    // Time is the subject: a second count would come late.
+    // Time is the subject here: a second count-down would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(now(), count, "{name:?}, later");
 }
@@ -63,7 +64,7 @@ fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     });
 }
 
-/// A client behind a network. The client has its connection, and the server knows its scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let latch = latch(client, "warm", 2);
@@ -72,7 +73,7 @@ fn behind(proxy: &Proxy) -> Client {
     })
 }
 
-// The meaning.
+// What the calls mean.
 
 #[test]
 fn a_latch_opens_at_zero_and_may_be_set_anew() {
@@ -168,7 +169,7 @@ fn a_delete_lets_everybody_go() {
 fn a_bounded_wait_ends_at_its_deadline() {
     let server = server();
     let latch = latch(&client(&server), "bounded", 1);
-    // One thread leads, and one stands behind it.
+    // One thread is the leader, and the other one is behind it.
     let waits: Vec<_> = (0..2)
         .map(|_| {
             let latch = latch.clone();
@@ -185,7 +186,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
     for wait in waits {
         wait.join();
     }
-    // The leader gives up, and the thread after it gets the news.
+    // The leader gives up, and the thread behind it gets the message.
     let short = latch.clone();
     let short = spawn(move || answered(|| short.wait_for(UNIT * 2)));
     short.wait_asleep();
@@ -203,12 +204,12 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     let latch = latch(&client(&server), "truth", 1);
     let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
-    // The waiter asks once more when it listens. After that it is quiet until its next question,
-    // seconds later.
+    // The waiter asks again when its client listens. After that it sends nothing until its next
+    // poll, seconds later.
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
-    // There is no message, so a waiter finds out later.
+    // No message is sent, so a waiter finds out later.
     let () = server.connection().del("truth").unwrap();
     assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     assert!(!answered(|| latch.wait_within(Instant::now())).timed_out());
@@ -228,7 +229,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
     for _ in 0..3 {
         assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     }
-    // Time is the subject: an unwanted message would be there soon.
+    // Time is the subject here: if an unwanted message came, it would come within this time.
     thread::sleep(UNIT);
     let after = Commands::so_far(&server);
     assert_eq!(after.of("get") - before.of("get"), 3);
@@ -340,7 +341,7 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     });
     let after = Commands::so_far(&server);
     assert_eq!(after.of("publish") - before.of("publish"), 1);
-    // Each of the two count-downs reads twice: its request slot, and the count.
+    // The script of each of the two count-downs reads two keys: its request record, and the count.
     let gets = after.of("get") - before.of("get") - 4;
     assert!(gets <= 1, "{gets} questions");
 }

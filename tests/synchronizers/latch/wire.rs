@@ -1,4 +1,4 @@
-//! The wire.
+//! The keys and messages of a latch.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
         let asked = || Commands::so_far(&server).of("get");
         let set = asked();
         let waiters = waiters(&latch, 3);
-        // Once more when it listens.
+        // The waiter asks again when its client listens.
         wait_until("it has asked twice", SOON, || asked() >= set + 2);
         let mut redis = server.connection();
         for message in ["1", "7", "x", "", "00"] {
@@ -57,8 +57,8 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // The waiters ask once for each message, once at first and once when they listen, and never
-        // in between.
+        // Each waiter asks at first, when its client listens, and once for each message. It does
+        // not ask at other times.
         let asked = asked() - set;
         assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()
@@ -81,7 +81,7 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
         let late = Client::connect(&proxy.url()).unwrap();
         let other = client(&server).count_down_latch("late");
         let latch = latch(&late, "late", 1);
-        // The client listens from here on, for a while after the wait too.
+        // From now on the client listens, and for some time after the wait.
         assert!(answered(|| latch.wait_for(UNIT)).timed_out());
         proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
             contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
@@ -112,7 +112,7 @@ fn another_databases_latch_of_the_name_opens_nothing() {
     there.count_down().unwrap();
     there.wait().unwrap();
     let mut asked = Commands::so_far(&server).of("get");
-    // The other latch's message is on our channel, and leads to a question at most.
+    // The other latch's message comes on the same channel, and causes at most a request.
     wait_until("they wait again", SOON, || {
         waiting.iter().for_each(Running::wait_asleep);
         let now = Commands::so_far(&server).of("get");
@@ -152,12 +152,12 @@ fn the_message_of_an_open_latch_costs_one_question() {
     let latch = latch(&client(&server), name, 1);
     let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
-    // Once more when it listens.
+    // The waiter asks again when its client listens.
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     wait_subscribed(&server, &channel(name));
     let before = Commands::so_far(&server).of("get");
     other.count_down().unwrap();
     waiter.join();
-    // The count-down's script reads twice, and the waiter once.
+    // The script of the count-down reads two keys, and the waiter reads one.
     assert_eq!(Commands::so_far(&server).of("get") - before, 3);
 }

@@ -65,7 +65,7 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
     for worker in &mut workers {
         worker.expect_line("each has had some", SOON * 2);
     }
-    // Time is the subject: the more moments, the better.
+    // Time is the subject here: many moments are tried.
     thread::sleep(UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");
@@ -113,7 +113,7 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let theirs = clients[1].semaphore("shared");
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    // A thread that never finds another of its own process before it.
+    // This thread never finds another thread of its process before it.
     let greedy = spawn(move || {
         while !stopped.load(Ordering::SeqCst) {
             let permit = mine.acquire().unwrap();
@@ -129,8 +129,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     greedy.join();
 }
 
-/// A thread finds a permit free again and again, since its release and its next request come one
-/// behind the other.
+/// A thread finds a permit free again and again, since its release and its next request directly
+/// follow each other.
 #[test]
 fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
@@ -149,8 +149,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
             drop(permit);
         }
     });
-    // The number of times that the thread came before the waiter. A time in milliseconds would also
-    // measure how busy the machine is.
+    // How often the thread got the permit before the waiter. A time in milliseconds would also
+    // depend on how busy the machine is.
     let (mut waits, mut most) = (0, 0);
     while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
         let before = taken.load(Ordering::SeqCst);
@@ -162,8 +162,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     }
     stop.store(true, Ordering::SeqCst);
     greedy.join();
-    // The thread has turns of a few acquisitions each. Without turns the waiter is now and then
-    // passed over for seconds.
+    // The thread has turns of a few acquisitions each. Without turns, the waiter would sometimes
+    // not be served for seconds.
     assert!(most < 200, "{most} times");
 }
 
@@ -192,7 +192,7 @@ fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
             })
         })
         .collect();
-    // A thread whose waits are cancelled.
+    // The waits of this thread are cancelled.
     let token = Arc::new(Mutex::new(CancelToken::new()));
     let (cancelled, waiting) = (Arc::clone(&token), semaphore);
     let total = 4 * rounds;

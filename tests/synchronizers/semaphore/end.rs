@@ -1,4 +1,4 @@
-//! A semaphore that ends by itself.
+//! A semaphore with a time to live.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
     });
     assert_eq!(heard, [(channel("ends"), "3".to_owned())]);
     assert!(!semaphore.try_set_permits_for(9, UNIT).unwrap(), "it has permits");
-    // A change of the permits does not change the end.
+    // A change of the number of permits does not change the time to live.
     semaphore.acquire().unwrap().release().unwrap();
     semaphore.add_permits(2).unwrap();
     semaphore.set_permits(1).unwrap();
@@ -51,7 +51,7 @@ fn the_permits_of_an_expirable_semaphore_end_with_it() {
         !redis.exists::<_, bool>(&["both", "{both}:timeout"]).unwrap()
     });
     assert_eq!(semaphore.time_to_live().unwrap(), None);
-    // The permit went with the semaphore, and comes back into no other.
+    // The permit was lost with the semaphore, and does not go to a later semaphore.
     assert!(permit.release().is_err());
     assert_eq!(semaphore.permits().unwrap(), 0);
 }

@@ -1,4 +1,4 @@
-//! Faults.
+//! Semaphores under faults.
 
 use super::*;
 
@@ -53,7 +53,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
         proxy.release();
         stays(&server, "unknown", 5);
     }
-    // The release is lost as well, again and again.
+    // The release is lost as well, repeatedly.
     on_acquire(&proxy, "unknown", 2, Action::LoseReply);
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
@@ -71,8 +71,8 @@ fn names_that_share_the_record_of_requests_lose_no_permit() {
     let [plain, braced] = ["shared", "{shared}"].map(|name| semaphore(&client, name, 5));
     drop((plain.acquire().unwrap(), braced.acquire().unwrap()));
     stays(&server, "shared", 5);
-    // The permit is taken, but the client does not know. The request to undo it comes after a
-    // request for the other name.
+    // The permit is taken, but the client does not know that. The request that undoes this is sent
+    // after a request for the other name.
     let of_plain = |bytes: &[u8]| contains(bytes, "EVAL") && contains(bytes, "$6\r\nshared\r\n");
     proxy.on(Direction::Request, 1, Action::LoseReply, of_plain);
     proxy.on(Direction::Request, 3, Action::LoseRequest, of_plain);
@@ -100,7 +100,7 @@ fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
     ] {
         for way in ["drop", "release", "without a permit"] {
             let permit = semaphore.acquire_many(2).or_else(|error| {
-                // The first call on a connection that went silent under a drop.
+                // This is the first call on a connection that fell silent during a drop.
                 is_clear(&error, "released", "did not answer in time");
                 wait_permits(&server, "released", 5);
                 semaphore.acquire_many(2)
@@ -174,7 +174,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
         for thread in threads {
             is_clear(&thread.join(), "frozen", "the server");
         }
-        // The thread that asks finds it out for all.
+        // One thread asks and finds out for all threads.
         assert!(begun.elapsed() < SOON);
         if round == 0 {
             server.resume();
@@ -198,7 +198,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
     stays(&server, "frozen", permits);
 }
 
-/// Ends all connections of this kind, as an administrator would.
+/// Closes all connections of this type, as an administrator would.
 fn kill(redis: &mut redis::Connection, kind: &str) {
     let () =
         redis::cmd("CLIENT").arg(&["KILL", "TYPE", kind, "SKIPME", "yes"]).query(redis).unwrap();
@@ -207,7 +207,7 @@ fn kill(redis: &mut redis::Connection, kind: &str) {
 #[test]
 fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
     let server = server();
-    // The proxies end connections, but not those of the test's own counters.
+    // The proxies close connections, but not those with which the test counts.
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
     let (grants, errors) = contend(urls, &server, |random| {
@@ -270,7 +270,8 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
                     releases.release().unwrap();
                     kill(&mut redis, "pubsub");
                 }
-                // If this is quick, it comes before the message is read, in one packet.
+                // If this is fast enough, it comes in one packet with the message, before the
+                // message is read.
                 _ => {
                     let () = redis::pipe()
                         .cmd("CLIENT")
@@ -313,7 +314,7 @@ fn a_waiter_gets_on_when_the_servers_data_is_gone() {
             _ => server.restart_empty(),
         }
         held.forget();
-        // No permit appears from nothing.
+        // No permit may appear without a release.
         thread::sleep(UNIT * 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let again = one.semaphore("emptied");
@@ -369,7 +370,7 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
     let () = redis.rpush(&keys[0], "no string").unwrap();
     assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::WrongType);
     assert!(semaphore.release().is_err());
-    // The client tries the release again until it succeeds.
+    // The client repeats the release until it succeeds.
     drop(permit);
     assert_eq!(redis.get::<_, i64>("requests").unwrap(), 2);
     let () = redis.del(&keys[0]).unwrap();
@@ -417,16 +418,16 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         };
         let first = spawn(move || {
             let permit = first.acquire_many(3).unwrap();
-            // The next thread in line finds that there are no permits before this thread's turn is
-            // over.
+            // The next thread in the queue finds that there are no permits before this thread's
+            // turn is over.
             thread::sleep(Duration::from_millis(2));
             limit("1");
             permit.forget();
             first.release_many(3)
         });
-        // It is not enough that the thread sleeps. While its first request is on its way, another
-        // may get before it. Then there are no three permits for it until the other's permit is
-        // given back.
+        // A sleeping thread is not enough. While its first request is in flight, another thread may
+        // be served before it. Then it cannot get three permits until the other thread returns its
+        // permit.
         wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();
@@ -468,7 +469,7 @@ fn without_the_right_to_publish_permits_come_back_all_the_same() {
     let server = server();
     let mut user = User::new(&server, "mute");
     let semaphore = semaphore(&user.client(), "mute", 2);
-    // A user that lacks this right from the beginning gets no permit.
+    // If a user lacks this right from the beginning, it gets no permit.
     user.set(&["-publish"]);
     semaphore.acquire_many(2).unwrap().release().unwrap();
     drop(semaphore.acquire().unwrap());
@@ -519,7 +520,7 @@ fn permits_are_set_anew_and_a_semaphore_is_removed() {
     assert!(semaphore.delete().unwrap() && !semaphore.delete().unwrap());
     assert!(!server.connection().exists::<_, bool>("anew").unwrap());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
-    // Waiters go on waiting, until there are permits again.
+    // Waiters continue to wait until there are permits again.
     let waiting = crate::common::client(&server).semaphore("anew");
     let waiter = spawn(move || waiting.acquire_many(2).unwrap().forget());
     wait_subscribed(&server, &channel("anew"));

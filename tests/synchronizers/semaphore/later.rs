@@ -1,4 +1,4 @@
-//! Permits that are given back later.
+//! Permits that are returned later, in the background.
 
 use super::*;
 
@@ -44,8 +44,8 @@ fn a_drop_of_permits_never_waits_for_the_server() {
 
 #[test]
 fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
-    // Retries begin after 50 ms and come at growing intervals: one after 3.15 s, and the next after
-    // 6.35 s.
+    // Retries begin after 50 ms, and the intervals grow: one retry comes after 3.15 s, and the next
+    // one after 6.35 s.
     let (outage, next_try) = (UNIT * 34, UNIT * 60);
     once_within(next_try - outage, || {
         let server = server();
@@ -55,8 +55,8 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         let counted = client.count_down_latch("outage-");
         assert!(counted.try_set_count(2).unwrap());
         let permits = dropped.acquire_many(2).unwrap();
-        // The server counts the release, but the client does not know. Then no connection opens for
-        // a while.
+        // The server runs the release, but the client gets no reply. Then no connection can be
+        // opened for some time.
         on_release(&proxy, "outage", 1, Action::LoseRequest);
         proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
             contains(bytes, "EVAL") && contains(bytes, "outage-")
@@ -68,7 +68,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         thread::sleep(outage);
         proxy.accept();
         let begun = Instant::now();
-        // Makes a call that needs a connection.
+        // This makes calls that need a connection.
         wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
         wait_permits(&server, "outage", 3);
         wait_until("it is counted", SOON, || {
@@ -80,7 +80,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     });
 }
 
-/// Each release is a separate cleanup, and all are sent again at the same moment.
+/// Each release is repeated separately, and all of them at the same moment.
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;

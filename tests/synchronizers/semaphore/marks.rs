@@ -1,5 +1,6 @@
-//! The mark that tells a semaphore from a new one of the same name. At a failover or a restart a
-//! client repeats its changes of the same semaphore, but none at a new one.
+//! The mark that distinguishes a semaphore from a later one of the same name. After a failover or a
+//! restart a client repeats its changes of the same semaphore, but makes none of them to a new
+//! semaphore.
 
 use super::*;
 
@@ -12,7 +13,7 @@ fn through(proxy: &Proxy) -> Client {
     builder.connections(1).connect().unwrap()
 }
 
-/// The number of clients whose requests for this semaphore the server remembers, with their slots.
+/// The number of clients whose requests for this semaphore the server has on record.
 fn records(server: &Server, name: &str) -> usize {
     let keys: Vec<String> =
         server.connection().keys(format!("redlatch_request:{{{name}}}:*")).unwrap();
@@ -26,7 +27,7 @@ fn record_of(server: &Server, name: &str) -> String {
     record.clone()
 }
 
-/// The number of the server's connections, not counting the one that asks.
+/// The number of the server's connections, without the one that asks.
 fn connections(server: &Server) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     list.lines().count() - 1
@@ -40,12 +41,12 @@ fn copy(from: &Server, to: &Server, keys: &[&str]) {
 }
 
 /// Leads this client to another server, and waits until that server has the client's changes.
-/// Returns the number of permits that are then free there.
+/// Returns the number of permits that are free there then.
 fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -> i64 {
     let before = records(new, name);
     proxy.lead_to(new);
     old.kill();
-    // A question leads the client there.
+    // A question makes the client connect to the new server.
     let another = client.semaphore("another");
     wait_until("the server is told", SOON, || {
         let _ = another.available_permits();
@@ -65,8 +66,8 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     let first = pool.acquire_many(2).unwrap();
     copy(&old, &new, &["kept", "redlatch_mark:{kept}", &record_of(&old, "kept")]);
     proxy.lead_to(&new);
-    // A waiter opens the connection for messages, which leads to the new master. Then the renewer's
-    // connection does so, too.
+    // A waiter makes the client open the connection for messages, which leads to the new master.
+    // Then the renewer's connection does, too.
     wait_until("both are there", SOON, || {
         assert!(answered(|| pool.try_acquire_many_for(9, UNIT)).into_option().is_none());
         connections(&new) >= 2
@@ -81,7 +82,8 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     stays(&new, "kept", 10);
 }
 
-/// A client whose permits went with the server's data comes back when the semaphore exists again.
+/// A client whose permits were lost with the server's data comes back when the semaphore exists
+/// again.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [
@@ -100,13 +102,13 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
         make(&client(&new).semaphore("emptied"));
         let free = moved(&slow, [&old, &new], &proxy, "emptied");
         assert_eq!(free, 4, "way {at}");
-        // The client's next change counts.
+        // The client's next change is made.
         semaphore.acquire_many(3).unwrap().forget();
         stays(&new, "emptied", 1);
     }
 }
 
-/// The mark shows that it is the same semaphore, and not the request's record.
+/// The mark shows that the semaphore is the same, although the record of requests is missing.
 #[test]
 fn a_promoted_replica_that_lacks_a_sequences_first_take_gets_it() {
     let (old, new) = (server(), server());
@@ -120,7 +122,7 @@ fn a_promoted_replica_that_lacks_a_sequences_first_take_gets_it() {
     stays(&new, "first", 4);
 }
 
-/// Redisson's `delete()` is a plain `DEL`, which leaves the mark behind.
+/// Redisson's `delete()` is a plain `DEL`, which does not delete the mark.
 #[test]
 fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
     let (old, new) = (server(), server());
@@ -133,12 +135,12 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
     let other = client(&old);
     let _ = semaphore(&other, "again", 4);
     assert_ne!(mark_of(&old, "again"), first);
-    // Copies everything but the slow client's record.
+    // This copies all keys except the record of the slow client.
     copy(&old, &new, &["again", "redlatch_mark:{again}"]);
     assert_eq!(moved(&slow, [&old, &new], &proxy, "again"), 4);
 }
 
-/// The reply to the request is lost, and the record answers the copy.
+/// The reply to the request is lost, and the copy is answered from the record.
 #[test]
 fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let (old, new) = (server(), server());
@@ -147,7 +149,7 @@ fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let _ = semaphore(&self::client(&old), "copied", 4);
     copy(&old, &new, &["copied", "redlatch_mark:{copied}"]);
     let taking = client.semaphore("copied");
-    // From here on the server knows the script.
+    // After this, the server knows the script.
     assert!(taking.try_acquire_many(5).unwrap().into_option().is_none());
     on_acquire(&proxy, "copied", 1, Action::LoseReply);
     let permit = taking.acquire_many(3).unwrap();
@@ -166,7 +168,7 @@ fn a_mark_lives_as_long_as_its_number() {
     let mut both = || {
         let ends = |key| redis::cmd("PEXPIRETIME").arg(key).query(&mut redis).unwrap();
         let ends: [i64; 2] = [key, mark].map(ends);
-        // Before Redis 7.2 the clock goes on during a script.
+        // Before Redis 7.2, the clock advances during a script.
         assert!(ends[0].abs_diff(ends[1]) < 5_000 && (ends[0] > 0) == (ends[1] > 0), "{ends:?}");
         ends[0]
     };
@@ -184,13 +186,13 @@ fn a_mark_lives_as_long_as_its_number() {
     assert!(semaphore.delete().unwrap());
     assert_eq!(both(), -2, "both are gone");
     assert!(!semaphore.expire(Some(LONG)).unwrap());
-    // Redisson made the semaphore, or a client without marks.
+    // The semaphore was made by Redisson, or by a client without marks.
     let mut redis = server.connection();
     let () = redis.pset_ex(key, 3, 600_000).unwrap();
     semaphore.acquire().unwrap().forget();
     assert!(both() > 0);
     assert_eq!(redis.get::<_, i64>(key).unwrap(), 2);
-    // The mark alone is no semaphore.
+    // A mark without a number is not a semaphore.
     let () = redis.del(key).unwrap();
     assert!(!semaphore.expire(None).unwrap());
 }

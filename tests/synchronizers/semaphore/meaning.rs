@@ -1,4 +1,4 @@
-//! The meaning.
+//! What the calls mean.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn numbers_are_exact_up_to_the_largest() {
         for lost in [0, 1] {
             semaphore.add_permits(permits).unwrap();
             assert_eq!(semaphore.available_permits().unwrap(), permits);
-            // A copy gets the remembered answer.
+            // A second copy of the request gets the remembered reply.
             on_acquire(&proxy, "large", lost, Action::LoseReply);
             assert_eq!(semaphore.drain_permits().unwrap(), permits, "{lost} replies lost");
             assert_eq!(semaphore.available_permits().unwrap(), 0);
@@ -55,8 +55,8 @@ fn numbers_are_exact_up_to_the_largest() {
 fn a_java_service_can_read_how_many_are_free() {
     let server = server();
     let client = client(&server);
-    // Redisson reads the lower 32 bits as a signed number. If that is not above zero, Redisson
-    // wakes no thread or fails.
+    // Redisson reads the lower 32 bits of the number as a signed number. If that is not above zero,
+    // Redisson wakes no thread, or fails.
     let heard = messages(&server, "redisson_sc:*", || {
         let semaphore = client.semaphore("many");
         assert!(semaphore.try_set_permits(u32::MAX).unwrap());
@@ -92,7 +92,7 @@ fn permits_come_back_by_release_and_by_drop() {
     elsewhere(move || drop(two));
     wait_permits(&server, "taken", 3);
     drop(rest);
-    // The drop's release comes before this request.
+    // The release of the drop runs before this request.
     assert_eq!(semaphore.available_permits().unwrap(), 5);
 }
 
@@ -113,7 +113,7 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     assert_eq!(permit.permits(), 4);
     let other = permit.merge(other).unwrap_err();
     assert_eq!((permit.permits(), other.permits()), (4, 1));
-    // A permit of another client is released by that client.
+    // If another client has a permit, that client releases it.
     let foreign = crate::common::client(&server).semaphore("split").acquire().unwrap();
     drop(permit.merge(foreign).unwrap_err());
     wait_permits(&server, "split", 2);
@@ -244,7 +244,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // The permits are enough for the threads behind, but not for the first. No thread passes it.
+    // There are enough permits for the threads behind the first one, but not for the first one. No
+    // thread is served before it.
     semaphore.release_many(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),
@@ -296,7 +297,7 @@ fn two_processes_that_need_many_do_not_keep_parts_from_each_other() {
                 for round in 0..50 {
                     let need = u32::try_from((at + round) % 3 + 1).unwrap();
                     let mut permit = semaphore.acquire_many(need).unwrap();
-                    // The permits are given back one by one.
+                    // The permits are returned one by one.
                     while let Some(part) = permit.split(1) {
                         drop(part);
                     }
@@ -331,7 +332,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     stays(&server, "quiet", 0);
 }
 
-/// Gives permits back as a Java service does, so that no thread of this process knows the number of
+/// Returns permits as a Java service does, so that no thread of this process knows the number of
 /// listeners.
 fn release_as_java(server: &Server, name: &str, permits: i64) {
     let () = redis::pipe()
@@ -342,8 +343,8 @@ fn release_as_java(server: &Server, name: &str, permits: i64) {
         .unwrap();
 }
 
-/// Starts threads that each wait for a permit and keep it. Returns each with the token that cancels
-/// it.
+/// Starts threads that each wait for a permit and keep it. Returns each thread with the token that
+/// cancels it.
 fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error>>, CancelToken)> {
     let waiters = (0..threads).map(|_| {
         let (semaphore, token) = (semaphore.clone(), CancelToken::new());
@@ -366,7 +367,7 @@ fn the_first_in_line_asks_for_those_behind_it_too() {
     for (waiter, _) in waiters {
         waiter.join().unwrap();
     }
-    // A grant takes half of the free permits each time, since another process might wait as well.
+    // Each grant takes half of the free permits, since another process might wait as well.
     let asked = Commands::so_far(&server).scripts() - before;
     assert!(asked <= 10, "{asked} requests for 20 permits");
     stays(&server, "all", 0);
@@ -379,7 +380,7 @@ fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
     let client = behind(&proxy);
     on_acquire(&proxy, "left", usize::MAX, Action::DelayReply(Duration::ZERO));
     let waiters = queue(&client.semaphore("left"), 4);
-    // The waiter asks at first, and again once it listens.
+    // The waiter asks at first, and again when its client listens.
     proxy.wait_fired(2, SOON);
     proxy.clear_rules();
     on_acquire(&proxy, "left", 1, Action::HoldReply);

@@ -1,6 +1,7 @@
-//! The behaviour of the semaphore: to its threads, to other clients, on the wire, and under faults.
+//! The behaviour of the semaphore: for its threads, for other clients, on the wire, and under
+//! faults.
 //!
-//! Under every fault, the free permits and those that are out add up to the number that was set.
+//! Under every fault, the sum of free and taken permits is the number that was set.
 
 mod contention;
 mod end;
@@ -49,11 +50,11 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
     }
 }
 
-/// As [`wait_permits`], and checks that it is still so a while later.
+/// As [`wait_permits`], and asserts that the number does not change for some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
-    // Time is the subject: a second release would come late.
+    // Time is the subject here: a second release would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
 }
@@ -76,8 +77,7 @@ fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String,
     }
 }
 
-/// Takes permits and gives them back in all ways for a while. Counts the permits that are out in
-/// Redis.
+/// Takes and returns permits in all ways for some time. Counts the taken permits in Redis.
 struct Contender {
     semaphore: Semaphore,
     count: Count,
@@ -137,7 +137,7 @@ impl Contender {
     }
 }
 
-/// The connection for counting the permits that are out.
+/// The connection for counting the taken permits.
 struct Count(redis::Connection);
 
 impl Count {
@@ -151,8 +151,8 @@ impl Count {
     }
 }
 
-/// Makes threads of two clients contend during `trouble`, until `trouble` says that this was enough
-/// and there were some grants. Errors of the server are expected.
+/// Makes threads of two clients contend while `trouble` runs, until `trouble` says that this was
+/// enough and there were some grants. The server may return errors.
 fn contend(
     urls: [String; 2],
     server: &Server,
@@ -204,14 +204,14 @@ fn on_acquire(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     });
 }
 
-/// Applies the action to the next requests that give permits of this name back.
+/// Applies the action to the next requests that return permits of this name.
 fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, &channel(name))
     });
 }
 
-/// A client behind a network. The client has its connection, and the server knows its scripts.
+/// A client behind a network. Its connection is open, and the server knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let semaphore = semaphore(client, "warm", 1);

@@ -1,4 +1,4 @@
-//! Access rights.
+//! Users without some of the access rights.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let mut user = User::new(&server, "me");
     let client = user.client();
     let pool = client.semaphore("pool");
-    // Learns the server's clock and its scripts.
+    // With this call the client learns the server's clock, and the server learns the scripts.
     drop(pool.try_acquire().unwrap());
     let mut redis = server.connection();
     let mut refused = 0;
@@ -93,7 +93,7 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
     wait_permits(&server, "pool", 5);
     user.set(&["-decrby"]);
     on_acquire(&proxy, "pool", 1, Action::LoseReply);
-    // As far as the client knows, the request may have been applied.
+    // The client cannot know whether the server has run the request.
     let error = semaphore.acquire().map(drop).unwrap_err();
     is_clear(&error, "pool", "given back in the background");
     assert_eq!(proxy.fired(), 1);
@@ -115,7 +115,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         if let Err(error) = &outcome {
             is_clear(error, "pool", "given back in the background");
         }
-        // The client tries again and again meanwhile.
+        // Meanwhile the client tries repeatedly.
         thread::sleep(UNIT);
         let free: i64 = server.connection().get("pool").unwrap();
         assert_eq!(free, if outcome.is_ok() { 9 } else { 7 }, "{denied:?}");

@@ -1,10 +1,10 @@
-//! A semaphore that its first use makes.
+//! A semaphore that is made when it is first used.
 
 use std::sync::Barrier;
 
 use super::*;
 
-/// As [`super::behind`], for a client that has made a semaphore at its first use.
+/// As [`super::behind`], for a client that has made the semaphore by using it.
 fn behind(proxy: &Proxy) -> Client {
     let client = super::behind(proxy);
     client.semaphore("warm too").with_permits(1).acquire().unwrap().release().unwrap();
@@ -44,7 +44,7 @@ fn the_first_use_makes_the_semaphore_once_and_later_uses_ask_nothing_more() {
     let permit = found.try_acquire().unwrap().into_option().unwrap();
     assert_eq!(asked(), 2, "a look and the acquire");
 
-    // These clients have met the semaphore, so if it vanishes they do not make another.
+    // These clients have seen the semaphore, so if it vanishes they do not make another one.
     assert!(sized.delete().unwrap());
     assert!(sized.try_acquire().unwrap().into_option().is_none());
     assert!(found.try_acquire().unwrap().into_option().is_none());

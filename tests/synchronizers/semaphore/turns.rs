@@ -1,17 +1,16 @@
-//! Turns while Redisson wants the permits, too.
+//! Turns while Redisson's clients want the permits, too.
 
 use super::*;
 use redlatch_testkit::PlainClient;
 
-/// A way to take permits and give them back.
+/// A way to take and return permits.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     expirable: bool,
-    /// Whether the guard gives the permit back. Otherwise that is done by the permit's id, or by a
-    /// number.
+    /// Whether the guard returns the permit. If not, the test returns it by its id or by a number.
     guarded: bool,
-    /// Whether one handle serves all calls. Otherwise each call has a new one, while the process
-    /// uses other names as well.
+    /// Whether one handle serves all calls. If not, each call has a new handle, and the process
+    /// also uses other names meanwhile.
     kept: bool,
 }
 
@@ -68,13 +67,13 @@ type Handles = (Semaphore, ExpirableSemaphore);
 /// How long each client holds the permit.
 const HOLD: Duration = Duration::from_millis(UNIT.as_millis() as u64 / 10);
 const TURNS: u64 = 200;
-/// The number of other names, which is more than a busy process uses in the time of a hold.
+/// The number of other names: more than a busy process uses during one hold.
 const OTHER_NAMES: u32 = 100;
-/// The shortest time that Redisson's event loop and the JVM take from a reply to the next request.
+/// The shortest time from a reply to the next request in Redisson's event loop and the JVM.
 const THREAD_HOP: Duration = Duration::from_micros(500);
 
-/// A Redisson client and two of ours hold the only permit again and again, until it was held a
-/// fixed number of times. Returns the number of times that each of them held it.
+/// A Redisson client and two redlatch clients hold the only permit alternately, until there were a
+/// certain number of holds. Returns the number of each client's holds.
 fn turns(server: &Server, way: Way) -> [u64; 3] {
     let name = way.name();
     let plain = PlainClient::connect(&server.url()).unwrap();
@@ -135,7 +134,7 @@ fn no_client_has_less_than_half_of_an_even_share_beside_redisson() {
     let server = &server;
     let has_share = |turns: &[u64; 3]| turns.iter().all(|it| *it >= TURNS / 3 / 2);
     let mut ways = Way::all();
-    // On a busy machine a thread is late now and then, but not three times in a row.
+    // On a busy machine a thread is sometimes late, but not three times in a row.
     for round in 0..3 {
         ways = thread::scope(|scope| {
             let of = |way| (way, scope.spawn(move || turns(server, way)));

@@ -1,4 +1,4 @@
-//! The wire.
+//! The keys and messages of a semaphore.
 
 use super::*;
 
