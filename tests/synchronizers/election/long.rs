@@ -30,7 +30,6 @@ fn now() -> u64 {
 /// began to say so for the last time. The clock is read before and after each answer. If the last
 /// answer of one leadership begins after the first answer of a later one has ended, both led at the
 /// same time.
-/// together.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     token: u64,

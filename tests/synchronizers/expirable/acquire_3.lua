@@ -1,6 +1,6 @@
--- What a Redisson 3.16.8 client has the server do for `tryAcquire` of one permit.
--- KEYS name, timeouts, channel; ARGV permits, when the lease ends, id (32 characters), now, no end.
--- "OK", ":" and when the next lease ends, or nil.
+-- The script of a Redisson 3.16.8 client for `tryAcquire` of one permit.
+-- KEYS name, timeouts, channel; ARGV permits, the end of the lease, id (32 characters), now, the
+-- end of an unlimited lease. Returns "OK" if granted, ":" and the end of the next lease, or nil.
 local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[4], 'limit', 0, ARGV[1])
 if #lapsed > 0 then
     redis.call('zrem', KEYS[2], unpack(lapsed))

@@ -1,6 +1,6 @@
--- What a Redisson 4.7 client has the server do for `tryAcquire`.
--- KEYS name, timeouts, channel; ARGV permits, when the leases end, now, no end, PUBLISH, ids.
--- "OK", ":" and when the next lease ends, or nil.
+-- The script of a Redisson 4.7 client for `tryAcquire`.
+-- KEYS name, timeouts, channel; ARGV permits, the end of the leases, now, the end of an unlimited
+-- lease, PUBLISH, ids. Returns "OK" if granted, ":" and the end of the next lease, or nil.
 local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[3], 'limit', 0, ARGV[1])
 if #lapsed > 0 then
     redis.call('zrem', KEYS[2], unpack(lapsed))

@@ -1,5 +1,5 @@
--- What a Redisson 4.7 client has the server do for `availablePermits`.
--- KEYS name, timeouts, channel; ARGV now, PUBLISH. The number.
+-- The script of a Redisson 4.7 client for `availablePermits`.
+-- KEYS name, timeouts, channel; ARGV now, PUBLISH. Returns the number.
 local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, -1)
 if #lapsed > 0 then
     redis.call('zrem', KEYS[2], unpack(lapsed))

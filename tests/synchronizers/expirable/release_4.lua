@@ -1,6 +1,6 @@
--- What a Redisson 4.7 client has the server do for `tryRelease` of one permit.
--- KEYS name, channel, timeouts; ARGV id (16 bytes), permits, now, PUBLISH. 1, or 0: not there, or
--- its lease had ended.
+-- The script of a Redisson 4.7 client for `tryRelease` of one permit.
+-- KEYS name, channel, timeouts; ARGV id (16 bytes), permits, now, PUBLISH. Returns 1, or 0 if the
+-- permit is gone or its lease had ended.
 local ends = redis.call('zscore', KEYS[3], ARGV[1])
 if redis.call('zrem', KEYS[3], ARGV[1]) ~= 1 then
     return 0

@@ -1,4 +1,4 @@
--- What a Redisson 4.7 client has the server do for `setPermits`.
+-- The script of a Redisson 4.7 client for `setPermits`.
 -- KEYS name, channel, timeouts; ARGV permits, PUBLISH.
 local free = redis.call('get', KEYS[1])
 if not free then

@@ -1,5 +1,6 @@
--- What a Redisson 4.7 client has the server do for `updateLeaseTime`.
--- KEYS name, timeouts, channel; ARGV id (16 bytes), when the lease ends, now, PUBLISH. 1 or 0.
+-- The script of a Redisson 4.7 client for `updateLeaseTime`.
+-- KEYS name, timeouts, channel; ARGV id (16 bytes), the end of the lease, now, PUBLISH. Returns 1
+-- or 0.
 local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[3], 'limit', 0, -1)
 if #lapsed > 0 then
     redis.call('zrem', KEYS[2], unpack(lapsed))

@@ -1,5 +1,6 @@
--- What a Redisson 4.7 client has the server do for `lock` and a timed `tryLock` of a fair lock.
--- KEYS lock, queue, timeouts; ARGV lease, owner, wait, now (the client's). nil = taken, else ms.
+-- The script of a Redisson 4.7 client for `lock` and a timed `tryLock` of a fair lock.
+-- KEYS lock, queue, timeouts; ARGV lease, owner, wait, now (the client's). Returns nil if granted,
+-- else the time to wait in ms.
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local lease, owner, wait, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 

@@ -1,4 +1,4 @@
--- What a Redisson client has the server do when its wait has ended.
+-- The script of a Redisson client whose wait has ended.
 -- KEYS queue, timeouts; ARGV owner, wait.
 local queue, timeouts = KEYS[1], KEYS[2]
 local owner, wait = ARGV[1], tonumber(ARGV[2])

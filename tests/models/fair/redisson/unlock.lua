@@ -1,4 +1,4 @@
--- What a Redisson 4.7 client has the server do for `unlock` of a fair lock, less its latch key.
+-- The script of a Redisson 4.7 client for `unlock` of a fair lock, without its latch key.
 -- KEYS lock, queue, timeouts; ARGV owner, lease, now (the client's), channel base.
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease, now, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]

@@ -1,4 +1,4 @@
--- What a Redisson client has the server do for `forceUnlock`.
+-- The script of a Redisson client for `forceUnlock`.
 -- KEYS lock, channel; ARGV message.
 if redis.call('del', KEYS[1]) == 1 then
     redis.call('publish', KEYS[2], ARGV[1])

@@ -1,5 +1,6 @@
--- What a Redisson 3.16.8 client has the server do for `unlock`.
--- KEYS lock, channel; ARGV message, lease, owner. nil = not its own, 0 = still held, 1 = free.
+-- The script of a Redisson 3.16.8 client for `unlock`.
+-- KEYS lock, channel; ARGV message, lease, owner. Returns nil if not the owner, 0 if still held, 1
+-- if free.
 if redis.call('hexists', KEYS[1], ARGV[3]) == 0 then
     return nil
 end

@@ -1,7 +1,7 @@
--- What a Redisson 4.7 client has the server do for `unlock`: it remembers the answer for a request
--- that is sent again.
--- KEYS lock, channel, memory of this unlock; ARGV message, lease, owner, command that publishes,
--- memory's time to live. nil = not its own, 0 = still held, 1 = free.
+-- The script of a Redisson 4.7 client for `unlock`: it remembers the reply, in case the request is
+-- sent again.
+-- KEYS lock, channel, key for this reply; ARGV message, lease, owner, command that publishes, time
+-- to live of that key. Returns nil if not the owner, 0 if still held, 1 if free.
 local answered = redis.call('get', KEYS[3])
 if answered then
     return tonumber(answered)

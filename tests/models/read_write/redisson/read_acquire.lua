@@ -1,5 +1,6 @@
--- What a Redisson client (3.16.8 and 4.7 alike) has the server do for a read lock's `lock`.
--- KEYS lock, timeouts; ARGV lease, owner, owner as a writer. nil = taken, else ms.
+-- The script of a Redisson client (3.16.8 and 4.7 alike) for a read lock's `lock`.
+-- KEYS lock, timeouts; ARGV lease, owner, owner as a writer. Returns nil if granted, else the
+-- remaining lease in ms.
 local mode = redis.call('hget', KEYS[1], 'mode')
 if mode == false then
     redis.call('hset', KEYS[1], 'mode', 'read')

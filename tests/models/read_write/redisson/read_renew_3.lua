@@ -1,6 +1,6 @@
--- What a Redisson 3.16.8 client has the server do to renew a read lock: it renews the timeouts of
--- all readers, of any client.
--- KEYS lock, prefix of all timeouts; ARGV lease, owner. 1 = renewed, 0 = not its own.
+-- The script with which a Redisson 3.16.8 client renews a read lock: it renews the timeouts of all
+-- readers, of any client.
+-- KEYS lock, prefix of all timeouts; ARGV lease, owner. Returns 1 if renewed, 0 if not the owner.
 if redis.call('hget', KEYS[1], ARGV[2]) == false then
     return 0
 end

@@ -1,5 +1,5 @@
--- What a Redisson 4.7 client has the server do to renew a read lock: its own timeouts.
--- KEYS lock, prefix of all timeouts; ARGV lease, owner. 1 = renewed, 0 = not its own.
+-- The script with which a Redisson 4.7 client renews a read lock: its own timeouts.
+-- KEYS lock, prefix of all timeouts; ARGV lease, owner. Returns 1 if renewed, 0 if not the owner.
 local count = tonumber(redis.call('hget', KEYS[1], ARGV[2]))
 if not count then
     return 0

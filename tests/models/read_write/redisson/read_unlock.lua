@@ -1,7 +1,8 @@
--- What a Redisson client has the server do for a read lock's `unlock`. 4.7 remembers the answer for
--- a request that is sent again, 3.16.8 does not (four KEYS, two ARGV).
--- KEYS lock, channel, timeouts, prefix of all timeouts, memory of this unlock; ARGV message, owner,
--- command that publishes, memory's time to live. nil = not its own, 0 = others hold it, 1 = free.
+-- The script of a Redisson client for a read lock's `unlock`. 4.7 remembers the reply, in case the
+-- request is sent again, 3.16.8 does not (four KEYS, two ARGV).
+-- KEYS lock, channel, timeouts, prefix of all timeouts, key for this reply; ARGV message, owner,
+-- command that publishes, time to live of that key. Returns nil if not the owner, 0 if others hold
+-- it, 1 if free.
 local answered = KEYS[5] and redis.call('get', KEYS[5])
 if answered then
     return tonumber(answered)

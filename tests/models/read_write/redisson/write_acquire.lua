@@ -1,5 +1,5 @@
--- What a Redisson client (3.16.8 and 4.7 alike) has the server do for a write lock's `lock`.
--- KEYS lock; ARGV lease, owner. nil = taken, else ms.
+-- The script of a Redisson client (3.16.8 and 4.7 alike) for a write lock's `lock`.
+-- KEYS lock; ARGV lease, owner. Returns nil if granted, else the remaining lease in ms.
 local mode = redis.call('hget', KEYS[1], 'mode')
 if mode == false then
     redis.call('hset', KEYS[1], 'mode', 'write')

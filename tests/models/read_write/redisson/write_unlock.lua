@@ -1,7 +1,7 @@
--- What a Redisson client has the server do for a write lock's `unlock`. 4.7 remembers the answer
--- for a request that is sent again, 3.16.8 does not (two KEYS, three ARGV).
--- KEYS lock, channel, memory of this unlock; ARGV message, lease, owner, command that publishes,
--- memory's time to live. nil = not its own, 0 = still held, 1 = free, or held to read.
+-- The script of a Redisson client for a write lock's `unlock`. 4.7 remembers the reply, in case the
+-- request is sent again, 3.16.8 does not (two KEYS, three ARGV).
+-- KEYS lock, channel, key for this reply; ARGV message, lease, owner, command that publishes, time
+-- to live of that key. Returns nil if not the owner, 0 if still held, 1 if free, or held to read.
 local answered = KEYS[3] and redis.call('get', KEYS[3])
 if answered then
     return tonumber(answered)
