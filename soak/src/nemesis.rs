@@ -128,7 +128,7 @@ impl Nemesis<'_> {
                     self.fault("kill", Some(killed), false, || crew.replace(at));
                 }
                 3..8 => self.stop(crew, at, rng.random_range(20..800), "stop"),
-                // For longer than the leases.
+                // This stop is longer than the leases.
                 _ => self.stop(crew, at, rng.random_range(3200..5000), "stop beyond a lease"),
             }
         }
@@ -175,7 +175,7 @@ impl Nemesis<'_> {
         match rng.random_range(0..10) {
             0 => self.fault("server stopped", None, false, || {
                 server.pause();
-                // For less time than the others need to choose another master.
+                // This stop is too short for the others to choose another master.
                 sleep(rng, 50..700);
                 server.resume();
             }),

@@ -1,8 +1,8 @@
--- The functions that Redis provides for its scripts. The first argument is a function that makes,
--- for a command's name, three functions, which run that command with one, two and three arguments.
--- The second argument is a function that runs a command with any number of parts. This chunk
--- returns two functions that run a script: one with at most ten keys and arguments, and one with
--- any number. (Most of a script's time is the passage between Lua and Rust: a fixed number of
+-- The functions that Redis provides for its scripts. The first argument is a function. For a
+-- command's name it makes three functions, which run that command with one, two and three
+-- arguments. The second argument is a function that runs a command with any number of parts. This
+-- chunk returns two functions that run a script: one with at most ten keys and arguments, and one
+-- with any number. (Most of a script's time is the passage between Lua and Rust: a fixed number of
 -- strings takes half as long.)
 local of_name, any = ...
 

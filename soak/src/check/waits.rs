@@ -1,5 +1,5 @@
-//! No call takes longer than it may. Latches and conditions wake their waiters neither early nor
-//! late. No lock is idle while a call waits for it.
+//! No call takes longer than it may. Latches and conditions wake their waiters in time, and not too
+//! early. No lock is idle while a call waits for it.
 
 use std::collections::BTreeMap;
 

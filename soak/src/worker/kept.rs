@@ -43,7 +43,7 @@ impl Does for Left {
     fn with(self, worker: &mut Worker, lock: impl Lock + Clone, about: About) {
         for _ in 0..worker.rng.random_range(1..4) {
             let terms = match worker.rng.random_range(0..100) {
-                // (Not for readers, since they share a hold and its lease.)
+                // Only for an exclusive hold, since readers share a hold and its lease.
                 0 if about.weight == about.capacity => Terms::Fixed(LONG),
                 _ => worker.terms(),
             };

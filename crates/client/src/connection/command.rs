@@ -399,9 +399,9 @@ impl Command {
         self.eval(&script.text(channels).code, None)
     }
 
-    /// The same call with a text that makes the check of the question before it runs the script.
-    /// Returns `None` for a plain command or a call without a question. For the server, this text
-    /// is a different script.
+    /// The same call with a text that first makes the check of the question and then runs the
+    /// script. Returns `None` for a plain command or a call without a question. For the server,
+    /// this text is a different script.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
         let code = format!(

@@ -41,8 +41,8 @@ pub struct Endpoint {
     first: Arc<FirstContact>,
 }
 
-/// The questions that the thread that opens the first connection asks the server before any command
-/// is sent.
+/// The questions to a server before it gets the first command. The thread that opens the first
+/// connection asks them.
 #[derive(Default)]
 struct FirstContact {
     greet: OnceLock<Box<Greet>>,
@@ -93,8 +93,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// The same endpoint, whose connections follow the host's name: if the name leads to another
-    /// server, they do.
+    /// The same endpoint, but it follows the host's name: if the name leads to another server, the
+    /// connections to the old one are closed.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -381,7 +381,7 @@ impl Endpoint {
         (self.number as u64) << 32 | self.runs.incarnation()
     }
 
-    /// Whether the server's answers tell to which run of it a connection leads.
+    /// Whether the server says to which of its runs a connection leads.
     pub fn says_its_run(&self) -> bool {
         self.server().is_some_and(|server| server.says_its_run())
     }

@@ -20,8 +20,9 @@ use crate::sync::Mutex;
 /// connections (it is full, say, or the password was changed), it still serves the open ones. This
 /// has a log line of its own, and is over when the next connection opens.
 ///
-/// All clients of a process report one outage together, once. During an outage each client opens a
-/// connection every few seconds if no other thread sends, so the end is always reported.
+/// If several clients of a process meet the same outage, only one of them reports it. During an
+/// outage each client opens a connection every few seconds if no other thread sends, so the end is
+/// always reported.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.
@@ -96,7 +97,7 @@ const NO_PUBLIC_MESSAGE: &str = "it refuses the public message that a lock is fr
                                  knows";
 
 impl Health {
-    /// The health of the server at `address`, a text for people without user and password.
+    /// The health of the server at `address`, which contains no user and no password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));

@@ -126,7 +126,7 @@ pub(super) fn cuts(answers: bool) {
 }
 
 /// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. If so,
-/// the call's failure says nothing about the server, and nothing to other threads.
+/// the call's failure says nothing about the server, and does not concern other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
@@ -170,7 +170,7 @@ impl Before {
     #[cold]
     fn restore(self) {
         let Self { limit, was_cut, was_set } = self;
-        // Outside the borrow: this may drop the last copy of a token.
+        // The old limit, perhaps with the last copy of a token, is dropped outside the borrow.
         let _gone = CURRENT.try_with(|current| current.replace(limit));
         set_cut(was_cut);
         let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));

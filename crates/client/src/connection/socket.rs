@@ -144,7 +144,7 @@ impl Socket {
         self
     }
 
-    /// Lets the next read poll before it sleeps. A call that sets a deadline takes this back.
+    /// Lets the next read poll before it sleeps. A call that sets a deadline cancels this.
     pub(super) fn poll_first(&mut self) {
         self.busy_poll.is_due = !self.busy_poll.longest.is_zero();
     }

@@ -54,7 +54,7 @@ pub enum IoDirection {
     Write,
 }
 
-/// This also serves unix sockets: for the system both are descriptors of streams.
+/// This implementation also serves unix sockets: to the system both are stream descriptors.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)

@@ -142,7 +142,7 @@ struct UrlParts<'a> {
     hosts: &'a str,
     path: &'a str,
     query: Option<&'a str>,
-    /// `None` without TLS. Otherwise whether any certificate is trusted.
+    /// Whether TLS trusts any certificate. `None` for a URL without TLS.
     insecure: Option<bool>,
 }
 

@@ -44,13 +44,13 @@ impl PubSub {
         }
     }
 
-    /// Handles the answer to such a question. Returns a message for the log, once, if there are
-    /// such clients.
+    /// Handles the answer to a question of [`comparisons`](Self::comparisons). Returns a message
+    /// for the log when it first finds clients with the other kind of channels.
     pub fn compared(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
             Ok(_) => false,
-            // This client has no right to ask this.
+            // The user lacks the right to ask.
             Err(Failure::Refused(_)) => {
                 self.compares.store(false, Ordering::Relaxed);
                 false

@@ -1,10 +1,10 @@
 //! How a command reaches the server that has its key's slot.
 //!
 //! ```text
-//! call   to the slot's server, as far as known -> its reply
-//!        MOVED: that server has the slot now, and is remembered -> call again
-//!        ASK: this once, over there, behind ASKING -> its reply
-//!        TRYAGAIN, CLUSTERDOWN, no server there: look for it, a moment later call again
+//! call   sends the command to the slot's server, as far as the client knows it. If the reply is
+//!        MOVED: stores the slot's new server, and calls again
+//!        ASK: sends ASKING and the command to the other server, this once, and takes its reply
+//!        TRYAGAIN, CLUSTERDOWN, or no server answers: asks for the slots, pauses, calls again
 //! ```
 //!
 //! All this happens within the call's own time. A server that refuses a command in one of these
