@@ -330,7 +330,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     {
         let client = Client::connect(url).unwrap();
         let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
-        // Time is the subject here: this is long enough for all holds to be tracked, and for the
+        // Time must pass here: this is long enough for all holds to be tracked, and for the
         // line.
         thread::sleep(UNIT * 5);
         wait_until("it is said", SOON, || lines().len() >= expected);
@@ -1073,7 +1073,7 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         let (client, token) = (connect(sharded), CancelToken::new());
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();
-        // Time is the subject here: the waiter asks every few seconds.
+        // Time must pass here: the waiter asks every few seconds.
         thread::sleep(UNIT * 40);
         assert_eq!(lines(&client), []);
         let mut redis = cluster.home(name).connection();

@@ -442,7 +442,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
             hits += 1;
             // The other processes take the lock, at the latest when the lease has ended.
             run.wait_stays(100);
-            // Time is the subject here: the lease is certainly over after this.
+            // Time must pass here: the lease is certainly over after this.
             thread::sleep(LEASE);
         }
         run.workers[at].sigcont();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A firewall silently drops a connection that was idle for long. Time is the subject here.
+/// A firewall silently drops a connection that was idle for long. Time must pass here.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();
@@ -22,7 +22,7 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// While nothing is held, there are no renewals. Time is the subject here.
+/// While nothing is held, there are no renewals. Time must pass here.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();

@@ -206,7 +206,7 @@ fn an_absent_server_is_not_hammered() {
         }
     });
     let client = lazy(&format!("redis://{}", stranger.address));
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(UNIT * 5);
     assert_eq!(count.load(Ordering::SeqCst), 0, "no call has needed the server");
     let limit = UNIT * 20;

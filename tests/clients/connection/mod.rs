@@ -76,7 +76,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
         assert!(!client.reentrant_lock(&format!("other:{at}")).is_locked().unwrap());
     }
     let before = opened(&server);
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(UNIT * 10);
     let more = opened(&server) - before;
     assert!(more < 20, "{more} connections");
@@ -112,7 +112,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
         worker.sigstop();
         let in_time = begun.elapsed() < IMPATIENT;
         proxy.release();
-        // Time is the subject.
+        // Time must pass here, since no event marks the moment.
         thread::sleep(IMPATIENT * 3);
         worker.sigcont();
         let outcome = worker.expect_line("outcome", SOON);

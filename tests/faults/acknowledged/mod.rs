@@ -249,7 +249,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
             .collect();
         let permits = client.semaphore("permits");
         waiters.push(("permits", spawn(move || permits.acquire().map(drop))));
-        // Time is the subject: by then each wait has met the outage.
+        // Time must pass here: by then each wait has met the outage.
         thread::sleep(WITHIN * 3);
         if let Some(ended) = waiters.iter().position(|(_, waiter)| waiter.is_finished()) {
             let (kind, waiter) = waiters.swap_remove(ended);

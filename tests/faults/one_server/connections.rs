@@ -240,7 +240,7 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let before = connections();
     for _ in 0..5 {
         drop(lock.lock().unwrap());
-        // Time is the subject here: the reply is in flight, and a thread waits for it.
+        // Time must pass here: the reply is in flight, and a thread waits for it.
         thread::sleep(UNIT * 3);
     }
     let opened = connections() - before;

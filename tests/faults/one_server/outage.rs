@@ -135,7 +135,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         waiting.push((what, spawn(come)));
     }
     barrier.wait();
-    // Time is the subject here: each waiter for a lock asks within this time.
+    // Time must pass here: each waiter for a lock asks within this time.
     thread::sleep(UNIT * 15);
     for (what, waiter) in &waiting {
         assert!(!waiter.is_finished(), "{what} has not waited");
@@ -171,7 +171,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     let leaders: Vec<_> = waits(&client, Some(&token)).into_iter().map(start).collect();
     leaders.iter().for_each(|(_, leader)| leader.wait_queued());
     let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
-    // Time is the subject here: the leaders ask within this time, and again after it.
+    // Time must pass here: the leaders ask within this time, and again after it.
     thread::sleep(UNIT * 10);
     server.restart_empty();
     wait_answered(&server);
@@ -213,7 +213,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
     leader.wait_queued();
     let follower = spawn(move || followed.wait());
-    // Time is the subject here: the leader asks within this time, and the other thread learns of
+    // Time must pass here: the leader asks within this time, and the other thread learns of
     // the answer.
     thread::sleep(UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");

@@ -52,7 +52,7 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
     worker.sigcont();
     let found = worker.expect_line("found", SOON);
     assert_eq!(found, "Lost(LeaseExpired) Err(LeaseLost) Err(LeaseLost)");
-    // Time is the subject here: if the child renewed or released, it would have done so by now.
+    // Time must pass here: if the child renewed or released, it would have done so by now.
     thread::sleep(LEASE);
     assert_eq!(holder(&mut server.connection(), "stopped"), held);
     assert!(guard.is_held());

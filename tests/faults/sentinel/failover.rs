@@ -644,7 +644,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
         wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
             free(&new) == Some(40)
         });
-        // Time is the subject here: a second release would come late.
+        // Time must pass here: a second release would come late.
         thread::sleep(UNIT * 5);
         assert_eq!(free(&new), Some(40));
         drop(clients);

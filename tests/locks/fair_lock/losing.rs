@@ -118,7 +118,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
         .collect();
     let lock = theirs.fair_lock("taken away");
     let mut random = Random::new();
-    // Time is the subject here: many moments are tried.
+    // Time must pass here: many moments are tried.
     let until = Instant::now() + UNIT * 30;
     wait_until("it was taken from many", SOON, || {
         for _ in 0..10 {

@@ -86,7 +86,7 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     once_within(UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
-        // Time is the subject here: the lock is held for long enough to be tracked, and the
+        // Time must pass here: the lock is held for long enough to be tracked, and the
         // waiter's next request is far off.
         thread::sleep(UNIT * 3);
         let deleted = Instant::now();

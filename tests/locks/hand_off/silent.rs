@@ -89,7 +89,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let mut redis = server.connection();
     let guard = first.reentrant_lock("back").lock().unwrap();
     let mut stopped: Vec<_> = (1..=3).map(|places| in_line(&server, "back", places)).collect();
-    // Time is the subject here: each process asks again, so the server knows since when it waits.
+    // Time must pass here: each process asks again, so the server knows since when it waits.
     thread::sleep(UNIT * 15);
     stopped.iter_mut().for_each(|(worker, _)| worker.sigstop());
     let inside = Guest::in_line(&server, &second, "back", 4);
@@ -125,7 +125,7 @@ fn a_server_that_stands_still_passes_no_waiter() {
     let one = Guest::in_line(&server, &second, "still", 2);
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
-    // Time is the subject here: both waiters have been answered for long enough to report others as
+    // Time must pass here: both waiters have been answered for long enough to report others as
     // silent.
     thread::sleep(PROVISIONAL + UNIT * 5);
     stopped.sigstop();

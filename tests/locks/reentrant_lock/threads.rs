@@ -490,7 +490,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
         travels(&CancelToken::new());
         lock.lock().unwrap()
     };
-    // Time is the subject here: without its client, no thread would renew the lock.
+    // Time must pass here: without its client, no thread would renew the lock.
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();

@@ -89,7 +89,7 @@ fn another_value_under_the_name_loses_that_hold_and_no_other() {
     let losses = Losses::of(&guards[1]);
     let () = server.connection().set("type:1", "no lock").unwrap();
     assert_eq!(losses.wait(), LostReason::Revoked);
-    // Time is the subject here: without renewals the leases of the other locks would be over.
+    // Time must pass here: without renewals the leases of the other locks would be over.
     thread::sleep(LEASE * 3 / 2);
     assert!(guards[0].is_held() && !guards[1].is_held() && guards[2].is_held());
     let value: String = server.connection().get("type:1").unwrap();
@@ -133,7 +133,7 @@ fn each_callback_of_a_loss_is_called_once() {
     let call = Arc::clone(&calls[4]);
     guard.on_lost(move |_| call.store(1, Ordering::SeqCst));
     guard.unlock().unwrap();
-    // Time is the subject here: without the release the lease would be over.
+    // Time must pass here: without the release the lease would be over.
     thread::sleep(SHORT * 3 / 2);
     assert_eq!((0..5).map(seen).collect::<Vec<_>>(), [1, 1, 1, 1, 0]);
 }
@@ -153,7 +153,7 @@ fn a_callback_that_blocks_delays_no_renewal() {
     });
     assert!(client.reentrant_lock("lost").force_unlock().unwrap());
     wait_until("the callback runs", SOON, || entered.load(Ordering::SeqCst));
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(LEASE * 3 / 2);
     assert!(kept.is_held());
     drop(sender);

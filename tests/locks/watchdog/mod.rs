@@ -121,7 +121,7 @@ fn a_fixed_lease_ends_and_the_late_unlock_fails() {
     let before = Commands::so_far(&server).of("pexpire");
     let guard = lock.lock().unwrap();
     let losses = Losses::of(&guard);
-    // Time is the subject: the work takes longer than the lease.
+    // Time must pass here: the work takes longer than the lease.
     thread::sleep(SHORT * 3 / 2);
     assert!(!guard.is_held());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));

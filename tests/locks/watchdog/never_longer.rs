@@ -189,7 +189,7 @@ fn holds_of_many_phases_are_all_kept_at_a_distance() {
         })
         .collect();
     let guards: Vec<_> = threads.into_iter().flat_map(Running::join).collect();
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(lease * 2);
     let held = guards.iter().filter(|guard| guard.is_held()).count();
     proxy.set_delay(Duration::ZERO);

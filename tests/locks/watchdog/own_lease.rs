@@ -88,7 +88,7 @@ fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long
     let client = watched(&server, LEASE * 2);
     let long = client.reentrant_lock("long").lock().unwrap();
     let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
-    // Time is the subject here: the first renewal of the short lease falls into the pause.
+    // Time must pass here: the first renewal of the short lease falls into the pause.
     thread::sleep(LEASE / 6);
     server.pause();
     thread::sleep(LEASE / 3);

@@ -67,7 +67,7 @@ fn no_renewal_follows_a_release() {
     let before = Commands::so_far(&server).scripts();
     // Another client takes the lock. Requests of the earlier hold do not affect this hold.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
-    // Time is the subject here: the next renewals would have come, one after each third of the
+    // Time must pass here: the next renewals would have come, one after each third of the
     // lease.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
@@ -110,7 +110,7 @@ fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
     let lock = client.reentrant_lock("forgotten");
     lock.lock().unwrap().forget();
     drop(lock);
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(LEASE * 3 / 2);
     let lock = client.reentrant_lock("forgotten");
     assert!(lock.is_held_by_current_thread());
@@ -138,7 +138,7 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
         let losses = Losses::default();
         let told = losses.clone();
         guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
-        // Time is the subject.
+        // Time must pass here, since no event marks the moment.
         thread::sleep(LEASE * 3 / 2);
         assert!(guard.is_held() && losses.0.lock().unwrap().is_empty());
         guard.unlock().unwrap();
@@ -186,7 +186,7 @@ fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
     let lock = client.reentrant_lock("nested");
     let outer = lock.with_lease(LEASE).lock().unwrap();
     let inner = lock.lock().unwrap();
-    // Time is the subject.
+    // Time must pass here, since no event marks the moment.
     thread::sleep(LEASE * 3 / 2);
     assert!(outer.is_held() && inner.is_held());
     inner.unlock().unwrap();
@@ -244,7 +244,7 @@ fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
     let guards: Vec<_> =
         (0..50).map(|at| client.reentrant_lock(&format!("still:{at}")).lock().unwrap()).collect();
     let losses: Vec<_> = guards.iter().map(Losses::of).collect();
-    // Time is the subject here: the first renewal falls into the pause.
+    // Time must pass here: the first renewal falls into the pause.
     server.pause();
     thread::sleep(lease * 11 / 20);
     server.resume();

@@ -351,7 +351,7 @@ fn parties_outlast_a_restart_of_their_server() {
     server.kill();
     let comes = acting.clone();
     let meanwhile = spawn(move || comes.wait());
-    // Time is the subject here: the parties ask within this time.
+    // Time must pass here: the parties ask within this time.
     thread::sleep(UNIT * 10);
     assert!(!meanwhile.is_finished() && !before.is_finished());
     server.restart_empty();
@@ -477,7 +477,7 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
             _ => leaves.wait_cancellable(&token).unwrap_err(),
         });
         if ends == "a cancel" {
-            // Time is the subject here. (A cancel before the call has the same effect.)
+            // Time must pass here. (A cancel before the call has the same effect.)
             thread::sleep(UNIT);
             cancels.cancel();
         }

@@ -190,7 +190,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     proxy.refuse();
     proxy.cut_all();
     let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
-    // Time is the subject here: this is longer than a channel's confirmation may take.
+    // Time must pass here: this is longer than a channel's confirmation may take.
     thread::sleep(IMPATIENT * 5 / 2);
     assert!(!waits.is_finished());
     proxy.accept();

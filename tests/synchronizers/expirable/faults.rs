@@ -316,7 +316,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
             });
         }
     }
-    // Time is the subject here: many moments are tried.
+    // Time must pass here: many moments are tried.
     thread::sleep(UNIT * 30);
     let so_far = || {
         let fired: usize = proxies.iter().map(Proxy::fired).sum();

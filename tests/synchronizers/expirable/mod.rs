@@ -56,7 +56,7 @@ fn stays(server: &Server, name: &str, free: i64, out: i64) {
     wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
         stored(server, name) == (free, out)
     });
-    // Time is the subject here: a second release or take would come late.
+    // Time must pass here: a second release or take would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(stored(server, name), (free, out), "{name:?}, later");
 }

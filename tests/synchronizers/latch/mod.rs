@@ -52,7 +52,7 @@ fn stays(server: &Server, name: &str, count: i64) {
     let mut redis = server.connection();
     let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
     wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
-    // Time is the subject here: a second count-down would come late.
+    // Time must pass here: a second count-down would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(now(), count, "{name:?}, later");
 }
@@ -229,7 +229,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
     for _ in 0..3 {
         assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     }
-    // Time is the subject here: if an unwanted message came, it would come within this time.
+    // Time must pass here: if an unwanted message came, it would come within this time.
     thread::sleep(UNIT);
     let after = Commands::so_far(&server);
     assert_eq!(after.of("get") - before.of("get"), 3);

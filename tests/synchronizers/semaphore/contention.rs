@@ -65,7 +65,7 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
     for worker in &mut workers {
         worker.expect_line("each has had some", SOON * 2);
     }
-    // Time is the subject here: many moments are tried.
+    // Time must pass here: many moments are tried.
     thread::sleep(UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");

@@ -54,7 +54,7 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
-    // Time is the subject here: a second release would come late.
+    // Time must pass here: a second release would come late.
     thread::sleep(UNIT * 2);
     assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
 }

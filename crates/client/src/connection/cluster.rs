@@ -61,7 +61,8 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 #[derive(Default)]
 struct ClusterState {
-    /// The servers by number. No server is ever removed.
+    /// All servers that the client has met. The index of a server is its number, so none is ever
+    /// removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
