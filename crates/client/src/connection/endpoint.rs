@@ -294,7 +294,7 @@ impl Endpoint {
         self.login.renewals()
     }
 
-    /// Whether the server can be reached, for the log.
+    /// The server's health, which the log reports.
     #[inline]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
@@ -327,7 +327,7 @@ impl Endpoint {
         }
     }
 
-    /// The body of the thread that follows the master until [`end`](Self::end). Returns `None` if
+    /// Returns the body of the thread that follows the master until [`end`](Self::end), or `None` if
     /// there are no Sentinels and no name to follow.
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         match &self.target {

@@ -50,7 +50,7 @@ enum Reach {
 enum Noted {
     NotYet,
     Began(Outage),
-    /// The end was reported as well, so no thread waits for it.
+    /// The end was reported as well, so no thread checks for it.
     Ended,
 }
 
@@ -221,7 +221,7 @@ impl Health {
         }
     }
 
-    /// Notes that no thread waits for the end of an outage.
+    /// Notes that no thread checks for the end of an outage any longer.
     pub fn give_up(&self, why: &'static str) {
         let refused = self.refuses.lock().take().and_then(Outage::end);
         let mut state = self.state.lock();
@@ -242,7 +242,7 @@ impl Health {
         self.give_up("the client has ended");
     }
 
-    /// Whether a thread must wait for the end of an outage or of a refusal.
+    /// Whether a thread must check for the end of an outage or of a refusal.
     pub fn is_to_be_looked_at(&self) -> bool {
         self.is_out() || self.refuses.lock().is_some()
     }

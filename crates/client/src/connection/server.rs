@@ -22,9 +22,9 @@ pub struct ServerInfo {
     run_id: Option<String>,
     /// Whether the server is a Sentinel, which has no data.
     pub is_sentinel: bool,
-    /// The program and its version, if it says that it is neither Redis nor Valkey.
+    /// The program and its version, if it is another one than Redis or Valkey and says so.
     pub look_alike: Option<(&'static str, String)>,
-    /// The version of Redis, or the version of Redis with which the server says it is compatible.
+    /// The version of Redis, or the one with which the server says that it is compatible.
     pub version: Option<String>,
     /// `None` if the server was not asked or did not answer.
     pub(super) is_master: Option<bool>,

@@ -28,7 +28,7 @@ pub trait Provided: Clone + Send + 'static {
 
 type Provide<T> = dyn Fn() -> Result<T, Box<dyn StdError + Send + Sync>> + Send + Sync;
 
-/// The user's code.
+/// The user's code that provides credentials or an identity.
 pub struct Provider<T>(Arc<Provide<T>>);
 
 impl<T> Provider<T> {

@@ -327,8 +327,8 @@ impl PubSub {
         state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
     }
 
-    /// Makes the subscriber ask the server about `who` at each change of `key`, while there is a
-    /// connection. This call does no I/O.
+    /// Makes the subscriber ask the server about the holds of `who` at each change of `key`, while
+    /// there is a connection. This call does no I/O.
     pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
@@ -363,9 +363,9 @@ impl PubSub {
         }
     }
 
-    /// Notes that a thread learned from a reply what a message should have told it. The message may
-    /// still come. But if the connection brings nothing before this happens again, it is dead
-    /// without an error: then this closes it, and the subscriber opens the next connection.
+    /// Notes a sign of a missed message: a reply shows a change that no message has reported. The
+    /// message may still come. But if the connection receives nothing until the next such sign, it
+    /// is dead without an error. Then this closes it, and the subscriber opens a new connection.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
