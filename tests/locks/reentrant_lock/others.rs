@@ -386,7 +386,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
         wait_in_line(&server, "tried", 1);
         waits.wait_asleep();
-        // For longer than a turn.
+        // This is longer than a turn.
         thread::sleep(UNIT / 5);
         // The release and the next request follow each other, so no other request comes between.
         drop(guard);
@@ -403,7 +403,7 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     let lock = client.reentrant_lock("alone");
     for _ in 0..5 {
         let guard = lock.try_lock().unwrap().into_option().expect("it is free");
-        // For longer than a turn.
+        // This is longer than a turn.
         thread::sleep(UNIT / 5);
         drop(guard);
     }

@@ -594,7 +594,7 @@ impl Server {
         Reply::Renewed(is_held)
     }
 
-    // ---- Redisson's -----------------------------------------------------------------------
+    // ---- Redisson's scripts ---------------------------------------------------------------
 
     /// Redisson's script takes a free lock, whatever the queue and the window are.
     pub(crate) fn java_takes(&mut self, lease: i64) -> bool {

@@ -231,7 +231,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    // ---- ours -----------------------------------------------------------------------------
+    // ---- redlatch's clients ---------------------------------------------------------------
 
     /// An owner in the queue asks alone. If it has lost its entry, it asks for all waiters of its
     /// client.
@@ -536,7 +536,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    // ---- Redisson's -----------------------------------------------------------------------
+    // ---- Redisson's clients ---------------------------------------------------------------
 
     fn clock_of(&self, w: usize) -> i64 {
         self.now + self.world.client_of(w).clock_offset

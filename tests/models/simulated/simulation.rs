@@ -504,7 +504,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    // ---- processes of ours ----------------------------------------------------------------
+    // ---- redlatch processes ---------------------------------------------------------------
 
     pub(crate) fn think(&mut self, process: usize) {
         if !self.is_over {
