@@ -40,8 +40,7 @@ pub(crate) struct Hold {
     /// The time when the callback for the loss ran.
     pub(crate) lost: Option<u64>,
     pub(crate) killed: Option<u64>,
-    /// The least time in ns for which the name stays taken after the grant, even if the hold ends
-    /// earlier.
+    /// The least time in ns for which the name stays taken after the grant, even without a holder.
     pub(crate) keeps: u64,
 }
 

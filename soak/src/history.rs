@@ -286,8 +286,7 @@ impl Log {
     ///
     /// The disk is full: a run proves nothing without its history.
     pub(crate) fn write(&self, event: &Event) {
-        // One write to a file that is open for appending, so the lines of different threads do not
-        // mix.
+        // One write to a file that is open for appending, so lines of threads do not mix.
         if let Err(error) = (&self.0).write_all(format!("{event}\n").as_bytes()) {
             panic!("the history cannot be written: {error}");
         }

@@ -1,7 +1,6 @@
 //! Causes faults, and records each with its time.
 //!
-//! Two threads do this at the same time: one for the processes, one for the servers and the
-//! network.
+//! Two threads do this at the same time: one for the processes, one for servers and network.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -376,8 +375,7 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
     thread::sleep(Duration::from_millis(rng.random_range(millis)));
 }
 
-/// The violations that the canary plants: for each, the check that must find it, and a part of the
-/// names.
+/// The violations that the canary plants: the check that must find each, and a part of the names.
 pub(crate) const PLANTED: [(&str, &str); 3] =
     [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
 

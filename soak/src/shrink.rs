@@ -1,5 +1,4 @@
-//! Finds the least work, the fewest faults and the fewest processes with which a violation still
-//! occurs.
+//! Finds the least work, faults and processes with which a violation still occurs.
 //!
 //! A seed repeats the choices, but not the interleaving of processes. So each try runs until its
 //! first violation of the same check. A try without a violation only shows that it is rarer with

@@ -42,8 +42,7 @@ const DOWN: Duration = Duration::from_millis(3000);
 
 #[derive(Debug)]
 pub(crate) enum World {
-    /// A server with its data on disk, and a faulty network through which every second worker
-    /// connects.
+    /// A server with its data on disk, and a faulty network for every second worker.
     One {
         server: Box<Server>,
         network: Proxy,
@@ -56,8 +55,7 @@ impl World {
     pub(crate) fn start(topology: Topology) -> Result<Self, ServerError> {
         Ok(match topology {
             Topology::One => {
-                // The server writes to disk before each reply, so a kill of the server loses no
-                // data.
+                // The server writes to disk before each reply, so a kill loses no data.
                 let on_disk = ["--appendonly", "yes", "--appendfsync", "no"];
                 let server = Box::new(Server::with_args(&on_disk)?);
                 let network = Proxy::before(&server);
@@ -130,8 +128,7 @@ pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(Strin
     Ok(keys.into_iter().zip(lasts).collect())
 }
 
-/// Sends a command on a separate connection. Returns `None` if there is no answer, or an error
-/// reply.
+/// Sends a command on a separate connection. Returns `None` without an answer or after an error.
 pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Option<T> {
     let mut tries = 5;
     loop {

@@ -1,5 +1,4 @@
-//! Redisson's algorithms as a plain baseline for the benches: a straightforward port with plain
-//! threads.
+//! Redisson's algorithms as a baseline for the benches: a straightforward port with threads.
 //!
 //! Each handle has its own connection for commands, and a client has one more connection for its
 //! subscriptions. A thread that finds a lock taken subscribes to the lock's channel (unless another

@@ -38,8 +38,7 @@ impl Cluster {
         Self::of(3, false, |builder, _| node(&builder))
     }
 
-    /// Starts three masters without replicas, with this password. It must have only letters and
-    /// digits.
+    /// Starts three masters without replicas, with this password of letters and digits.
     ///
     /// # Errors
     ///
@@ -85,8 +84,7 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // Each server has its number already, since a server that knows another one accepts no
-        // number.
+        // Each server has its number already: a server that knows others accepts no number.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -283,8 +281,7 @@ impl Cluster {
     }
 
     fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
-        // If a server was too busy to answer the other servers, they exclude it until it answers
-        // again.
+        // Servers exclude one that was too busy to answer them, until it answers again.
         wait_until("the keys are moved", BOUND, || {
             let moved: Result<Value, _> = cmd("MIGRATE")
                 .arg("127.0.0.1")

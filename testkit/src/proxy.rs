@@ -171,7 +171,7 @@ impl Proxy {
         self.on(Direction::Request, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Sets a rule that fires this action once, at the next bytes from the server that contain this
+    /// Sets a rule that fires this action once, at the next bytes from the server with this
     /// pattern.
     pub fn on_reply(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();

@@ -58,8 +58,7 @@ pub struct SentinelsBuilder {
 }
 
 impl Sentinels {
-    /// Starts the servers and Sentinels with default settings. Returns when they all know each
-    /// other.
+    /// Starts servers and Sentinels with default settings. Returns when all know each other.
     ///
     /// # Errors
     ///
@@ -147,8 +146,7 @@ impl Sentinels {
         self.servers.iter().filter(|server| server.port() != master).collect()
     }
 
-    /// Waits until most of the Sentinels name a master other than `old`. Returns the time when this
-    /// was seen.
+    /// Waits until most of the Sentinels name a master other than `old`. Returns the time of that.
     ///
     /// # Panics
     ///
@@ -248,8 +246,7 @@ impl Sentinels {
 }
 
 impl SentinelsBuilder {
-    /// Sets how long a master may be silent until a Sentinel counts it as dead. The default is 1.2
-    /// s.
+    /// Sets how long a master may be silent until it counts as dead. The default is 1.2 s.
     #[must_use]
     pub fn down_after(mut self, silent: Duration) -> Self {
         self.down_after = silent;
@@ -424,8 +421,7 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // The call returns when the Sentinels name another master. (Later they may name yet another
-        // one.)
+        // Returns when the Sentinels name another master. (Later they may name yet another one.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }

@@ -133,8 +133,7 @@ impl Server {
         }
     }
 
-    /// Returns `rediss://127.0.0.1:<port>/#insecure`: clients do not know the authority of the
-    /// certificate.
+    /// Returns `rediss://127.0.0.1:<port>/#insecure`: clients do not know the authority.
     ///
     /// # Panics
     ///
@@ -205,8 +204,7 @@ impl Server {
         connect(&self.url())
     }
 
-    /// Stops the server's process (`SIGSTOP`). Connections stay open, but the server does not
-    /// answer.
+    /// Stops the server's process (`SIGSTOP`). Connections stay open, but nothing answers.
     pub fn pause(&self) {
         signal::stop(self.pid());
     }

@@ -77,8 +77,8 @@ impl Worker {
             .env(ARGS, args.join(&separator))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The worker has its own process group, so Ctrl-C does not reach it. The end of its
-            // input does.
+            // The worker has its own process group, so Ctrl-C does not reach it, but its input's
+            // end does.
             .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));
@@ -115,8 +115,7 @@ impl Worker {
         }
     }
 
-    /// Waits for a line that begins with `prefix`, skipping other lines. Returns the line without
-    /// the prefix.
+    /// Waits for a line that begins with `prefix`, skipping others. Returns it without the prefix.
     ///
     /// # Panics
     ///
@@ -352,8 +351,7 @@ pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> 
     while !condition() {
         let waited = since.elapsed();
         assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
-        // If hundreds of threads checked each millisecond, a small machine would have no time for
-        // others.
+        // Hundreds of threads that check each millisecond would leave a small machine no time.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
 }

@@ -536,8 +536,7 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
         return;
     }
     let server = server();
-    // Each child, like the parent, continues with the present state of this thread's random number
-    // generator.
+    // Each child, like the parent, continues with this thread's random number generator.
     let children: Vec<_> = (0..3)
         .map(|at| {
             let url = server.url();

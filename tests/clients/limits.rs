@@ -220,8 +220,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// There is one connection. The call that leaves writes and reads for all calls that come
-/// meanwhile.
+/// There is one connection. The call that leaves writes and reads for all later calls.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
@@ -357,8 +356,7 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has run the command, and waits for a replica that does not exist. The release comes
-/// after that.
+/// The server has run the command, and waits for an absent replica. Then the release comes.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
@@ -403,8 +401,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         let error = own.try_lock_for(LONG).map(drop).unwrap_err();
         starts.wait();
         let (limited, unlimited) = others;
-        // The limited call may succeed over the connection of the unlimited one, if that one was
-        // quicker.
+        // The limited call may succeed over the unlimited one's connection, if that was quicker.
         if let Err(error) = limited.join() {
             assert!(error.is_transient(), "{error:#}");
         }

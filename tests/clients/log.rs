@@ -279,8 +279,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     );
 }
 
-/// Otherwise each lost hold would be a line, and the first thousand lines would suppress all
-/// others.
+/// Otherwise each lost hold would be a line, and the first thousand would hide all others.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
@@ -330,8 +329,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     {
         let client = Client::connect(url).unwrap();
         let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
-        // Time must pass here: this is long enough for all holds to be tracked, and for the
-        // line.
+        // Time must pass here: enough for all holds to be tracked, and for the line.
         thread::sleep(UNIT * 5);
         wait_until("it is said", SOON, || lines().len() >= expected);
         drop(held);
@@ -439,8 +437,7 @@ fn a_release_without_its_message_is_logged_once() {
     }
     LOGGER.install();
     let server = server();
-    // The second copy finds that the release is done, and does not show whether listeners were
-    // informed.
+    // The second copy finds the release done, and does not show whether listeners were informed.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
     assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
@@ -718,8 +715,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
-/// Other threads wait for the name, too, and one of them asks why. The log already has a line about
-/// the name.
+/// Other threads wait for the name, too, and one asks why. The log already has a line about it.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     if !has_own_process() {
@@ -810,8 +806,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
         said("lock").len() > 2 && said("pool").len() > 2
     });
     let lists = Commands::so_far(&server).of("client|list");
-    // There is at most one list of waiters a second for each name, and the last list may have no
-    // line yet.
+    // There is at most one list of waiters a second for each name. The last may have no line yet.
     let most = 2 * (begun.elapsed().as_secs() + 1);
     let lines = LOGGER.lines("waited ").len() as u64;
     assert!(lists <= most && lists <= lines + 2, "{lists} lists in {:?}", begun.elapsed());

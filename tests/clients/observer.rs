@@ -85,8 +85,7 @@ impl Observer for Heard {
 }
 
 fn builder(server: &Server) -> ClientBuilder {
-    // With tracking, the server might report a forced unlock first, and the hold would end as
-    // revoked.
+    // With tracking, the server might report a forced unlock first, as a revoked hold.
     Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
 }
 

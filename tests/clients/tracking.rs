@@ -125,8 +125,8 @@ impl Counting {
     fn before(server: &Server) -> Self {
         let (proxy, asked) = (Proxy::before(server), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&asked);
-        // The rule passes each command unchanged. If questions are sent together, one packet has
-        // all replies.
+        // The rule passes each command unchanged. Questions in one packet have one packet of
+        // replies.
         proxy.on(Direction::Request, 1, Action::LoseRequest, move |command| {
             let asks = ["\r\nHEXISTS\r\n", "\r\nZMSCORE\r\n"];
             if asks.iter().any(|verb| contains(command, verb)) {
@@ -290,8 +290,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
         let first = hold(&client);
         wait_tracked(&server, 1);
         drop(first);
-        // There is another hold, a short one. The server reports its beginning, its release, or
-        // both.
+        // There is another, short hold. The server reports its beginning, its release, or both.
         let begun = Instant::now();
         hold(&client).release().unwrap();
         wait_tracked(&server, 0);

@@ -148,8 +148,7 @@ fn a_lease_between_works() {
     let client = client(&server);
     for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13)] {
         let lock = client.reentrant_lock("lease").with_lease(Duration::from_millis(millis));
-        // A very short lease may be over before the reply comes. Then there is an error, and no
-        // hold stays.
+        // A very short lease may end before the reply. Then there is an error, and no hold stays.
         if let Err(error) = works(&lock) {
             assert!(millis < 10, "{millis} ms: {error}");
             let late = error.to_string().contains("before the reply was read");
@@ -187,8 +186,7 @@ fn waits_of_nothing_and_of_ages_work() {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
         }
         assert!(answered(|| lock.try_lock_until(Instant::now())).into_option().is_none());
-        // A wait without a limit ends when the server or a thread of this process releases the
-        // lock.
+        // A wait without a limit ends at a release by the server or by a thread of this process.
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let lock = lock.clone();
@@ -643,8 +641,7 @@ fn trouble_with_a_server_says_which() {
     let semaphore = client.semaphore("permits");
     lock.lock().unwrap().unlock().unwrap();
     server.pause();
-    // First there is no reply in time, then no connection. Then other threads get no connection
-    // either.
+    // First there is no reply in time. Then there is no connection, also for other threads.
     says_where(lock.lock().map(drop).unwrap_err());
     says_where(lock.is_locked().map(drop).unwrap_err());
     says_where(semaphore.try_acquire().map(drop).unwrap_err());

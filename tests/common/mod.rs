@@ -58,7 +58,7 @@ pub(crate) fn bound() {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
             let mut threads = BTreeMap::<_, usize>::new();
             thread_names().into_iter().for_each(|name| *threads.entry(name).or_default() += 1);
-            // This is not `eprintln!`, whose output the test harness keeps until the end of the
+            // `eprintln!` would not do: the test harness keeps its output until the end of the
             // test.
             let _ =
                 writeln!(io::stderr(), "{test} hangs; the process ends. Its threads: {threads:?}");
@@ -134,12 +134,10 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// How long an impatient client waits for a reply or a connection. A busy machine stands still for
-/// less time.
+/// How long an impatient client waits for a reply or a connection: longer than a busy machine.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
-/// A client that does not wait long for replies, and does not wait at all for a server that is out
-/// of reach.
+/// A client that waits briefly for replies, and not at all for a server that is out of reach.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
         .watchdog_timeout(LONG)
@@ -152,8 +150,7 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
 /// more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
-/// A client behind a network, with one open connection. The server knows the scripts that `warm_up`
-/// runs.
+/// A client behind a network, with one open connection. The server knows `warm_up`'s scripts.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
@@ -440,8 +437,7 @@ pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String,
     fields.into_iter().next()
 }
 
-/// The key's time to live in milliseconds. It is -1 if the key does not expire, and -2 if there is
-/// no key.
+/// The key's time to live in ms: -1 if it does not expire, -2 if there is no key.
 pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
 }

@@ -70,8 +70,7 @@ fn tls_on_one_side_only_is_said_so() {
     }
     let server = Server::builder().tls().start().unwrap();
     let connect = |url: &str| {
-        // The time includes reading the system's certificates, which takes nearly 300 ms on a busy
-        // machine.
+        // Reading the system's certificates takes nearly 300 ms on a busy machine.
         let builder = Client::builder(url).connect_timeout(Duration::from_secs(3));
         builder.connect().map(drop).unwrap_err().to_string()
     };
@@ -237,8 +236,7 @@ fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     guard.unlock().unwrap();
 }
 
-/// One authority has signed the certificates of the Sentinels, of the servers and of the next
-/// master.
+/// One authority has signed the certificates of the Sentinels, the servers and the next master.
 #[test]
 fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     if !Server::supports_tls() {
@@ -324,8 +322,7 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     }
 }
 
-/// Asserts that a call got no reply. The call returns "not now" if the server had answered just
-/// before.
+/// Asserts that a call got no reply, or "not now" if the server had answered just before.
 #[track_caller]
 fn is_unanswered(outcome: Result<bool, Error>) {
     match outcome {

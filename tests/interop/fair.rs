@@ -46,8 +46,7 @@ struct Line {
 }
 
 impl Line {
-    /// A queue whose first waiter holds the lock. `holder` says to which library that waiter
-    /// belongs.
+    /// A queue whose first waiter holds the lock. `holder` says which library that waiter is of.
     fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
         let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
         let (name, url) = (name.to_owned(), server.url());

@@ -238,8 +238,7 @@ impl Redisson {
 
 impl Drop for Redisson {
     fn drop(&mut self) {
-        // The command is sent, and no thread of the test waits for its reply. A killed process does
-        // not get it.
+        // The command is sent, and no thread waits for its reply. A killed process does not get it.
         let line = format!("{} main shutdown\n", self.name);
         let _ = self.jvm.stdin.lock().map(|mut stdin| stdin.write_all(line.as_bytes()));
         let _ = self.jvm.clients.lock().map(|mut clients| clients.remove(&self.name));

@@ -221,8 +221,7 @@ fn only_its_holder_unlocks_a_lock() {
 fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
     beside_redisson(|version| {
         let server = server();
-        // Without a message from Redis, a renewal would find the loss, but only after twenty
-        // seconds.
+        // Without a message, only a renewal would find the loss, after twenty seconds.
         let (client, other) = (client(&server), client(&server));
         let mut java = Redisson::of(version, &server);
         for kind in Kind::exclusive(version) {

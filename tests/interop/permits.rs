@@ -151,8 +151,7 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
             java.tell(thread, &format!("acquire {named} 60000"));
         }
         wait_until_redisson_waits(&server, "redisson_sc:{pool}", scripts);
-        // redlatch returns two permits. Each of them wakes one thread, and those threads wake the
-        // other threads.
+        // redlatch returns two permits. Each wakes one thread, and those threads wake the others.
         held.into_iter().for_each(|permit| permit.release().unwrap());
         let mut ids = Vec::new();
         wait_until("two come in", SOON, || {
@@ -202,8 +201,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
         let mut java = Redisson::of(version, &server);
         let latch = client.count_down_latch("gate");
         for ours_last in [true, false] {
-            // The test may run a few rounds, since a redlatch waiter also asks by itself after some
-            // seconds.
+            // The test may run a few rounds, since a redlatch waiter asks by itself after seconds.
             at_once(|| {
                 assert!(java.says("main", "trySetCount latch gate 2"));
                 assert!(!latch.try_set_count(5).unwrap());

@@ -1,5 +1,4 @@
-//! The keys and messages of each library, as the server sees them. The same calls produce the same
-//! bytes.
+//! The keys and messages of each library at the server. The same calls produce the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -439,7 +438,7 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
                         Some(left) => rounded(left.as_millis() as i64),
                     }
                 };
-                // In each step one library acts. This records its results and what the other library sees.
+                // In each step one library acts. This records what both libraries see.
                 let call = |verb: &str, time: &str| {
                     format!("{verb} {of_java} {} {time}", quoted(&name)).trim_end().to_owned()
                 };

@@ -109,15 +109,13 @@ impl Contender {
     }
 
     fn work(&mut self, lock: &ReentrantLock, guard: LockGuard, id: &str) {
-        // The deadline is read before the guard is used, so it is never later than the guard's own
-        // deadline.
+        // The deadline is read before the guard is used, so it is never later than the guard's own.
         let begin = now();
         let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
         self.diary.write(&format!("begin {id} {begin} {deadline}\n"));
         let inner = (self.random.below(4) == 0).then(|| lock.lock());
         let inner = inner.map(|inner| inner.expect("no fault of the server's here"));
-        // The work takes a few microseconds, and sometimes a few milliseconds, in which the process
-        // may be killed.
+        // The work takes microseconds, sometimes milliseconds, in which the process may be killed.
         if self.random.below(16) == 0 {
             thread::sleep(Duration::from_millis(self.random.below(8)));
         } else {

@@ -262,8 +262,7 @@ fn without_the_right_to_the_tokens_nothing_is_taken() {
     }
 }
 
-/// Each thread to which the lock is passed takes one token. The next process still gets higher
-/// tokens.
+/// Each thread to which the lock is passed takes one token. The next process's are higher.
 #[test]
 fn many_threads_use_up_no_tokens_of_others() {
     let server = server();

@@ -515,8 +515,7 @@ impl Step<'_> {
         Ok(count(ended.is_some().into()))
     }
 
-    /// The time until the key expires, in ms. Returns -1 if the key does not expire, and -2 if
-    /// there is no such key.
+    /// The time until the key expires, in ms: -1 if it does not expire, -2 if there is no key.
     fn time_left(&mut self, key: &[u8]) -> i64 {
         let now = self.millis();
         match self.store.entry(self.peers, now, key) {
@@ -656,8 +655,7 @@ fn wrong_number(name: &[u8]) -> Value {
     refusal(&format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// The error for a command that this server does not have: it has only those that the scripts and
-/// the client use.
+/// The error for a command that this server lacks: it has those of the scripts and the client.
 fn unknown(name: &[u8]) -> Value {
     let name = String::from_utf8_lossy(name);
     refusal(&format!("ERR unknown command '{name}', or so many arguments, in the server in memory"))

@@ -76,8 +76,7 @@ impl Play {
         };
         let endpoint = Endpoint::of("redis://localhost", &settings).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
-        // No thread posts on a lane that was never open: posts return locks or permits that were
-        // taken.
+        // No thread posts on a lane that was never open: posts return what was taken.
         let _ = lane.connect();
         Arc::new(Self {
             lane: Arc::new(lane),
@@ -199,8 +198,7 @@ fn taken(what: &str) -> Command {
 /// The number of takes that never ran because their threads left while the commands were unwritten.
 static TAKEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs threads that may leave before their reply is read. The next caller reads such a reply
-/// before its own.
+/// Runs threads that may leave their replies unread. The next caller reads them before its own.
 fn play_leaving(breaks: usize) {
     let (play, posts) = play_with(breaks, Play::leaver, true);
     if breaks == 0 {

@@ -187,8 +187,7 @@ fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
     }
 }
 
-/// A script's result as a reply, as Redis makes it: a number loses its fraction, and a list ends at
-/// its first nil.
+/// A script's result as a reply: a number loses its fraction, and a list ends at its first nil.
 fn of_lua(result: &LuaValue) -> mlua::Result<Value> {
     Ok(match result {
         LuaValue::Boolean(true) => Value::Int(1),

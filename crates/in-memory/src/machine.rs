@@ -30,8 +30,7 @@ pub trait Keys: Send + 'static {
         arguments: &[&[u8]],
     ) -> Value;
 
-    /// The time when a key ends, if it is known. The connections that have read the key are told of
-    /// its end.
+    /// The time when a key ends, if it is known. Connections that have read the key are told.
     fn ends(&self, key: &[u8]) -> Option<i64> {
         let _ = key;
         None
@@ -55,8 +54,7 @@ pub struct Redis<K> {
 pub struct Faults {
     /// The number of scripts, from the next one on, that are refused.
     pub refusals: usize,
-    /// The number of scripts, from the next one on, whose replies are lost. Each loss breaks the
-    /// connection.
+    /// How many of the next scripts lose their replies. Each loss breaks the connection.
     pub lost_replies: usize,
     /// The scripts of these hashes are refused.
     pub refused: HashSet<String>,

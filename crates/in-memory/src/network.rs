@@ -58,8 +58,8 @@ fn micros(duration: Duration) -> i64 {
 }
 
 impl<K: Keys> Server<K> {
-    /// Starts a server whose connections break at most `breaks` times. Its clock shows `now`, in
-    /// ms, and stands still.
+    /// Starts a server whose connections break at most `breaks` times. Its clock stays at `now`
+    /// (ms).
     pub fn start(
         redis: Redis<K>,
         now: i64,
@@ -159,8 +159,8 @@ struct ServerEnd<K: Keys> {
 }
 
 impl<K: Keys> ServerEnd<K> {
-    /// Waits until there is something to read or the connection is broken. Returns `None` if that
-    /// takes too long.
+    /// Waits until there is something to read or the connection breaks. Returns `None` if not in
+    /// time.
     fn with_peer<R>(&self, within: Duration, read: impl FnOnce(&mut Peer) -> R) -> Option<R> {
         let mut state = self.server.state.lock();
         // Most replies have come already, so this reads no clock for them.

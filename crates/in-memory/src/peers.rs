@@ -1,5 +1,4 @@
-//! The server's side of its connections: the channels they listen to, and what the server has sent
-//! them.
+//! The server's side of its connections: their channels, and the bytes that it has sent them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

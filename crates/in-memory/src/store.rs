@@ -96,8 +96,8 @@ impl Store {
         self.entries.get_mut(key)
     }
 
-    /// The value under a key. Returns `None` if there is no key, and an error if its value has
-    /// another type.
+    /// The value under a key. Returns `None` without a key, and an error if the type is another
+    /// one.
     pub(super) fn value<T: ValueKind>(
         &mut self,
         peers: &mut Peers,

@@ -9,8 +9,7 @@ use crate::clock::ms;
 use crate::history::{Outcome, Round, Step};
 use crate::worker::PARTIES;
 
-/// How long a dead party still counts: until its lease is over, and the others have checked for
-/// that.
+/// How long a dead party still counts: until its lease is over and others have checked.
 const DEAD: u64 = ms(3000) + SLACK;
 
 pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {

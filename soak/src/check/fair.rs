@@ -4,8 +4,7 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::Round;
 
-/// If two calls begin at least this far apart, and no fault delays them, the earlier one is first
-/// in the queue.
+/// If two calls begin this far apart, and no fault delays them, the earlier one is queued first.
 const LATER: u64 = ms(400);
 /// If one call is overtaken so often, the reason is not the machine.
 const MANY: usize = 3;

@@ -266,8 +266,7 @@ fn candidates(
                 What::Release | What::Expire => holding.contains_key(&it.hold),
             }
     });
-    // An end only makes room, so it goes first. Of the acquires, the one that returned first goes
-    // first.
+    // An end only makes room, so it goes first. Then goes the acquire that returned first.
     open.sort_by_key(|at| {
         let it = &operations[*at];
         (it.what != What::Acquire, std::cmp::Reverse(it.done))
@@ -386,8 +385,7 @@ mod tests {
 
     #[test]
     fn a_search_for_an_order_that_gives_up_does_not_pass() {
-        // Many overlapping acquires, each of half the capacity: there is no order, but there are
-        // many to try.
+        // Many overlapping acquires of half the capacity: there is no order, but many tries.
         let mut holds: Vec<_> = (0..40).map(|at| hold(at, 0, 100 + u64::from(at), 200)).collect();
         for hold in &mut holds {
             hold.grant.capacity = 20;

@@ -53,8 +53,7 @@ impl Worker {
         stay: Duration,
         take: impl FnOnce(How) -> Result<Option<(u64, G)>, Error>,
     ) -> Option<(Kept<G>, u64)> {
-        // Registers callbacks for all holds that may be lost, and for some of those that hardly can
-        // be.
+        // Registers callbacks for all holds that may be lost, and for some other holds.
         about.is_watched = about.kind != Kind::Semaphore
             && (stay > Duration::from_millis(1) || self.rng.random_ratio(1, 10));
         let call = now();

@@ -93,8 +93,7 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Does the work with a name of this span. Or checks a name of an earlier span, which nobody
-    /// holds.
+    /// Uses a name of this span, or checks one of an earlier span, which nobody holds.
     fn with_any(&mut self, what: &str, does: impl Does) {
         let ago = if self.rng.random_bool(0.5) { 0 } else { self.rng.random_range(1..=LOOKS) };
         let span = (now() / SPAN).saturating_sub(ago);

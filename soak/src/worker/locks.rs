@@ -165,8 +165,7 @@ impl Worker {
         }
     }
 
-    /// Readers that stay for longer than their leases, while other readers of their process have
-    /// other leases.
+    /// Readers that stay longer than their leases, while others of their process have other leases.
     pub(super) fn late_read(&mut self) {
         let name = self.one_of("readwrite-late", 2);
         let both = self.client.read_write_lock(&name);

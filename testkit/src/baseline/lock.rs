@@ -235,8 +235,7 @@ impl PlainReadWriteLock {
     }
 }
 
-/// Redisson's wait loop: tries, subscribes, tries again, then sleeps and tries until it has the
-/// lock.
+/// Redisson's wait loop: tries, subscribes, tries again, then sleeps and tries repeatedly.
 fn wait_for(
     subscriber: &Subscriber,
     channel: &str,

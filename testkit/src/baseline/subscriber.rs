@@ -121,8 +121,7 @@ impl Drop for Subscription {
         entry.waiters -= 1;
         if entry.waiters == 0 {
             state.entries.remove(&self.channel);
-            // Commands on one connection keep their order, so a new subscription may follow at
-            // once.
+            // One connection keeps the order, so a new subscription may follow at once.
             self.board.send("UNSUBSCRIBE", &self.channel);
         }
     }

@@ -51,8 +51,8 @@ impl Wakeups {
         self.wait(None, |state| state.confirmed)
     }
 
-    /// Blocks until it gets a wake-up or the timeout is over. Without a timeout, it may block for
-    /// ever.
+    /// Blocks until it gets a wake-up or the timeout is over. Without a timeout, it may block
+    /// forever.
     pub(super) fn acquire(&self, timeout: Option<Duration>) -> RedisResult<()> {
         self.wait(timeout, |state| {
             let got = state.permits > 0;

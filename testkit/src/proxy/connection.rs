@@ -87,11 +87,9 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// As [`cut`](Self::cut), and counts `fired` rules. A thread that notices the cut finds them
-    /// counted.
+    /// As [`cut`](Self::cut), and counts `fired` rules before a thread can notice the cut.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // Under the lock: otherwise a thread that is about to wait for a change would miss this
-        // one.
+        // Under the lock: otherwise a thread that is about to wait would miss this change.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);

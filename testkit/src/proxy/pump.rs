@@ -14,8 +14,7 @@ use super::rules::{Action, Direction};
 use super::state::Shared;
 
 const CHUNK: usize = 64 * 1024;
-/// The number of earlier bytes that a rule for replies gets again, for patterns that lie across two
-/// reads.
+/// How many earlier bytes a rule for replies gets again, for patterns across two reads.
 const OVERLAP: usize = 256;
 /// How much too long a sleep may be, even with the least timer slack. A thread spins for this time.
 const SPIN: Duration = Duration::from_micros(60);

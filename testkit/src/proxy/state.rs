@@ -69,8 +69,7 @@ impl Shared {
         result
     }
 
-    /// Waits until `so` is true, or until the time `until` if there is one. Returns whether `so` is
-    /// true.
+    /// Waits until `so` is true, or until the time `until`. Returns whether `so` is true.
     pub(super) fn wait(&self, until: Option<Instant>, so: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while !so(&state) {

@@ -42,8 +42,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the port. The start fails if the port is taken. Without this call, the server gets a
-    /// free port.
+    /// Sets the port. The start fails if it is taken. By default the server gets a free port.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
@@ -84,8 +83,7 @@ impl ServerBuilder {
         self.replica_at(master.port())
     }
 
-    /// As [`replica_of`](Self::replica_of), but the replica reaches its master through this
-    /// network.
+    /// As [`replica_of`](Self::replica_of), but through this network.
     #[must_use]
     pub fn replica_behind(self, network: &Proxy) -> Self {
         self.replica_at(network.address().port())

@@ -26,8 +26,7 @@ impl Port {
         self.number
     }
 
-    /// Reserves this port. Returns `None` if another test has reserved it, or if a program listens
-    /// on it.
+    /// Reserves this port. Returns `None` if another test has it, or if a program listens on it.
     pub(super) fn take(number: u16) -> Option<Self> {
         let reserved = reserve(number)?;
         TcpListener::bind(("127.0.0.1", number)).ok()?;

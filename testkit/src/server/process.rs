@@ -59,8 +59,7 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // Ctrl-C signals the terminal's process group. The server must not end before its
-            // users.
+            // Ctrl-C signals the terminal's group. The server must not end before its users.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("no shell to run it in: {error}; is there a `sh`?"))?;

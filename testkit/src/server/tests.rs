@@ -104,8 +104,7 @@ fn a_restarted_server_is_empty_and_keeps_its_url() {
     assert_eq!(ping(&server), "PONG");
 }
 
-/// The test runs this program in a folder without a server and without a program that downloads
-/// one.
+/// The test runs this program in a folder without a server and without a downloader.
 #[test]
 fn where_no_server_can_be_had_the_tests_end_with_one_sentence() {
     let program = env::current_exe().unwrap();

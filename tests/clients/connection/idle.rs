@@ -58,8 +58,7 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
 
 /// Threads with guards that share one idle lane.
 struct IdleDrops {
-    /// The threads pass this barrier when all have begun, and again when they may drop their
-    /// guards.
+    /// The threads pass this when all have begun, and again when they may drop their guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
     /// The client, whose end waits for the server.

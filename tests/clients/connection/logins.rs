@@ -47,8 +47,7 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// The waiter need not wait until it asks again, since its client listens again with the new
-/// password.
+/// The waiter need not wait for its next request: its client listens with the new password.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
     let server = server();
@@ -93,8 +92,7 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let auths = || Commands::so_far(&server).of("auth");
     let (lanes, before) = (commands_of(&server), auths());
     vault.add(slice::from_ref(&server), "second");
-    // There are two lanes, the connection for messages, and the renewer's connection at its next
-    // use.
+    // Two lanes, the connection for messages, and the renewer's one at its next use.
     wait_until("they have been told", SOON, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
     // The client cannot know of a change that nobody reports, so the test does not demand that.

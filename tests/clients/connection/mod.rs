@@ -145,8 +145,8 @@ fn a_call_that_waits_for_others_ends_in_time() {
         .collect();
     let longest = threads.into_iter().map(Running::join).max().unwrap();
     server.resume();
-    // There are two calls. Each takes at most twice the two timeouts, and not the sum over all
-    // calls before it.
+    // There are two calls. Each takes at most twice the two timeouts, however many calls came
+    // before.
     assert!(longest < SOON, "{longest:?}");
 }
 

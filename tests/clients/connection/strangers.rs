@@ -118,8 +118,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
     }
 }
 
-/// The replies of a server of this version to a client's first questions. The connection gets no
-/// name.
+/// The replies of this version to a client's first questions. The connection gets no name.
 pub(super) fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
     let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);

@@ -4,8 +4,7 @@ use redlatch::Taken;
 
 use super::*;
 
-/// Processes grant each other the lock by messages, so another process's connection has written the
-/// grant.
+/// Processes grant each other the lock, so another process's connection has written the grant.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;

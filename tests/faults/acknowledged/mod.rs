@@ -104,8 +104,7 @@ fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
     KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
 }
 
-/// Takes a lock as soon as the replica has all data. After the replica was away, that may take a
-/// moment.
+/// Takes a lock once the replica has all data, which may take a moment after its absence.
 #[track_caller]
 fn taken(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
@@ -122,8 +121,7 @@ fn taken(lock: &dyn Lock) -> LockGuard {
     guard.unwrap()
 }
 
-/// Waits until the lock's queue has this number of entries, the last of which belongs to this
-/// thread.
+/// Waits until the lock's queue has this many entries, the last one for this thread.
 fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Running<T>) {
     let queue = match kind {
         "fair" => "redisson_lock_queue",
@@ -303,8 +301,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
 fn a_refused_request_waits_for_no_replica() {
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
-    // (When a fair lock is refused, its reply is a number, and the script may also grant the lock
-    // to others.)
+    // (A fair lock's refusal is a number, and its script may also grant the lock to others.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));

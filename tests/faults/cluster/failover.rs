@@ -129,8 +129,7 @@ fn a_loss_at_a_failover_is_reported() {
     // This removes the key, as if the replica had not had it yet.
     let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
     assert_eq!(guard.state(), HoldState::Held);
-    // A thread uses the slot and notices the new server, so the client checks its holds there at
-    // once.
+    // A thread uses the slot and notices the new server, so the client checks its holds.
     client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
     wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
 }

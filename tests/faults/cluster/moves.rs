@@ -137,8 +137,8 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             let listens = |server| waiters.len() == heard(server).len();
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
-            // If messages go to all servers, no server reports that the slot has moved, and a poll
-            // finds out.
+            // If messages go to all servers, no server reports the slot's move, and a poll finds
+            // out.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
             // A waiter whose client listens again has asked once more, or does so now.

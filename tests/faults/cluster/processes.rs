@@ -180,8 +180,7 @@ impl Processes {
     }
 }
 
-/// Moves the slot of contended locks several times. In every second move there is a pause between
-/// the steps.
+/// Moves the slot of contended locks several times, every second time with pauses.
 fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
     let slot = cluster.slot("contended");
     for round in 0..times {

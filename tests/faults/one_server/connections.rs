@@ -146,8 +146,8 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     // The test tries again if the machine kept a thread from running.
     let heard = (0..5).any(|_| {
         let proxy = Proxy::before(&server);
-        // The client waits for the replies that are held back, and uses its other connection for
-        // other commands.
+        // The client waits for the replies that are held back. It has another connection for other
+        // commands.
         let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
         let client = client.connect().unwrap();
         warm_up(&client);

@@ -15,8 +15,7 @@ type Make = fn(&Client, &str) -> Box<dyn Lock>;
 
 struct Kind {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
-    /// every client.
+    /// The synchronizer's rows in the table of `docs/operations.md`, besides every client's rows.
     rows: &'static [&'static str],
     make: Make,
     /// Makes the lock of the other clients: these and the client of few rights exclude each other.
@@ -202,8 +201,7 @@ struct Rich {
     judge: Client,
 }
 
-/// On a machine that stands still, the lease of a grant may be over before the client reads the
-/// reply.
+/// On a machine that stands still, a grant may end before the client reads the reply.
 fn held(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
     wait_until("it is held", SOON, || {
@@ -281,8 +279,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 spawn(move || match case.lock.try_lock_for(LONGER) {
                     Ok(Taken(guard)) => {
                         case.is_alone(&guard);
-                        // This time is longer than the lease of a grant by message, so the check
-                        // extends the lease.
+                        // Longer than the lease of a grant by message, so this extends the lease.
                         let _ = guard.check(LONGER - SHORT);
                         case.is_alone(&guard);
                         case.unlock(guard);
@@ -409,8 +406,7 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
             let lock = make(client, name);
             spawn(move || {
                 let guard = lock.lock().unwrap();
-                // This time is longer than the lease of a grant by message, so the check extends
-                // the lease.
+                // Longer than the lease of a grant by message, so this extends the lease.
                 guard.check(LONGER).unwrap();
                 guard.unlock().unwrap();
             })

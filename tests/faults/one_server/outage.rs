@@ -47,8 +47,7 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
     ]
 }
 
-/// Waits until the server has answered the leader of each of these waits. The waits began in an
-/// outage.
+/// Waits until the server has answered the leader of each wait. The waits began in an outage.
 fn wait_answered(server: &Server) {
     let mut redis = server.connection();
     for queue in [
@@ -145,8 +144,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // A notification skips a waiter whose client does not listen yet. That waiter finds out by
-    // itself.
+    // A notification skips a waiter that does not listen yet. That waiter finds out by itself.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -213,8 +211,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
     leader.wait_queued();
     let follower = spawn(move || followed.wait());
-    // Time must pass here: the leader asks within this time, and the other thread learns of
-    // the answer.
+    // Time must pass here: the leader asks, and the other thread learns of the answer.
     thread::sleep(UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");
     proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);

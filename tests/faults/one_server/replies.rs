@@ -314,8 +314,7 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
             ["cut", "gone", "behind it"].map(|name| client.reentrant_lock(name).lock().unwrap());
         proxy.freeze();
         proxy.cut_all();
-        // The second release finds that the connection is broken. The third one waits for a new
-        // connection.
+        // The second release finds a broken connection. The third one waits for a new connection.
         for guard in guards {
             drop(guard);
             thread::sleep(UNIT / 20);
@@ -390,8 +389,7 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     }
 }
 
-/// The release or its reply is lost, so the client repeats the release while other threads hold the
-/// lock.
+/// The release or its reply is lost, so the client repeats it while other threads hold the lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
     for action in [Action::LoseRequest, Action::LoseReply] {
@@ -403,8 +401,7 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         // A retry releases the lock. The client retries for a whole lease.
         on_release(&proxy, "later", 3, action);
         assert!(guard.unlock().is_err());
-        // The later hold belongs to another client, or is the next hold of the same client and
-        // thread.
+        // The later hold is another client's, or the next one of the same client and thread.
         for lock in [other.reentrant_lock("later"), lock] {
             let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");

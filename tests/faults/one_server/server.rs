@@ -330,8 +330,7 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
 
-    // Another program overwrites the lock's key while the lock is held. The release does not touch
-    // the new value.
+    // Another program overwrites the lock's key. The release does not touch the new value.
     let guard = client.reentrant_lock("over").lock().unwrap();
     let () = redis.set("over", "precious").unwrap();
     assert!(guard.unlock().is_err());
@@ -389,8 +388,7 @@ fn a_loading_server_refuses_clearly() {
         eprintln!("left out: this server cannot load slowly");
         return;
     }
-    // The server answers while it loads its data. Some servers check for requests only after
-    // megabytes.
+    // The server answers while it loads. Some servers check for requests only after megabytes.
     let often = ["SET", "loading-process-events-interval-bytes", "1024"];
     redis::cmd("CONFIG").arg(&often).exec(&mut redis).unwrap();
     // The test tries again if this process did not run while the server loaded its data.

@@ -562,8 +562,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// When the server becomes the master, its memory is full. This client no longer uses the
-/// semaphore.
+/// When the server becomes the master, its memory is full. This client is idle by then.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
@@ -616,8 +615,8 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                         // In an outage a call that does not wait may fail.
                         held.extend(semaphore.try_acquire().ok().and_then(Attempt::into_option));
                         held.truncate(most.load(Ordering::SeqCst));
-                        // A client remembers 10,000 changes. With this pause that is enough, even
-                        // on a busy machine.
+                        // A client remembers 10,000 changes, enough with this pause even on a busy
+                        // machine.
                         thread::sleep(UNIT / 10);
                     }
                 })

@@ -208,8 +208,7 @@ fn holds_outlast_new_passwords_and_a_failover() {
     }
 }
 
-/// The last search has little time, so often no Sentinel answers it. The error still concerns the
-/// master.
+/// The last search has little time, so often no Sentinel answers. The error names the master.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
     let sentinels = sentinels();

@@ -1,5 +1,4 @@
-//! Servers with Sentinels: how the client finds the master, and what happens to locks at a
-//! failover.
+//! Servers with Sentinels: how clients find the master, and what a failover does to locks.
 
 mod addresses;
 mod failover;
@@ -77,8 +76,7 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     }
 }
 
-/// Sets `keys` on the replicas to their earlier values, as if the replicas had received no command
-/// since.
+/// Sets `keys` on the replicas to their earlier values, as if no command had come since.
 fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();

@@ -10,8 +10,7 @@ use redlatch_testkit::Proxy;
 
 use super::*;
 
-/// A lease longer than in the other tests, so that no hold is lost on a machine that is busy for
-/// seconds.
+/// A lease longer than in the other tests: a machine that is busy for seconds loses no hold.
 const LEASE: Duration = Duration::from_secs(10);
 /// The longest wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
 /// would then last for ever.)
@@ -278,8 +277,7 @@ fn named(kind: &str, fresh: bool, prefix: &str) -> String {
     format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
 }
 
-/// Takes turns at all these kinds at the same time. Returns the number of Redisson's calls that
-/// failed.
+/// Takes turns at all these kinds at once. Returns the number of Redisson's failed calls.
 fn take_turns(
     kinds: &[((&str, &str), bool)],
     time: Duration,
@@ -469,8 +467,7 @@ impl Held {
 
 type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
 
-/// Returns a function that takes a turn within the wait. Its result is whether the turn is a
-/// writer's.
+/// Returns a function that takes a turn within the wait, and returns whether it writes.
 fn handle(client: &Client, kind: &str, name: &str) -> Begin {
     fn take(lock: &dyn Lock, wait: Duration) -> Result<Option<Held>, Error> {
         Ok(lock.try_lock_for(wait)?.into_option().map(Held::Lock))

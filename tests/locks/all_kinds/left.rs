@@ -181,8 +181,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let mut redis = server.connection();
     let queue = "redisson_lock_queue:{line}";
     let passed = AtomicBool::new(false);
-    // A pass is possible for a few milliseconds only, so it does not happen on a machine that
-    // stands still.
+    // A pass is possible only for a few milliseconds, too short on a machine that stands still.
     let until = Instant::now() + SOON;
     while !passed.load(Ordering::SeqCst) && Instant::now() < until {
         let held = other.fair_lock("line").lock().unwrap();

@@ -131,8 +131,7 @@ fn error_after_a_grant(
         proxy.clear_rules();
         match called {
             Err(error) => return error,
-            // The call asked at the moment of the grant, so a reply granted the lock with its whole
-            // lease.
+            // The call asked at the moment of the grant: a reply granted the whole lease.
             Ok(()) => {
                 assert!(Instant::now() < until);
                 theirs.force_unlock().unwrap();

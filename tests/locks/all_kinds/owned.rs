@@ -18,8 +18,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(owned.is_held() && lock.is_locked().unwrap());
     assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
     owned.check(UNIT).unwrap();
-    // The thread with the owned guard does not hold the lock. For the lock, it is like any other
-    // thread.
+    // The thread with the owned guard does not hold the lock: it is like any other thread.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().into_option().is_none());

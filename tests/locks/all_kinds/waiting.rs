@@ -157,8 +157,7 @@ impl Drop for Late {
     fn drop(&mut self) {
         if let Some((lock, done)) = self.0.take() {
             let outcome = lock.lock().and_then(|guard| {
-                // The thread already has the lock, so it re-enters it. Otherwise it would wait for
-                // itself.
+                // The thread has the lock, so it re-enters. Otherwise it would wait for itself.
                 let again = lock.try_lock()?;
                 let is_mine = matches!(again, Taken(_)) && lock.hold_count() == 2;
                 drop(again);

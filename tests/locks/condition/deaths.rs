@@ -442,8 +442,7 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// The record would stay after its notification, and each check would pass the notification on
-/// again.
+/// The record would outlive its notification, and each check would pass it on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let server = server();

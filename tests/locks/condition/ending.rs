@@ -73,8 +73,7 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             let is_about_it = bytes.windows(key.len()).any(|part| part == key.as_bytes());
             is_about_it && bytes.ends_with(b"\r\n$1\r\n1\r\n")
         });
-        // The entry of the previous wait is removed in the background, since that wait's last
-        // request got no reply.
+        // The previous wait's entry is removed in the background: its last request got no reply.
         wait_until("none waits", SOON, || {
             server.connection().llen::<_, usize>(waiting_key("m")).unwrap() == 0
         });

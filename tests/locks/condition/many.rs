@@ -132,8 +132,7 @@ impl Buffer {
         let guard = lock.lock()?;
         not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // This thread has put in its item, so it notifies the next thread that waits to put one
-            // in.
+            // This thread has put in its item, so it notifies the next thread that waits for that.
             not_full.notify_one()?;
             guard.unlock()?;
             return Ok(false);
@@ -203,8 +202,7 @@ pub(super) fn buffer_worker(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Runs makers and takers until `goal` items have been made and taken. `trouble` runs at the same
-/// time.
+/// Runs makers and takers until `goal` items are made and taken, with `trouble` meanwhile.
 fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
     let server = server();
     let proxy = Proxy::before(&server);

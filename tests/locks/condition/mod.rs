@@ -121,8 +121,7 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// Asserts that no thread waits, is notified, or holds the lock. (The last token of a fenced lock
-/// stays.)
+/// Asserts that no thread waits, is notified, or holds the lock. (A fenced lock's token stays.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     wait_until(&format!("nothing of {name:?} is left"), SOON, || {
@@ -185,8 +184,7 @@ impl Guest {
     }
 }
 
-/// Lets all guests release the lock, in the order of their return. Returns whether each was
-/// notified.
+/// Lets all guests release, in the order of their return. Returns whether each was notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -341,8 +339,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// The thread asks for the outer level's lease after its return. By then the lock may be lost
-/// again.
+/// The thread asks for the outer level's lease after its return, perhaps too late.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
@@ -587,8 +584,7 @@ fn a_name_is_needed_and_every_other_one_works() {
     assert_eq!(nameless.wait(&guard).unwrap_err().kind(), ErrorKind::Config);
     assert_eq!(nameless.notify_one().unwrap_err().kind(), ErrorKind::Config);
     guard.unlock().unwrap();
-    // Each name is a separate condition: a notification finds only waiters of its own lock and
-    // name.
+    // Each name is a separate condition: a notification finds only its own waiters.
     let names = ["a", " a", "{a}", "a b", "x:1", "\0", "ä}:", &"long".repeat(10_000)];
     let locks = ["x", "{x}", "x y", "x}:b", "x{"];
     let mut guests = Vec::new();

@@ -91,8 +91,7 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             // A Java re-entrant lock releases the lock, and wakes no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            // The head's keep-alive request may come between the two. Then the head has had the
-            // lock.
+            // The head's keep-alive request may come in between. Then the head has had the lock.
             if let Err(error) = head.join() {
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }

@@ -199,8 +199,7 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     let took = begun.elapsed();
     let sent = Commands::so_far(&server).scripts() - before;
     println!("{took:?}, {sent} scripts");
-    // For each of the other waiters there are at most two scripts, and there is one keep-alive
-    // request.
+    // There are at most two scripts for each of the other waiters, and one keep-alive request.
     assert!(sent <= 4 * 2 + 2, "{sent} scripts in {took:?}");
     leaves_nothing(&server, "rate");
 }
@@ -246,8 +245,7 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
         wait_subscribed(&server, &own_channel(owner));
     }
     workers.iter_mut().for_each(|worker| worker.sigstop());
-    // When the first waiter's time is over, the second one may not have been silent for long
-    // enough.
+    // When the first waiter's time is over, the second may not be silent for long enough.
     let granted = lapses(&server, "many stall", || {
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0]);
@@ -429,7 +427,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         }
         wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
         worker.sigcont();
-        // The dropped waiter finds out by its own keep-alive request, and is placed before the last
+        // The dropped waiter finds out by its keep-alive request, and is placed before the last
         // one.
         wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");

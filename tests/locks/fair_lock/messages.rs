@@ -37,8 +37,7 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each client has its own network, since the last dropped release is tried again for some
-        // time.
+        // Each client has its own network, since the last dropped release is tried again.
         let proxy = Proxy::before(&server);
         let lock = behind(&proxy).fair_lock("lost");
         on_script(&proxy, "lost", 1, action);
@@ -198,8 +197,7 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             (Action::LoseReply, 2),
             (Action::HoldReply, 1),
         ] {
-            // Each round has its own name, since the client repeats the request that gives up for a
-            // whole lease.
+            // Each round has its own name, since the client repeats this request for a whole lease.
             let name = format!("unknown {fired}");
             let guard = held.then(|| other.fair_lock(&name).lock().unwrap());
             on_script(&proxy, &name, times, action);

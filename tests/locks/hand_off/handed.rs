@@ -174,8 +174,7 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
-/// This must hold in at least one of several rounds, since a busy machine may delay replies for too
-/// long.
+/// This must hold in at least one of several rounds, since a busy machine may delay replies.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
@@ -209,8 +208,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
-/// This must hold in at least one of several rounds, since a busy machine may delay a reply for too
-/// long.
+/// This must hold in at least one of several rounds, since a busy machine may delay a reply.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let server = server();

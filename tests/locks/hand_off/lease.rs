@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// As [`super::handed`], for a lock of this name, with a separate client. Returns when `work` is
-/// done.
+/// As [`super::handed`], for a lock of this name and a separate client. Waits for `work`.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -66,8 +65,7 @@ fn is_raised_once(server: &Server) -> bool {
             return false;
         }
         let raised = renewals.load(Ordering::SeqCst);
-        // The clock for both ends was read before them, so the ends are not taken as later than
-        // they are.
+        // The clock was read before both ends, so they are not taken as later than they are.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
         // (On a busy machine, time passes between the read of the clock and the request.)
@@ -120,8 +118,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// A thread that asks for the remaining lease gets the whole one at once, even while the raise is
-/// in flight.
+/// A thread that asks gets the whole remaining lease, even while the raise is in flight.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();

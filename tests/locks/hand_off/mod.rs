@@ -19,8 +19,7 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// The lease of a grant by message, as in `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// The entry of this executable's workers. A worker takes a lock and keeps it until the test makes
-/// it leave.
+/// The entry of this executable's workers. A worker keeps a lock until the test ends that.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -265,8 +264,7 @@ fn warm_up(server: &Server, client: &Client) {
     let guest = Guest::in_line(server, client, "warm", 1);
     let place = queue(&mut redis, "warm").remove(0);
     wait_subscribed(server, &own_channel(&place));
-    // Only a message that arrives shows that the subscription is confirmed, so this sends a
-    // release.
+    // Only an arriving message shows that the subscription is confirmed, so send a release.
     wait_subscribed(server, &channel("warm"));
     release_as_redisson(&mut redis, "warm", &channel("warm"));
     guest.wait_in();
@@ -280,8 +278,7 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The keys that expire from now on. Keys that record which entries were answered must expire in
-/// this way.
+/// The keys that expire from now on. Keys about answered entries must end in this way.
 struct Lapses {
     sender: Connection,
     listener: Connection,

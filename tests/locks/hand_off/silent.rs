@@ -14,8 +14,7 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// This must hold in at least one of several rounds. While the machine stands still, no process is
-/// skipped.
+/// This must hold in at least one of several rounds: a machine that stands still skips none.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -80,8 +79,7 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     });
 }
 
-/// Both skipped processes come back: the first one, which was granted the lock in vain, and one
-/// behind it.
+/// Both skipped processes come back: the one that was granted the lock, and one behind it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let server = server();
@@ -125,8 +123,7 @@ fn a_server_that_stands_still_passes_no_waiter() {
     let one = Guest::in_line(&server, &second, "still", 2);
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
-    // Time must pass here: both waiters have been answered for long enough to report others as
-    // silent.
+    // Time must pass here: after it both waiters may report others as silent.
     thread::sleep(PROVISIONAL + UNIT * 5);
     stopped.sigstop();
     guard.unlock().unwrap();

@@ -12,8 +12,7 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     }
 }
 
-/// Takes two or three of the locks again and again, in any order. Checks that no other holder has
-/// them.
+/// Takes two or three of the locks repeatedly, in any order. Checks that nobody else has them.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
     let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)

@@ -130,8 +130,7 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
     let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
-    // Which parts are held each time when the server has run one more request and its reply is held
-    // back.
+    // The parts that are held whenever the server has run a request whose reply is held back.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);

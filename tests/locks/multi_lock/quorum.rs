@@ -5,8 +5,7 @@ use redlatch::Taken;
 use super::*;
 
 const FIVE: usize = 5;
-/// The lease of a vote. It is longer than any wait in these tests, so that no vote expires
-/// unnoticed.
+/// The lease of a vote: longer than any wait here, so that no vote expires unnoticed.
 const VOTE: Duration = LONG;
 /// How long the clients wait for a single reply.
 const RESPONSE_TIMEOUT: Duration = SOON;
@@ -427,8 +426,7 @@ fn votes_are_given_back_after(action: Action) {
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
 
-/// Takes the lock as soon as a majority answers in time. On a busy machine it may not do so at
-/// first.
+/// Takes the lock as soon as a majority answers in time, even on a busy machine.
 fn had(quorum: &MultiLock) -> MultiLockGuard {
     loop {
         match quorum.lock() {

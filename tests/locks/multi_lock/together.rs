@@ -4,8 +4,7 @@ use redlatch::{LockGuard, OwnedMultiLockGuard};
 
 use super::*;
 
-/// A client with one connection, over which it has asked for its rights. So the server knows its
-/// scripts.
+/// A client with one connection, which has asked for its rights. The server knows its scripts.
 fn warm(server: &Server) -> Client {
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
     let client = client.connect().unwrap();
@@ -111,8 +110,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     ] {
         all.lock().unwrap().unlock().unwrap();
         wait_all_free(&server, &["a", "b"]);
-        // A background thread may send another script meanwhile, so there may be more, but never
-        // fewer.
+        // A background thread may send another script meanwhile, so there may be more scripts.
         let each = (0..5).map(|_| {
             let (taken, guard) = lock_of(&server, &all);
             guard.unlock().unwrap();
@@ -185,8 +183,7 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// Otherwise the part's entry would stay in the queue of a free lock, and no waiter would come for
-/// it.
+/// Otherwise the part's entry would stay in a free lock's queue, and no waiter would come.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();

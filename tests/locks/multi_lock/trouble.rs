@@ -97,8 +97,7 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
             proxy.clear_rules();
             match called {
                 Err(error) => break error,
-                // The call asked at the moment of the grant, and the reply granted the part with
-                // its whole lease.
+                // The call asked at the moment of the grant, so a reply granted the whole lease.
                 Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
             }
         };

@@ -92,8 +92,7 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     canceller.join();
     wait_free(&here, "a", SOON);
-    // Until the client notices the outage, a call that its limit ends counts as one that came too
-    // late.
+    // Until the client notices the outage, a call that its limit ends counts as too late.
     let is_noticed = || all.try_lock_for(UNIT).map(drop).is_err();
     wait_until("the silence is noticed", SOON, is_noticed);
     for limited in [

@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// A guard still belongs to a deleted hold. A thread that is granted a new hold must not join the
-/// deleted one.
+/// A guard still has a deleted hold. A thread that is granted a new one must not join it.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
@@ -118,8 +117,7 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// The threads that wanted renewal may have left the hold before another thread comes that wants
-/// it, too.
+/// The threads that wanted renewal may leave the hold before another such thread comes.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
@@ -137,8 +135,7 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let watched = lock.reader().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
-    // The leases of the other threads are over by now. The renewal has kept the hold for those
-    // threads.
+    // The other threads' leases are over by now. The renewal has kept the hold for them.
     outer.unlock().unwrap();
     fixed.leaves();
     watched.unlock().unwrap();

@@ -4,8 +4,7 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// The entry of this executable's workers. A worker waits until it may read, reads, and reports
-/// that.
+/// The entry of this executable's workers. A worker waits to read, reads, and reports that.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };

@@ -211,8 +211,7 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let reading = lock.reader().with_lease(lease).lock().unwrap();
     let writer = Guest::of(client(&server).read_write_lock("join").writer());
     wait_queue(&server, "join", 1);
-    // The reader's turn is over, so the process asks the server whether other threads may join the
-    // reader.
+    // The reader's turn is over, so its process asks whether other threads may join it.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.reader().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
@@ -441,8 +440,7 @@ fn a_shutdown_gives_everything_back_and_ends_every_wait() {
     let reading = lock.reader().lock().unwrap();
     let writer = Guest::of(lock.writer());
     wait_queue(&server, "ended", 1);
-    // The reader must be behind the writer in the queue. If it were before the writer, it would be
-    // granted the lock.
+    // The reader must be queued behind the writer: before it, the reader would be granted the lock.
     let reader = Guest::of(lock.reader());
     reader.thread.wait_queued();
     client.shutdown();
@@ -522,8 +520,7 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
-        // The writer is granted the lock long before the end of the lease of the reader that has
-        // left.
+        // The writer is granted the lock long before the lease of the reader that left ends.
         let writing =
             other.writer().try_lock_for(SOON).unwrap().into_option().expect("the lease has ended");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));

@@ -10,8 +10,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     at_once(|| {
         let guard = one.reentrant_lock("cancel").lock().unwrap();
         let token = CancelToken::new();
-        // The first waiter waits for the other client, and the waiters behind it wait for the
-        // first.
+        // The first waiter waits for the other client, and the other waiters for the first one.
         let waiters: Vec<_> = (0..4)
             .map(|_| {
                 let (lock, token) = (lock.clone(), token.clone());

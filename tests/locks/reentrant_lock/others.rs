@@ -23,8 +23,7 @@ fn try_lock_takes_one_script_or_none() {
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("tried");
     let theirs = other.reentrant_lock("tried");
-    // In the second round the server knows the scripts themselves, without the question about
-    // rights.
+    // In the second round the server knows the scripts, without the question about rights.
     for _ in 0..2 {
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         theirs.lock().unwrap().unlock().unwrap();
@@ -349,8 +348,7 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
-    // The process of the last holder, and how often the lock has changed the process. The holder
-    // writes both.
+    // The last holder's process, and how often the process changed. The holder writes both.
     let (last, changes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
     let threads: Vec<_> = (0..8)
         .map(|at| {
@@ -409,8 +407,7 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     }
 }
 
-/// After a long hold, a process leaves a free lock to other processes for a moment. But here there
-/// are none.
+/// After a long hold, a process leaves a free lock to others for a moment. Here are none.
 #[test]
 fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     let server = server();
@@ -500,8 +497,7 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
     outer.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
 
-    // An extension never shortens the server's lease, even if that lease is longer than this client
-    // knows.
+    // An extension never shortens the server's lease, even one that this client does not know.
     let outer = lock.with_lease(LONG / 4).lock().unwrap();
     let () = redis.pexpire("longer", millis(LONG * 3)).unwrap();
     let longer = lock.with_lease(LONG).lock().unwrap();
@@ -519,8 +515,7 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     assert!(lock.force_unlock().unwrap());
     assert!(!lock.is_locked().unwrap());
 
-    // A thread of this client has the lock. Another thread of this client and one of another client
-    // wait.
+    // A thread of this client has the lock. Another one and one of another client wait.
     at_once(|| {
         let guard = lock.lock().unwrap();
         let reason = Arc::new(Mutex::new(Vec::new()));

@@ -83,8 +83,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
     let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
-    // Wait until a renewal cuts each time to live to what is left of the longer lease, and not to
-    // less.
+    // Wait until a renewal cuts each time to live to the rest of the longer lease.
     for name in ["levels", "read"] {
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
@@ -94,8 +93,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
 }
 
-/// A request without a reply may still reach the server, over a connection that the client has
-/// given up.
+/// A request without a reply may still reach the server over an abandoned connection.
 #[test]
 fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     let server = server();

@@ -114,8 +114,7 @@ fn each_callback_of_a_loss_is_called_once() {
     }
     let seen = |at: usize| calls[at].load(Ordering::SeqCst);
     wait_until("the callbacks are called", SOON, || (0..3).all(|at| seen(at) == 1));
-    // A callback may be registered after the loss, even by another callback, which uses the
-    // library.
+    // A callback may be registered after the loss, even by another callback.
     let (call, again) = (Arc::clone(&calls[3]), lock.clone());
     guard.on_lost(move |reason| {
         assert_eq!(reason, LostReason::LeaseExpired);

@@ -55,8 +55,7 @@ fn an_unlock_right_after_the_deadline_is_late() {
     for round in 0..20 {
         let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
         if lock.hold_count() < 2 {
-            // On a busy machine the lease was already over, and the second guard may belong to a
-            // separate hold.
+            // On a busy machine the lease was over, and the second guard may have a separate hold.
             continue;
         }
         // The watchdog may have noticed the end or not.
@@ -128,8 +127,7 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
-        // The server was asked after the guard, so its remaining time is shorter by the time
-        // between.
+        // The server was asked after the guard, so its remaining time is shorter.
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
@@ -141,8 +139,7 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     guard.unlock().unwrap();
 }
 
-/// The client waits for each lane for at least 100 ms. All these waits together are longer than the
-/// lease.
+/// The client waits for each lane for at least 100 ms, in total longer than the lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
     let server = server();

@@ -36,8 +36,7 @@ fn a_short_hold_is_never_renewed() {
     let server = server();
     let client = watched(&server, LONG);
     let lock = client.reentrant_lock("short");
-    // In the second round the server knows the scripts themselves, without the question about
-    // rights.
+    // In the second round the server knows the scripts, without the question about rights.
     for _ in 0..2 {
         lock.lock().unwrap().unlock().unwrap();
     }
@@ -67,8 +66,7 @@ fn no_renewal_follows_a_release() {
     let before = Commands::so_far(&server).scripts();
     // Another client takes the lock. Requests of the earlier hold do not affect this hold.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
-    // Time must pass here: the next renewals would have come, one after each third of the
-    // lease.
+    // Time must pass here: the next renewals would have come, one in each third of the lease.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
     // The lease ends without a renewal.

@@ -61,13 +61,11 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 #[derive(Default)]
 struct ClusterState {
-    /// All servers that the client has met. The index of a server is its number, so none is ever
-    /// removed.
+    /// The servers that the client has met, by their numbers. None is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
-    /// The servers to ask, in this order: first the one whose view was last accepted, last the
-    /// silent ones.
+    /// The servers to ask: first the one whose view was last accepted, last the silent ones.
     known: Vec<HostPort>,
     /// The servers of the URL.
     seeds: Vec<HostPort>,
@@ -165,8 +163,8 @@ impl Cluster {
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// Sets the callback for slots whose owner changes. It gets the slots in ascending order, and
-    /// must not block.
+    /// Sets the callback for slots with a new owner. It gets the slots in order, and must not
+    /// block.
     pub fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
@@ -191,8 +189,7 @@ impl Cluster {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// Whether a server has slots, as far as this client knows. A server without slots may be gone
-    /// for good.
+    /// Whether a server has slots, as far as this client knows. Without slots it may be gone.
     pub fn is_master(&self, node: &Node) -> bool {
         self.state.lock().has_slots(node)
     }
@@ -206,8 +203,7 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Whether a server refused a command because another server has the slot, or soon will have
-    /// it.
+    /// Whether a server refused a command because another server has the slot, or soon will.
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
@@ -242,8 +238,7 @@ impl Cluster {
     fn look_at(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
         if state.looking {
-            // The wait ends with the other thread's round, but a call must not wait longer than
-            // this.
+            // The wait ends with the other thread's round. A call must not wait longer than this.
             let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
             while state.looking && Instant::now() < until {
                 self.looked.wait_for(&mut state, SAYS_WITHIN);
@@ -309,8 +304,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Forget the servers that vanished: in months of changing addresses the list would only
-        // grow.
+        // Forget the servers that vanished: with changing addresses the list would only grow.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {

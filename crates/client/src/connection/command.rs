@@ -97,8 +97,7 @@ impl RightsQuestion {
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
-    /// The first two parts of a call by hash: `EVALSHA` and the hash. They have the same length for
-    /// all scripts.
+    /// `EVALSHA` and the script's hash, as parts. They have the same length for all scripts.
     by_hash: Vec<u8>,
 }
 
@@ -132,8 +131,8 @@ impl Script {
         Self { replies, ..self }
     }
 
-    /// Marks the script as one that takes something for its caller: once the caller has left, the
-    /// script need not run.
+    /// Marks the script as one that takes something for its caller. If the caller leaves, it need
+    /// not run.
     pub fn takes(self) -> Self {
         Self { takes: true, ..self }
     }
@@ -271,8 +270,7 @@ impl Command {
         Self::new(bytes, Some(call), script.replies)
     }
 
-    /// Makes the command succeed only if enough replicas have its writes: a [`wait`](Self::wait) is
-    /// sent after the command.
+    /// Makes the command succeed only if enough replicas have its writes: a WAIT is sent after it.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
@@ -286,8 +284,7 @@ impl Command {
         self.question
     }
 
-    /// Says that the call has the keys of several names, name by name, with `keys_of_name` keys
-    /// each.
+    /// Says that the call has the keys of several names, with `keys_of_name` keys for each name.
     #[must_use]
     pub fn of_names(self, keys_of_name: usize) -> Self {
         Self { keys_of_name, ..self }
@@ -369,8 +366,7 @@ impl Command {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// A number that identifies the script that the command calls. Returns `None` for a plain
-    /// command.
+    /// A number that identifies the script of the call. Returns `None` for a plain command.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
@@ -440,8 +436,7 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // Each length is appended in one piece, and most of them without a loop, since a command has
-    // many.
+    // Each length is appended in one piece, mostly without a loop: a command has many lengths.
     let digit = |number: usize| b'0' + (number % 10) as u8;
     match count {
         0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),

@@ -327,8 +327,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the body of the thread that follows the master until [`end`](Self::end), or `None` if
-    /// there are no Sentinels and no name to follow.
+    /// Returns the body of the thread that follows the master until [`end`](Self::end). Returns
+    /// `None` if there are no Sentinels and no name to follow.
     pub fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         match &self.target {
             Locator::At { address, network, name } => {
@@ -391,8 +391,7 @@ impl Endpoint {
         self.runs.last()
     }
 
-    /// Whether `self` and `other` are the same server, as far as their addresses and their answers
-    /// show.
+    /// Whether both are the same server, as far as their addresses and their answers show.
     pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
         let said = (self.server(), other.server());
         self.address() == other.address()

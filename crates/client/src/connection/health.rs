@@ -1,5 +1,5 @@
-//! Whether the server can be reached. The log gets one line when an outage begins, and one when it
-//! ends.
+//! Whether the server can be reached. The log gets one line at an outage's beginning, and one at
+//! its end.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,8 +57,7 @@ enum Noted {
 /// A change about a server's health, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthNews {
-    /// The address of the server, or of the new master, or the name that now leads to another
-    /// server.
+    /// The address of the server or of the new master, or the name that now leads elsewhere.
     pub address: Arc<str>,
     /// What has happened.
     pub event: ServerEvent,
@@ -140,8 +139,7 @@ impl Health {
         self.lacks(NO_MESSAGES);
     }
 
-    /// As [`lacks_publish`](Self::lacks_publish), for a message that only clients of other
-    /// libraries need.
+    /// As [`lacks_publish`](Self::lacks_publish), for a message that only other libraries need.
     pub fn lacks_public_message(&self) {
         self.lacks(NO_PUBLIC_MESSAGE);
     }

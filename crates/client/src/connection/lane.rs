@@ -197,8 +197,7 @@ impl Lane {
         // reads the reply when the wait is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // Clear the flag before the reading: a post that comes after the last read must ask for a
-        // look again.
+        // Clear the flag before the reading: a later post must ask for a look again.
         self.look_requested.store(false, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
@@ -220,8 +219,8 @@ impl Lane {
         // The queue has only posts. If this reads no reply, it writes no post, or the number of
         // unread replies would grow without end.
         let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
-        // With no time to open a link, no thread may come later for the remaining posts, so handle
-        // them all here.
+        // With no time to open a link, no thread may come later, so handle the remaining posts
+        // here.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -235,8 +234,7 @@ impl Lane {
             left.append(&mut state.queue);
             state.queue = left;
         }
-        // If the server takes no bytes now, this look does not wait for it. The next look writes
-        // them.
+        // If the server takes no bytes now, do not wait for it. The next look writes them.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
@@ -254,8 +252,8 @@ impl Lane {
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
-            // This limit is only for the drain: its end must not look like the end of the calling
-            // thread's limit.
+            // This limit is only for the drain: its end must not count for the thread's other
+            // calls.
             let _limited = Limit::set(limit.clone());
             // Any reply will do, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
@@ -301,8 +299,8 @@ impl Lane {
         drop(link);
     }
 
-    /// Notes that a thread must call [`look`](Self::look). Returns whether a thread had already
-    /// been asked to.
+    /// Notes that a thread must call [`look`](Self::look). Returns whether one was already asked
+    /// to.
     pub fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
@@ -386,8 +384,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let mut halts = true;
-            // The reply repeats the command's last part. Before each part there is a line with its
-            // length.
+            // The reply is the command's last part. A line with its length precedes each part.
             while let Some(Ok(head)) = lines.next() {
                 let parts: usize = head[1..].parse().unwrap();
                 let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
@@ -467,8 +464,7 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// The server has stopped, and its socket is full. Takes wait for room, and releases wait
-    /// behind them.
+    /// The server has stopped, and its socket is full. Takes and releases wait until there is room.
     #[test]
     fn unwritten_releases_wait_for_room_and_unwritten_takes_without_a_caller_are_taken_back() {
         const TAKES: usize = 10;

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use crate::cancel::{CancelToken, Registration};
 use crate::sync::{Waker, thread_local};
 
-/// How often a thread that reads from a socket checks its token: a cancelled token does not wake it
-/// there.
+/// How often a thread in a read checks its token: a cancelled token does not wake it there.
 const CANCEL_CHECK: Duration = Duration::from_millis(5);
 
 /// See the module's documentation.
@@ -57,8 +56,7 @@ impl Limit {
 
     #[cold]
     fn replace(limit: Option<Self>, was_set: bool) -> Before {
-        // If the thread-locals are already destroyed, the thread waits for as long as the server
-        // takes.
+        // Without thread-locals (they are destroyed) the thread waits as long as the server takes.
         let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
         let _gone = IS_SET.try_with(|is_set| is_set.set(true));
         Before { limit, was_cut: set_cut(Cut::No), was_set }

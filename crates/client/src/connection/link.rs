@@ -76,11 +76,9 @@ pub struct Link {
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// The server's address. If the Sentinels name another server, the next link has another
-    /// address.
+    /// The server's address. The next link may have another one, if the Sentinels say so.
     address: Arc<str>,
-    /// The endpoint, until it is told of the first reply. (The reply of a wrong server does not
-    /// count.)
+    /// The endpoint, until it is told of the first reply by a right server.
     untold: Option<Endpoint>,
     wrote_at: Instant,
     /// The time, on [`clock`], when the link was last known or tested to be alive before a command.
@@ -187,8 +185,7 @@ impl Link {
 
     /// Whether a command may be sent over the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // Only one server is the master. If another run has taken over, this one gets no more
-        // commands.
+        // There is one master. If another run has taken over, this one gets no more commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -202,8 +199,7 @@ impl Link {
         if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
-    /// The larger of `patience` and twice the time that opening the link took, but at most
-    /// `response_timeout`.
+    /// At least `patience` and twice the time to open the link, but at most `response_timeout`.
     pub fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
@@ -418,8 +414,7 @@ impl Link {
             if command.acks().is_some() {
                 acks = command.acks();
             }
-            // Note the reply as owed before the command is written, so that its receiver gets every
-            // later failure.
+            // Note the reply as owed before the write, so that its receiver gets every failure.
             self.owe_one(command, Some(receiver), awaited, begins_at, asked);
         }
         if let Some(acks) = acks {
@@ -676,8 +671,8 @@ impl Link {
             let receiver = Some(receiver);
             self.owed.push_back(Owed { retried: true, receiver, trusted_at, begins_at, ..owed });
             if let Some(acks) = acks {
-                // The server answers the WAIT of the first attempt before the EVAL runs, so the
-                // EVAL needs its own.
+                // The server answers the first attempt's WAIT before the EVAL runs, so this needs
+                // another one.
                 self.owe_wait(acks, &mut eval);
             }
             return Ok(Some(eval));

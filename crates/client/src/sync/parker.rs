@@ -9,8 +9,7 @@ const EMPTY: u8 = 0;
 const PARKED: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// Lets its thread sleep until [`unpark`](Self::unpark). A call of `unpark` before the sleep
-/// counts, too.
+/// Lets its thread sleep until [`unpark`](Self::unpark), which may also come before the sleep.
 ///
 /// This is not `std::thread::park`: each thread has one token there, which belongs to the user's
 /// program. A thread has one parker for all wake-ups (a grant, a message, a cancel). So each
@@ -27,8 +26,7 @@ impl Parker {
         Self { state: AtomicU8::new(EMPTY), mutex: Mutex::new(()), condvar: Condvar::new() }
     }
 
-    /// Sleeps until another thread wakes this one, or until `deadline`. May return without a
-    /// wake-up.
+    /// Sleeps until another thread wakes this one or until `deadline`. May return earlier.
     pub(super) fn park_until(&self, deadline: Option<Instant>) {
         if self.take_token() {
             return;

@@ -14,16 +14,14 @@ use std::time::{Duration, Instant};
 
 use super::IS_MODEL;
 
-/// The longest spin: as long as a wake-up may take. After a longer spin, a sleep would have been as
-/// fast.
+/// The longest spin: as long as a wake-up may take. After it, a sleep would have been as fast.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);
 /// In microseconds: the gain if a hold finds its thread awake, the credit for a pass without
 /// spinning, and the highest balance.
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MOST_CREDIT: i64 = 100;
-/// The highest loss of one spin. If a thread was stopped for a minute, that says nothing about the
-/// next pass.
+/// The highest loss of one spin: a thread that was stopped says nothing about the next pass.
 const MOST_LOST: Duration = Duration::from_millis(10);
 
 /// The gain of spinning in one queue so far.
@@ -33,8 +31,7 @@ pub struct Spin {
     balance: AtomicI64,
 }
 
-/// Whether there are several processors. With one, a spinning thread would keep the holder from
-/// working.
+/// Whether there are several processors. With one, a spin would keep the holder from working.
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 

@@ -48,8 +48,7 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
 
 /// The clock on which leases are counted.
 pub(super) mod clock {
-    /// Returns nanoseconds on a clock that never jumps and keeps running while the machine is
-    /// suspended.
+    /// Returns nanoseconds on a clock that never jumps and keeps running during suspend.
     ///
     /// Redis counts a lease also while this machine sleeps. With a clock that stops then (as
     /// `Instant` does on Linux), a client would trust a hold for longer than its lease.

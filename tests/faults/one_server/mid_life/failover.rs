@@ -1,5 +1,4 @@
-//! As in the parent module, but the client fails over to a server on which its user has other
-//! rights.
+//! As in the parent module, but after a failover to a server on which the user has other rights.
 //!
 //! At the end the user gets the rights back, and then all permits are free again. All other clients
 //! have continued before that, unless only the client of few rights could let them.

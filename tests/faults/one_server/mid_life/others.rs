@@ -10,8 +10,7 @@ use super::*;
 
 struct Other {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
-    /// every client.
+    /// The synchronizer's rows in the table of `docs/operations.md`, besides every client's rows.
     rows: &'static [&'static str],
     /// The plays. In each one, a right is taken away at a different moment.
     plays: &'static [fn(&Play<'_>)],

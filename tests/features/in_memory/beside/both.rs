@@ -85,8 +85,7 @@ pub(crate) struct Both {
     peers: [usize; 2],
     time: Parts,
     dump: Parts,
-    /// A command that publishes an end mark to the listener, and the mark as the listener receives
-    /// it.
+    /// A command that publishes an end mark, and the mark as the listener receives it.
     end: (Parts, Value),
     /// The keys that the listener has read and whose change has not been reported since.
     tracked: Vec<Vec<u8>>,
@@ -284,8 +283,7 @@ impl Both {
                 self.own(0, now - before, &expire.into());
             }
         }
-        // A key that has expired is removed when a command reads it. Then the listener gets the
-        // report.
+        // An expired key is removed when a command reads it. Then the listener gets the report.
         let exists = |key: Vec<u8>| vec![b"EXISTS".to_vec(), key];
         for key in self.tracked.clone() {
             self.asker.send(&[&exists(key)]);

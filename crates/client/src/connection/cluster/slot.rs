@@ -50,8 +50,7 @@ impl Slot {
         Arc::clone(self.cluster.node(self.number).lane(self.hash))
     }
 
-    /// As [`Lane::call_once`], but sends a redirected command again: the server that redirected it
-    /// has not run it.
+    /// As [`Lane::call_once`], but sends a redirected command again, since it was not run.
     pub(in crate::connection) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
         let until = lane.deadline();
@@ -91,8 +90,7 @@ impl Slot {
         let ended = || {
             // If the client ends, that is not the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
-                // Servers that redirect a call to each other until its end do not count as
-                // answering.
+                // Servers that only redirect a call until its end do not count as answering.
                 limit::cuts(false);
             }
         };
@@ -208,8 +206,8 @@ impl Slot {
     }
 }
 
-/// If a script was stopped in its middle, it may have changed something: its outcome becomes that
-/// of a broken connection.
+/// A script that was stopped in its middle may have changed something, as after a broken
+/// connection.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {

@@ -90,8 +90,7 @@ pub(super) fn ranges(
     }
 }
 
-/// Reads one range of slots. Returns `None` if the range is unreadable: its slots then have no
-/// server.
+/// Reads one range of slots. Returns `None` if it is unreadable: the slots have no server.
 fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };

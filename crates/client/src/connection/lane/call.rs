@@ -14,8 +14,7 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// The waiting side of a call. Its thread sleeps until the reply has been read, or until the thread
-/// must combine.
+/// The waiting side of a call. Its thread sleeps until there is a reply, or until it must combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
@@ -193,8 +192,7 @@ impl Lane {
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
-            // The limit was over before this thread became the combiner, so another thread must
-            // combine.
+            // The limit was over before this thread combined, so another thread must combine.
             self.leaves(&mut state, call);
             let link = state.link.take();
             drop(state);
@@ -262,8 +260,7 @@ impl Lane {
     /// Gives up a call whose time is over. Returns `None` if the call is answered, or if its thread
     /// must combine.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
-        // The next combiner is chosen under this mutex, so a thread that leaves here is never
-        // chosen.
+        // The next combiner is chosen under this mutex, so a thread that leaves is never chosen.
         let mut state = self.state.lock();
         let mut own = call.state.lock();
         if !matches!(*own, CallState::Queued) {
@@ -284,8 +281,7 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // The caller's own command is written, and the thread that should have read the reply
-            // has left.
+            // The caller's command is written, and the thread that was to read the reply has left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);

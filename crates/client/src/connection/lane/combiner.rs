@@ -27,8 +27,7 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
-        // Take back late commands before a byte is written: threads whose commands are still in the
-        // link may have left.
+        // Take back late commands before a byte is written: their threads may have left.
         if let Some(link) = &mut link {
             link.withdraw_late();
         }
@@ -67,8 +66,7 @@ impl<'a> Combiner<'a> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
-            // If there is more to write, read all replies first, so that the number of unread
-            // replies stays small.
+            // If there is more to write, read all replies first, so that few are unread.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -200,8 +198,7 @@ impl Drop for Combiner<'_> {
             let mut state = self.lane.state.lock();
             state.heard_at = heard_at;
             if panics {
-                // The thread's own call may still be in the queue. It must not become the next
-                // combiner.
+                // The thread's own call may still be queued. It must not become the next combiner.
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
