@@ -35,8 +35,7 @@ pub(crate) enum Outcome {
     Trouble,
     /// The barrier is broken.
     Broken,
-    /// The call was cancelled in a request, or the server has lost the result. It may have applied
-    /// the request.
+    /// The call was cancelled, or the server lost the result. It may have applied the request.
     Unsure,
     /// The lock was left to the end of its lease.
     Kept,

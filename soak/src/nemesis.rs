@@ -53,8 +53,7 @@ impl Nemesis<'_> {
         });
     }
 
-    /// Watches for new masters until `ended`: servers on a busy machine may choose one by
-    /// themselves.
+    /// Watches for new masters until `ended`: busy servers may choose one by themselves.
     pub(crate) fn watch(&self, ended: &AtomicBool) {
         if matches!(self.world, World::One { .. }) {
             return;

@@ -38,8 +38,7 @@ struct Pair<'a> {
     heard: Option<(u32, i64)>,
 }
 
-/// Compares until each kind of request was made at least `least` times. The error is the first
-/// difference.
+/// Compares until each kind of request was made `least` times. The error is the first difference.
 pub(crate) fn compare(
     redis: &Redis,
     kind: Kind,

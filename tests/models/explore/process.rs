@@ -309,8 +309,7 @@ impl Process {
         }
     }
 
-    /// Gives up, again, whatever a copy of a request may have taken, as long as a copy may still
-    /// arrive.
+    /// Gives up again what a copy of a request may have taken, while a copy may still arrive.
     pub(crate) fn undo(&mut self, now: u64, late: &[Sent]) {
         self.undoes = false;
         let mut undone = std::mem::take(&mut self.undone);

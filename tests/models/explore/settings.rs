@@ -117,8 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs of the server that a single request shows. The comparison with the real server must
-/// find them.
+/// The bugs that a single request shows, which the comparison with the server must find.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),
     (Kind::Lock, Bug::NobodyIsSilent),

@@ -207,8 +207,7 @@ impl Setting {
         }
     }
 
-    /// Adds the steps of a running process. Returns whether some of them must come before time
-    /// passes.
+    /// Adds the steps of a running process. Returns whether some must come before time passes.
     fn own_steps(
         &self,
         world: &World,
@@ -405,8 +404,8 @@ impl World {
     /// Sends the server's messages to the clients that listen.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
-            // Ignore the parts of a message that no process reads here: they would only multiply
-            // the states.
+            // Ignore the parts of a message that no process reads: they would only multiply the
+            // states.
             if let Message::Grant { places, chain, .. } = &mut message {
                 (*places, *chain) = (0, Chain::default());
             }
@@ -498,8 +497,7 @@ impl World {
 
     // ---- the rules ------------------------------------------------------------------------
 
-    /// The rule that a script has broken, as the state after it shows. `before` is the queue before
-    /// the script.
+    /// The rule that a script has broken, by the state after it. `before` is the queue before it.
     fn script_broken(
         &self,
         before: &[Owner],

@@ -83,8 +83,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A hold is ended by its owner. An owner that leaves a lock free tells the first waiter in the
-/// queue.
+/// A hold is ended by its owner. An owner that leaves a lock free tells the first waiter.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
@@ -172,8 +171,7 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If an owner is gone from the queue, it has been served, has left, or was dropped for a good
-/// reason.
+/// If an owner is gone from the queue, it was served, has left, or was dropped for a reason.
 fn check_leavers(
     step: &Step<'_>,
     world: &mut World,
@@ -269,8 +267,7 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // If a redlatch waiter never learned that it is queued, it cannot say so when it asks
-        // again.
+        // A redlatch waiter that never learned that it is queued cannot say so when it asks again.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may expire before the request is repeated.
@@ -310,8 +307,7 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Redlatch waiters add time only for the Redisson waiters that are before them, or were a
-        // moment ago.
+        // Redlatch waiters add time only for Redisson waiters that are, or just were, before them.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -425,8 +421,7 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
                 && other.rank > waiter.rank
         };
         let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
-        // The granted waiter's first request was repeated, and placed its companions behind it
-        // again.
+        // The granted waiter's first request came again, and placed its companions behind it.
         let is_company = granted.company.iter().any(|w| world.waiters[*w].owner == waiter.owner);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting

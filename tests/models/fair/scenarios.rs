@@ -209,8 +209,7 @@ fn the_lock_is_handed_to_the_first_that_listens() {
         let mut listener = listener(&server, &ours(2));
         let deaf = "33333333-3333-8333-8333-333333333333:1";
         assert!(direct.takes(&ours(1), false));
-        // A monitor listens to all channels, but the dead process must not count as one that
-        // listens.
+        // A monitor listens to all channels, but the dead process must not count as listening.
         let mut monitor = server.connection();
         redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
         for owner in [deaf, &ours(2), &ours(3), &ours(4), JAVA] {
@@ -356,8 +355,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.left(), 0);
 }
 
-/// If one of the keys contains other data, the script fails, and changes nothing under the other
-/// keys.
+/// If one of the keys contains other data, the script fails and changes no other key.
 #[test]
 fn something_else_under_a_key_is_an_error() {
     let server = server();
@@ -608,8 +606,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                 let left: i64 = admin.command(&["PTTL", LOCK]);
                 assert!(left > 0 || left == -2, "a lock without an end: {what}");
                 assert!(after.list.iter().all(|id| after.set.contains(id)), "{what}");
-                // If two commands are refused, a score without an entry may remain, which does no
-                // harm.
+                // Two refused commands may leave a score without an entry, which does no harm.
                 assert!(denied.len() > 1 || after.list == after.set, "half a place: {what}");
                 let holds = after.holders.contains(&owner);
                 let waits = after.list.contains(&owner);
@@ -621,8 +618,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that says that it waited may have its entry again. Then it gives
-                        // the entry up.
+                        // An owner that says that it waited may have its entry again, and then
+                        // gives it up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -701,8 +698,7 @@ fn a_head_without_a_score_blocks_no_client() {
     }
 }
 
-/// If keys are lost, the waiters notice that and come back. If the lock is held, they come back in
-/// their order.
+/// If keys are lost, the waiters come back: in their order if the lock is held.
 #[test]
 fn lost_keys_strand_no_waiter() {
     let server = server();

@@ -107,8 +107,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until every waiter is served, has left or is dead, then checks that nothing is left
-    /// behind.
+    /// Runs until every waiter is served, has left or is dead, then checks for leftovers.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.now + 100 * HOUR;
         while let Some(Reverse((time, _, event))) = self.events.pop() {
@@ -173,8 +172,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// If a healthy redlatch process waits, a lease that nobody releases costs hardly more than its
-    /// own time.
+    /// While a healthy redlatch process waits, a lease that nobody releases costs just its time.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {

@@ -77,8 +77,7 @@ pub(crate) struct Told {
 /// A message to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Message {
-    /// The waiter should ask. The message comes on the waiter's own channel, on which Redisson
-    /// wakes it.
+    /// The waiter should ask. The message comes on its own channel, on which Redisson wakes it.
     Alone,
     /// The waiter should ask. The message comes on the channel of its client.
     Ask,

@@ -1,5 +1,4 @@
-//! The clients' actions. Redlatch clients act as the library does, and Redisson clients as Redisson
-//! does.
+//! The clients' actions: redlatch clients act as the library does, the others as Redisson.
 
 use std::collections::VecDeque;
 
@@ -233,8 +232,7 @@ impl Simulation<'_> {
 
     // ---- redlatch's clients ---------------------------------------------------------------
 
-    /// An owner in the queue asks alone. If it has lost its entry, it asks for all waiters of its
-    /// client.
+    /// A queued owner asks alone. If it has lost its entry, it asks for all waiters of its client.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;
@@ -245,8 +243,7 @@ impl Simulation<'_> {
             if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
                 return Ok(reply);
             }
-            // The owners that came back with this one do not know yet that a Redisson client may
-            // wake them.
+            // The owners that came back with this one do not know yet that Redisson may wake them.
             for other in self.world.waiting_of(self.world.waiters[w].client) {
                 if other != w && self.world.waiters[other].registered.is_some() {
                     self.world.waiters[other].asks_soon = true;

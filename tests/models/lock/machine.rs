@@ -39,8 +39,7 @@ impl Tried {
         self.on(now, input).iter().filter(|output| is_ask(output)).count()
     }
 
-    /// Gives the process a reply to the request in flight. If there is none, the process first
-    /// asks.
+    /// Gives the process a reply to the request in flight, or to one that it sends now.
     fn reply(&mut self, sent: Time, reply: Reply) -> Vec<Output> {
         if !self.0.is_asking() {
             assert_eq!(self.asks(sent, Input::Subscribed), 1);

@@ -276,8 +276,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             }
             other => panic!("without {denied}: {other:?}"),
         }
-        // Either the lock is free or granted to the next waiter, or there is an error and it is
-        // still held.
+        // Either the lock is free or granted to the next waiter, or an error leaves it held.
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
             let _listener = Listener::new(&server, orders(), 2);
@@ -372,8 +371,7 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The same with waiters on the public channel: a redlatch waiter, and then also a Redisson
-    // waiter.
+    // The same with waiters on the public channel: a redlatch waiter, then also Redisson's.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -473,8 +471,7 @@ fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
     ensure(is_granted, "the asker stands behind the silent")?;
-    // A process that asked a moment ago is not silent. (A Redisson holder leaves nothing for a
-    // shortcut.)
+    // A process that just asked is not silent. (A Redisson holder leaves nothing for a shortcut.)
     for is_ours in [true, false] {
         let (mut direct, _listeners) = lapsed(server, scripts);
         let holder = format!("{}:1", uuid(is_ours, 5));
@@ -512,8 +509,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
-    // A client that came later is before one that came earlier. The new client is placed behind
-    // both.
+    // A client that came later is before an earlier one. The new client goes behind both.
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);

@@ -61,11 +61,9 @@ pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange, and not from the receipt
     /// of the message.
     Anchor,
-    /// After a request in doubt, the request that ends it is repeated for as long as a copy may
-    /// arrive.
+    /// After a request in doubt, the process repeats its end for as long as a copy may arrive.
     Late,
-    /// While Redisson has the lock, the first two processes in the queue listen to the public
-    /// channel.
+    /// While Redisson has the lock, the first two in the queue listen to the public channel.
     Listen,
     /// If no other process wanted the lock for a moment, a chain continues.
     Continue,
@@ -252,8 +250,7 @@ impl Process {
         self.go_on(now);
     }
 
-    /// Acts as the driver of a wait does: reads messages, asks if it is time to, and otherwise
-    /// sleeps.
+    /// Acts as the driver of a wait: reads messages, asks when it is time, and otherwise sleeps.
     fn go_on(&mut self, now: Time) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
@@ -513,8 +510,8 @@ impl Process {
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
-                // No thread waits for another reply: its thread has left, and has given up whatever
-                // it may have.
+                // No thread waits for another reply: its thread has left and given up what it may
+                // have.
                 if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
                     self.answered(now, reply);
                 }

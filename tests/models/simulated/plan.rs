@@ -1,5 +1,4 @@
-//! The participants, their actions and the faults, as far as these are known before a history
-//! begins.
+//! The participants, their actions and the faults, as far as known before a history.
 
 use super::client::{MS, SECOND, Time};
 use super::random::Random;

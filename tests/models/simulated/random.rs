@@ -1,5 +1,4 @@
-//! A small generator that does not depend on another crate: a seed must always give the same
-//! numbers.
+//! A small generator of its own, so that a seed always gives the same numbers.
 
 #[derive(Debug)]
 pub(crate) struct Random(u64);

@@ -104,8 +104,7 @@ impl Java {
         format!("{}:{}{writes}", self.uuid, self.serial)
     }
 
-    /// An unlock as Redisson 4.7 sends it: the server remembers the reply, in case the request is
-    /// sent again.
+    /// An unlock as Redisson 4.7 sends it: the server remembers the reply for a repeated request.
     pub(crate) fn remembered(&self, mut call: Call) -> Call {
         let memory = format!("redisson_unlock_latch:{{{}}}:{}", call.keys[0], self.owner());
         call.keys.push(format!("{memory}:{}", self.held));

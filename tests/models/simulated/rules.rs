@@ -220,8 +220,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to the owner that asks or to the one in the message, but never past an owner that
-/// listens.
+/// The lock goes to the owner that asks or that a message names, never past a listening one.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -289,8 +288,7 @@ pub(crate) struct Claim {
 }
 
 impl Lock {
-    /// Claims that exclude each other do not overlap, unless a lease was cut by force or by a
-    /// clock.
+    /// Claims that exclude each other do not overlap, unless force or a clock cut a lease.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));

@@ -17,8 +17,7 @@ pub(crate) fn check(
     requests: &[Request],
     denied: &str,
 ) {
-    // A script meets a window some time after it was opened. The window must not have ended by
-    // then.
+    // A script meets a window some time after its opening. The window must still be open.
     let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();

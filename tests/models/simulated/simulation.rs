@@ -609,7 +609,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Notes that a process claims the lock until `until`. No claim that this one excludes may
+    /// Notes that a process claims the lock until `until`. Claims that it excludes must not
     /// overlap.
     pub(crate) fn claim(
         &mut self,

@@ -74,8 +74,7 @@ impl Specification {
         }
         let many = number_from("REDLATCH_SEEDS").or_else(|| is_full().then_some(self.full));
         let total = match many {
-            // A history and its server run alternately, so two histories at a time use two
-            // processors.
+            // A history and its server alternate, so two histories use two processors.
             Some(seeds) => thread::scope(|scope| {
                 let odd = scope.spawn(|| self.run((1..seeds).step_by(2)));
                 let mut total = self.run((0..seeds).step_by(2));
@@ -124,8 +123,7 @@ impl Specification {
         let mut unnoticed = Vec::new();
         for mutant in chosen {
             match self.find_out(mutant, &server) {
-                // If the server cannot run a mutant, that proves nothing, since every test notices
-                // it.
+                // A mutant that the server cannot run proves nothing, since every test notices it.
                 Some(found) if !found.contains("nonexistent global") => {
                     println!("{}: {found}", mutant.what);
                 }

@@ -54,8 +54,7 @@ impl State {
         self
     }
 
-    /// The remaining time of a holder's longest timeout. Returns `None` if the owner is not a
-    /// holder.
+    /// The remaining time of a holder's longest timeout. Returns `None` for another owner.
     pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
         let at = self.holders.iter().position(|holder| holder == owner)?;
         Some(self.timeouts[at])

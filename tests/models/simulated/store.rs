@@ -113,8 +113,7 @@ impl Store {
         (replies.pop().unwrap(), state)
     }
 
-    /// Sets the number of listeners that the server counts on a channel. All databases share their
-    /// channels.
+    /// Sets the number of listeners that the server counts on a channel, in all databases.
     pub(crate) fn set_subscribers(&mut self, channel: &str, count: usize) {
         self.everywhere(redis::cmd("HSET").arg("sim:subscribers").arg(channel).arg(count));
     }

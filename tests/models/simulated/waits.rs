@@ -11,8 +11,7 @@ const FREE: Time = 1_600 * MS;
 /// The longest time for which an owner that does not know of its hold, or does not want it, may
 /// have the lock: the provisional lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
-/// The same, if a copy of the owner's request came late: until the owner's last request that gives
-/// up.
+/// The same, if a copy of the request came late: until the owner gives up for the last time.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 
 /// How long each state of a lock has lasted.
@@ -31,8 +30,7 @@ impl Waits {
         Ok(free)
     }
 
-    /// Notes the holders that do not know of their hold, or do not want it. `true` if the reason is
-    /// a late copy.
+    /// Notes the holders that do not know or want their hold. `true` for a late copy's hold.
     pub(crate) fn unclaimed(
         &mut self,
         now: Time,

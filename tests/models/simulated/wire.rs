@@ -38,8 +38,7 @@ pub(crate) enum Request {
     Renew { number: u64, lease: i64 },
 }
 
-/// The additional arguments of each request for an entry after the first one, in ms on the server's
-/// clock.
+/// The additional arguments of an entry's later requests, in ms on the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
     /// The time since which the owner waits.

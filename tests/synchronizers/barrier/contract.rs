@@ -286,8 +286,7 @@ fn a_delete_breaks_the_present_generation() {
     });
 }
 
-/// The delete also ends the wait of a thread that came while the action ran, and has not arrived
-/// yet.
+/// The delete also ends the wait of a thread that came during the action.
 #[test]
 fn a_delete_during_the_action_breaks_the_wait_of_all() {
     let server = server();

@@ -64,8 +64,7 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error shows that the connection is dead. Parties that ask find out what no message has told
-/// them.
+/// No error shows that the connection is dead. Parties find out what they missed by asking.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
@@ -533,8 +532,7 @@ fn a_loss_of_data_breaks_the_barrier() {
     assert!(kept.is_broken().unwrap());
 }
 
-/// The other parties of the generation have passed, so a thread that arrives in it would pass
-/// alone.
+/// The generation's other parties have passed, so a thread that arrives would pass alone.
 #[test]
 fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     let server = server();
@@ -684,8 +682,7 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
 
-/// Otherwise each of these parties would need another round trip. (The test ends before their next
-/// poll.)
+/// Otherwise each party would need another round trip. (The test ends before a poll.)
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
     let server = server();
@@ -697,8 +694,7 @@ fn parties_that_hear_the_message_ask_nothing() {
     for breaks in [false, true] {
         loop {
             assert!(barriers[0].reset().unwrap());
-            // Each process has two parties. One of them arrives and asks twice, and the other one
-            // only arrives.
+            // Each process has two parties. One arrives and asks twice, and the other only arrives.
             let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
             wait_subscribed(&server, "redlatch_barrier:{heard}");
             waits.iter().for_each(Running::wait_queued);

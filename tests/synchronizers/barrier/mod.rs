@@ -22,8 +22,7 @@ fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
     barrier
 }
 
-/// Starts a party. Returns when it waits and the server has its arrival, or when its wait has
-/// ended.
+/// Starts a party. Returns when the server has its arrival, or when its wait has ended.
 fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
     party_that(barrier, CyclicBarrier::wait)
 }

@@ -259,8 +259,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     proxy.wait_fired(7, SOON);
 }
 
-/// A record belongs to its token, so a late resignation does not remove the record of the next
-/// leadership.
+/// A record belongs to its token: a late resignation does not remove a later record.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let server = server();

@@ -107,8 +107,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     drop(permits);
     wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
     arrives();
-    // The request was sent twice, so the client undoes it repeatedly, for as long as a copy may
-    // come.
+    // The request was sent twice, so the client undoes it for as long as a copy may come.
     stays(&server, "late", 5, 0);
     // A request is refused, and its copy arrives when there are enough permits.
     let copy = Arc::clone(&seen);
@@ -159,8 +158,7 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
                 "release" => permit.release(),
                 _ => semaphore.release(&permit.into_id()),
             };
-            // A release in an earlier round may also have been lost. The client repeats it in the
-            // background.
+            // A release in an earlier round may also be lost, and is repeated in the background.
             if let Err(error) = released {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
             }
@@ -202,8 +200,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard loses the permit while it waits for the reply about a longer lease. That reply never
-/// comes.
+/// The guard loses the permit while it waits for a reply about a longer lease in vain.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -519,8 +516,8 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // Permits whose leases ended may be free again, which is a complete change of
-                    // its own.
+                    // Permits whose leases ended may be free again, which is a complete change
+                    // itself.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;

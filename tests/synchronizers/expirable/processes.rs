@@ -12,8 +12,7 @@ fn worker() {
     }
 }
 
-/// Takes permits and keeps them. Arguments: URL, name, number of permits, lease of the watchdog in
-/// ms.
+/// Takes permits and keeps them. Arguments: URL, name, number of permits, watchdog lease in ms.
 fn hold(job: &Job) {
     let lease = Duration::from_millis(job.arg(3).parse().unwrap());
     let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();

@@ -173,8 +173,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     java.acquire_4(&[a], None).unwrap();
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
-    // The lease ends, so the next client gets the permit. A late release does not take it away
-    // again.
+    // The lease ends, and the next client gets the permit. A late release does not take it away.
     let all = semaphore.try_acquire_many_for(3, SOON).unwrap().into_option().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
@@ -297,8 +296,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // If the client's clock is slow, its permits have ended on the server's clock, and are free
-    // again.
+    // If the client's clock is slow, the server's clock has ended its permits: they are free.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);

@@ -55,8 +55,7 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     new.connection().get(name).unwrap()
 }
 
-/// As with a load balancer, connections to the old master stay open, and the old master still
-/// answers.
+/// As with a load balancer, connections to the old master stay open, and it still answers.
 #[test]
 fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_one() {
     let (old, new) = (server(), server());
@@ -82,8 +81,7 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     stays(&new, "kept", 10);
 }
 
-/// A client whose permits were lost with the server's data comes back when the semaphore exists
-/// again.
+/// A client that lost its permits with the server's data returns to the new semaphore.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [

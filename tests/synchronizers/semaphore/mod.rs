@@ -1,5 +1,4 @@
-//! The behaviour of the semaphore: for its threads, for other clients, on the wire, and under
-//! faults.
+//! The semaphore: for its threads, for other clients, on the wire, and under faults.
 //!
 //! Under every fault, the sum of free and taken permits is the number that was set.
 

@@ -36,8 +36,7 @@ pub struct Cause {
     pub met: bool,
     /// The command that the server refused, if that is known.
     pub command: Option<Box<str>>,
-    /// The type of the value under the command's key, if the server refused the command because of
-    /// it.
+    /// The type of the value under the command's key, if that is why the server refused.
     pub holds: Option<&'static str>,
 }
 

@@ -49,11 +49,9 @@ pub(super) enum Redirect {
     Moved { slot: u16, named: NamedAddress },
     /// The slot is moving to this server. The client sends this one command to it.
     Ask { named: NamedAddress },
-    /// No server can run the command now: the slot's keys are on two servers, or no server has the
-    /// slot.
+    /// No server can run the command now: the slot's keys are on two servers, or it has no server.
     Later,
-    /// As `Later`, but the server stopped in the middle of a script, which may have changed
-    /// something.
+    /// As `Later`, but the server stopped inside a script, which may have changed something.
     Halfway,
 }
 
@@ -109,8 +107,7 @@ pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
 /// The text of an error: the server refuses the client's certificate.
 pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// Whether this is the error of a server that accepts no clients. Such a server sends it before any
-/// command.
+/// Whether this error, sent before any command, is that of a server that accepts no clients.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))

@@ -1,5 +1,4 @@
-//! How a client finds the master: Sentinels name it, the server confirms it, and a thread follows
-//! changes.
+//! How a client finds the master, which Sentinels name, and how a thread follows changes.
 //!
 //! ```text
 //! open      asks each Sentinel in turn for the master, connects to it, and asks it for its ROLE.
@@ -263,8 +262,7 @@ impl Sentinels {
         !state.ended && Instant::now() < deadline
     }
 
-    /// Asks for the master. One thread asks for all. (After a failover all lanes are opened at
-    /// once.)
+    /// Asks for the master. One thread asks for all: a failover makes all lanes open at once.
     fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
@@ -277,8 +275,7 @@ impl Sentinels {
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));
         }
-        // If the other thread found no master, its time may have been too short: this thread asks,
-        // too.
+        // The other thread's time may have been too short to find a master, so this one asks, too.
         if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
             return Ok(found.clone());
         }
@@ -323,8 +320,7 @@ impl Sentinels {
                 }
             }
         }
-        // If most answers are stale, the Sentinels have been set up anew, and their epochs begin
-        // again.
+        // If most answers are stale, the Sentinels were set up anew, with new epochs.
         if stale.len() > all.len() / 2
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)

@@ -57,8 +57,7 @@ impl Default for Settings {
     }
 }
 
-/// The number of replicas that must have a write before it counts as done, and the time that this
-/// may take.
+/// The number of replicas that must have a write before it counts, and the time for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaAcks {
     /// The number of replicas.

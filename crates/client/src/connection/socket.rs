@@ -28,8 +28,7 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 /// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
 /// each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// The most reads after the deadline. They take bytes that came before it. A record of TLS takes
-/// two reads.
+/// The most reads after the deadline, for bytes that came before it. A record of TLS takes two.
 const LOOKS: u32 = 16;
 /// The shortest timeout of a write that may write only some of its bytes.
 const LEAST: Duration = Duration::from_millis(1);
@@ -290,8 +289,7 @@ impl Closer {
         let _ = open.stream.shut_down();
     }
 
-    /// The address of the other side. Returns `None` if there is no address, or if the socket is
-    /// closed.
+    /// The address of the other side. Returns `None` if it has none, or if the socket is closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.0.upgrade()?.stream.peer()
     }
@@ -400,8 +398,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let answers = listener.local_addr().unwrap();
         for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
-            // A machine that stands still could leave no time for any address, so the test tries
-            // several times.
+            // A machine that stands still could leave no time for any address, so try several
+            // times.
             let connected = (0..5).find_map(|_| connect(addresses).ok());
             assert_eq!(connected, Some(answers), "of {addresses:?}");
         }

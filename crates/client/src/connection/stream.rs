@@ -205,8 +205,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes unwritten bytes until `deadline`. Returns `false` if some are left: the connection
-    /// stays usable.
+    /// Writes unwritten bytes until `deadline`. Returns `false` if some are left, without harm.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
             self.stream.socket().set_deadline_in_part(deadline);
@@ -335,8 +334,7 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted go first. (If `bytes` is empty, only these are
-                // written.)
+                // Bytes that are already encrypted go first, or alone if `bytes` is empty.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They are sent before the next
@@ -368,8 +366,7 @@ impl Stream {
     }
 }
 
-/// The error for a server that closes the connection before its first answer, with the likely
-/// cause.
+/// The error, with its likely cause, for a server that hangs up before its first answer.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
@@ -439,8 +436,7 @@ impl GreetingStep {
         let repeats =
             password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            // If a server does not know a command, its error repeats the arguments, and so the
-            // password.
+            // The error for an unknown command repeats its arguments, and so the password.
             Self::Password if is_unknown => {
                 (Cause::AuthenticationFailed, "the server knows no command AUTH").into()
             }

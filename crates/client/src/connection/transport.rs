@@ -24,8 +24,7 @@ pub trait Transport: Send + Sync {
     /// `WouldBlock` after the timeout. Returns zero if the other side has ended the stream.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes some of the bytes. If there is no room, sleeps until there is, at most for the
-    /// timeout.
+    /// Writes some of the bytes. Without room, sleeps until there is some, at most for the timeout.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Writes as many of the bytes as there is room for, and never sleeps. If there is no room,

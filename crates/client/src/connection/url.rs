@@ -1,5 +1,4 @@
-//! The grammar of URLs. An error never repeats a part of the URL, since any part may be the
-//! password.
+//! The grammar of URLs. An error repeats no part of the URL: any part may be the password.
 
 use std::net::Ipv6Addr;
 

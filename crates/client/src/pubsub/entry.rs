@@ -21,8 +21,7 @@ pub(crate) struct ChannelEntry {
 /// The use of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
-    /// The channel of a name. After its last listener has left, it is kept for a while for the next
-    /// one.
+    /// The channel of a name. After its last listener it is kept for a while, for the next one.
     Shared,
     /// The channel of one waiter. No other thread listens to it.
     Single,
@@ -169,8 +168,7 @@ impl ChannelEntry {
         Self::wake_all(state);
     }
 
-    /// Notes that the connection is gone. This wakes no thread: waiters are woken at the next
-    /// confirmation.
+    /// Notes that the connection is gone. This wakes no thread: the next confirmation does.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {

@@ -23,8 +23,7 @@ impl PubSub {
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic counts as a broken connection: the thread must not end and leave waiters on a
-            // silent channel.
+            // A panic counts as a broken connection: it must not leave waiters on a silent channel.
             let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
                 Some(serving) => serving.run(|| retry = FIRST_RETRY),
                 None => Ok::<_, RedisError>(()),

@@ -210,8 +210,7 @@ impl PubSub {
         // The subscriber drops idle entries under the same mutex, so it cannot drop this entry
         // between the look-up and this call.
         entry.listen();
-        // If the server refused the channel, ask again: the user may have received the right since
-        // then.
+        // If the server refused the channel, ask again: the user may have the right by now.
         let again = entry.is_refused();
         if again {
             entry.ask_again();
@@ -227,8 +226,7 @@ impl PubSub {
         Subscription { entry }
     }
 
-    /// Puts a channel into a server's queue. Returns the server if its subscriber thread needs a
-    /// control message.
+    /// Puts a channel into a server's queue. Returns the server if it needs a control message.
     fn want(
         &self,
         state: &mut ChannelsState,
@@ -394,8 +392,7 @@ impl PubSub {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
-        // If the server does not say which run it is, each connection counts as a new run, so close
-        // nothing.
+        // Without a run id each connection counts as a new run, so close nothing.
         if let Some(subscriber) = subscriber
             && subscriber.node.endpoint.says_its_run()
         {
@@ -448,8 +445,7 @@ impl PubSub {
         }
     }
 
-    /// Ends every wait and each subscriber's thread. (A thread that is just opening a connection
-    /// ends later.)
+    /// Ends every wait and each subscriber's thread. (A thread that is connecting ends later.)
     pub fn shut_down(&self) {
         // Set the flag before searching for connections: a thread that is opening one first stores
         // its closer, then reads the flag.

@@ -230,8 +230,7 @@ impl<'a> Serving<'a> {
 
     fn refuse_all(&self, error: &RedisError) {
         if self.pubsub.may_track {
-            // Without the client's own channel, new holds to track could not wake the thread
-            // either.
+            // Without the client's own channel, new holds to track could not wake the thread.
             self.subscriber.does_not_track();
         }
         let entries = self.pubsub.state.lock().of_server(self.subscriber);

@@ -244,8 +244,7 @@ impl Tracking {
                 self.state = Progress::Off;
                 Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
-            // The server did not read the key (a script may keep it busy), so it does not track the
-            // key.
+            // The server did not read the key (a script may keep it busy), so it does not track it.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None

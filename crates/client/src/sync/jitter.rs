@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// would panic there, which ends the process.
 pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // The process id is read once: that is a system call, and a waiter needs a random number for
-    // each reply.
+    // The process id is read once: a waiter needs a number for each reply, without a system call.
     static PROCESS: OnceLock<u32> = OnceLock::new();
     // This is splitmix64. Its input differs between processes by their id (in a forked child by the
     // clock), and between calls by the clock and the count.

@@ -1,5 +1,4 @@
-//! Synchronization of a process's threads: mutexes, wakers, and the identities of threads and of
-//! the process.
+//! Synchronization of threads: mutexes, wakers, and the identities of threads and the process.
 //!
 //! `system.rs` has the parts that depend on the system. `model.rs` has the same API for the models
 //! of all interleavings. Only this file chooses between the two.

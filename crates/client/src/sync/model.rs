@@ -182,8 +182,7 @@ pub(super) mod clock {
 
         use shuttle::rand::{Rng, thread_rng};
 
-        // All threads of a model run on one system thread, and different models run on different
-        // ones.
+        // All threads of a model run on one system thread, which no other model shares.
         thread_local! {
             static NOW: Cell<u64> = const { Cell::new(1) };
         }

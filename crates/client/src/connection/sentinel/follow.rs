@@ -50,8 +50,7 @@ impl Sentinels {
         }
     }
 
-    /// The Sentinel at this position of the list, modulo its length. Returns `None` if the client
-    /// has ended.
+    /// The Sentinel at this index, modulo their number. Returns `None` if the client has ended.
     fn nth(&self, at: usize) -> Option<HostPort> {
         let state = self.state.lock();
         if state.ended {
