@@ -134,7 +134,7 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// How long an impatient client waits for a reply or a connection: longer than a busy machine.
+/// An impatient client's wait for a reply or connection: longer than a busy machine stands still.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
 /// A client that waits briefly for replies, and not at all for a server that is out of reach.

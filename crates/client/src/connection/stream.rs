@@ -205,7 +205,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes unwritten bytes until `deadline`. Returns `false` if some are left, without harm.
+    /// Writes unwritten bytes until `deadline`. If some remain, returns `false`, and stays usable.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
             self.stream.socket().set_deadline_in_part(deadline);

@@ -18,7 +18,8 @@ impl Subscription {
         self.entry.version()
     }
 
-    /// Whether the channel is confirmed, with messages, perhaps missed ones, since this version.
+    /// Whether the channel is confirmed, and messages may have come or been missed since this
+    /// version.
     pub fn has_news_since(&self, version: Option<u64>) -> bool {
         self.entry.has_news_since(version)
     }
