@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::Limit;
-use redlatch_client::sync::{Thread, clock};
+use redlatch_client::sync::Thread;
 
 use super::read_write::Pair;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -166,33 +166,17 @@ impl Handle {
     /// Asks the server for this lease. If the request fails, ends the level that the thread has
     /// just taken. Returns `false` if the hold was lost.
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
-        let (site, hold) = (&self.site, &tenancy.hold());
-        let sent_at = clock::now();
-        let certain = hold.asks_for(lease);
-        match site.extend(hold, lease) {
-            Ok(true) => {
-                hold.confirm(sent_at, certain);
-                Ok(!site.clean_up_if_lost(hold))
-            }
-            Ok(false) => {
-                site.lose_hold(hold, hold.why_gone());
-                Ok(false)
-            }
-            Err(trouble) => {
-                if let Trouble::Unknown(_) = trouble {
-                    hold.unconfirm();
-                    site.clean_up_if_lost(hold);
-                }
-                // This ends the inner level. The outer levels stay as they were.
-                let which = self.level(tenancy);
-                let _ = site.leave(tenancy, Some(which), Leaving::Posted);
-                let state = match site.gate.tenant_of(&tenancy.thread) {
-                    Some(_) => "the thread still holds it as before, with its earlier lease",
-                    None => "the lock was not taken",
-                };
-                Err(trouble.into_error().of(&site.name).now(state))
-            }
-        }
+        let site = &self.site;
+        site.lengthen(&tenancy.hold(), lease).map_err(|trouble| {
+            // This ends the inner level. The outer levels stay as they were.
+            let which = self.level(tenancy);
+            let _ = site.leave(tenancy, Some(which), Leaving::Posted);
+            let state = match site.gate.tenant_of(&tenancy.thread) {
+                Some(_) => "the thread still holds it as before, with its earlier lease",
+                None => "the lock was not taken",
+            };
+            trouble.into_error().of(&site.name).now(state)
+        })
     }
 
     /// Returns the level that the thread took last.

@@ -85,23 +85,38 @@ impl Site {
 
     /// Asks the server to extend the lease of a hold, and returns whether the hold is still held.
     /// If replicas must have the lease, blocks until they have it.
-    pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
+    fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
         renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
-    /// Makes the lease of a tenancy's hold at least this long. If the request fails, the hold
-    /// becomes unconfirmed. If the server no longer has the hold, the hold becomes lost.
-    pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
-        let (hold, sent_at) = (&tenancy.hold(), clock::now());
+    /// Makes the lease of a hold at least this long. Returns `false` if the hold was lost. If
+    /// the outcome is not known, the hold becomes unconfirmed.
+    pub(crate) fn lengthen(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        lease: Duration,
+    ) -> Result<bool, Trouble> {
+        let sent_at = clock::now();
         let certain = hold.asks_for(lease);
         match self.extend(hold, lease) {
-            Ok(true) => hold.confirm(sent_at, certain),
-            Ok(false) => return self.lose_hold(hold, hold.why_gone()),
-            Err(_) => hold.unconfirm(),
+            Ok(true) => {
+                hold.confirm(sent_at, certain);
+                Ok(!self.clean_up_if_lost(hold))
+            }
+            Ok(false) => {
+                self.lose_hold(hold, hold.why_gone());
+                Ok(false)
+            }
+            Err(trouble) => {
+                if let Trouble::Unknown(_) = trouble {
+                    hold.unconfirm();
+                    self.clean_up_if_lost(hold);
+                }
+                Err(trouble)
+            }
         }
-        self.clean_up_if_lost(hold);
     }
 }
 

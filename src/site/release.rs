@@ -145,8 +145,10 @@ impl Site {
         // A level with a fixed lease may later be the only one left, and then nothing renews the
         // hold. So the hold must get that lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
-        if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
-            self.prolong(&tenancy, lease);
+        if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease)
+            && self.lengthen(&hold, lease).is_err()
+        {
+            hold.unconfirm();
         }
     }
 
