@@ -235,14 +235,15 @@ impl Error {
     /// although the client got no usable answer.
     ///
     /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
-    ///   client releases in the background anything that was granted: you may repeat the call.
-    /// - The client repeats a call that *gives* (`unlock`, a semaphore's or permit's `release`,
-    ///   `release_many`, `count_down`) in the background: do not repeat it yourself. The client
-    ///   also repeats the release after a `leave_to_expire` that failed.
-    /// - The client does not repeat a call that *sets* (`force_unlock`, `try_set_permits`,
-    ///   `set_permits`, `add_permits`, `try_set_count`, `update_lease_time`, `delete`, and also
-    ///   `release_if_exists`): check the state before you repeat the call.
-    /// - A call that waits at a barrier may count as an arrived party: the other parties may pass.
+    ///   client releases in the background anything that the server granted: you may call it again.
+    /// - A call that *gives* (`unlock`, a semaphore's or permit's `release`, `release_many`,
+    ///   `count_down`) is repeated in the background: do not call it again. So is the release after
+    ///   a `leave_to_expire` that failed.
+    /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
+    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_if_exists`) is not
+    ///   repeated: look at the state before you call it again.
+    /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
+    /// - A call that waits at a barrier has arrived, or may have: the others may pass.
     ///
     /// If the client cannot repeat a request in the background (because the client has ended, or
     /// the request is too old), the error's message says so.

@@ -296,10 +296,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Returns the same lock with a fixed lease, which begins when the lock is taken.
     ///
-    /// The lease is never renewed. It may be from 1 ms to 10¹³ ms. With any other lease, each call
-    /// that takes the lock fails. If the calling thread already holds the lock with a shorter
-    /// remaining lease, the call extends that lease to this length (one round trip). The call never
-    /// shortens a lease.
+    /// From 1 ms to 10¹³ ms. With another lease, each call that takes the lock fails. If a thread
+    /// holds the lock already, it extends the lease to this one (one round trip), and never
+    /// shortens it. A guard can [extend](LockGuard::extend) its lease, too.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where

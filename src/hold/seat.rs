@@ -268,6 +268,25 @@ impl Seat {
         }
     }
 
+    /// Makes a level of `tenancy` end by itself at `until`, if that is later. `None`: it is not
+    /// there, or its end is that of the hold.
+    pub(crate) fn lengthen(
+        &mut self,
+        tenancy: &Arc<Tenancy>,
+        which: HoldLevel,
+        until: u64,
+    ) -> Option<HoldLevel> {
+        self.shared.as_ref()?;
+        let levels = self.levels_of(tenancy)?;
+        let inner = levels.inner.iter_mut().rfind(|level| level.is(which));
+        let level = inner.unwrap_or(&mut levels.outer);
+        let (ended, longer) = (*level, HoldLevel { ends: level.ends.max(until), ..*level });
+        *level = longer;
+        self.shared.as_mut()?.wanted.remove(ended);
+        self.want(longer);
+        Some(longer)
+    }
+
     /// The time at which the lease of the last level of `tenancy` ends.
     pub(crate) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.shared.as_ref()?;
@@ -378,6 +397,11 @@ impl HoldLevel {
     /// hold.
     pub(crate) fn ends(self) -> u64 {
         if self.ends == SOME { NEVER } else { self.ends }
+    }
+
+    /// The same level, if its end was [moved](Seat::lengthen) to `until`. Zero: it was not.
+    pub(crate) fn moved(self, until: u64) -> Self {
+        if until == 0 { self } else { Self { ends: until, ..self } }
     }
 
     /// A level that a thread takes now.

@@ -38,7 +38,8 @@ use crate::snapshot::Held;
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the known deadline, but the last renewal failed. The client tries again.
+    /// Held until the known deadline, but the last renewal failed, and the client tries again; or
+    /// the outcome of a request for a longer fixed lease is not known.
     Unconfirmed,
     /// No longer held, although no thread released it.
     Lost(LostReason),

@@ -226,6 +226,48 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.on_lost(Box::new(callback)));
     }
 
+    /// Makes the rest of a [fixed lease](Lock::with_lease) at least this long, counted from the
+    /// call. It never shortens a lease. A job can so keep a short lease, and extend it as long as it
+    /// makes progress. [`remaining`](Self::remaining) then says how long the lock is certainly held.
+    ///
+    /// A lease that the watchdog renews needs no extension, and cannot be extended.
+    /// [`max_hold`](crate::ClientBuilder::max_hold) limits only renewals. After a wait on a
+    /// [`Condition`](crate::Condition) the lock has its first lease again. All locks of a
+    /// [`MultiLock`](crate::MultiLock) are extended; of a quorum, at least a majority.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn example(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+    /// let guard = lock.with_lease(Duration::from_secs(10)).lock_owned()?;
+    /// for part in 0..100 {
+    ///     guard.extend(Duration::from_secs(10))?; // if a part hangs, the lock ends 10 s later
+    ///     println!("part {part}");
+    /// }
+    /// guard.unlock()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: it is not taken again.
+    ///   [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it.
+    /// - [`Config`](ErrorKind::Config) if the watchdog renews the lease, or if `lease` is not from
+    ///   1 ms to 10¹³ ms: nothing was changed.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time. The lock is held until the end of its earlier lease, and the guard says so.
+    ///   If [the outcome is unknown](Error::outcome_unknown), the server may keep the lock for the
+    ///   longer lease, until it is released. The call may be repeated.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// After an error some locks of a [`MultiLock`](crate::MultiLock) may have the longer lease.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip. None if the rest of the lease is already that long.
+    pub fn extend(&self, lease: Duration) -> Result<(), Error> {
+        each!(&self.held, held => held.extend(lease))
+    }
+
     /// Releases the lock, or one level of it if the thread has several.
     ///
     /// # Errors

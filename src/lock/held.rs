@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redlatch_client::sync::is_forked;
+use redlatch_client::sync::{clock, is_forked};
 
 use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{HoldLevel, HoldState, Tenancy};
+use crate::hold::{HoldLevel, HoldState, Tenancy, check_lease};
 use crate::lease::LossCallback;
 use crate::runtime::Core;
-use crate::scripts::FencingToken;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::scripts::{FencingToken, Trouble};
 use crate::site::{Leaving, Site, go_together, leave_all};
 
 /// One level of a hold. The level ends once. Nothing here depends on the calling thread.
@@ -25,6 +26,9 @@ pub struct HeldLock {
     /// The level that this guard ends. Other guards have the other levels of the tenancy. `None`
     /// means the level that the thread took last.
     level: Option<HoldLevel>,
+    /// The end of the level, on [`clock`], to which the guard has extended it. Zero: it has not, or
+    /// the level ends with the hold. It is set under the gate's mutex.
+    extended: AtomicU64,
     left: bool,
     /// The level beneath, and the time until which that level [keeps](Self::leave_beneath) the lock
     /// taken.
@@ -35,12 +39,24 @@ impl HeldLock {
     #[inline]
     pub(super) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         let level = Some(handle.level(&tenancy));
-        Self { handle: handle.clone(), level, tenancy, left: false, beneath: None }
+        Self::of(handle, tenancy, level)
     }
 
     /// Returns the level that the thread took last, even if another guard has it.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { handle: handle.clone(), level: None, tenancy, left: false, beneath: None }
+        Self::of(handle, tenancy, None)
+    }
+
+    #[inline]
+    fn of(handle: &Handle, tenancy: Arc<Tenancy>, level: Option<HoldLevel>) -> Self {
+        let (handle, extended) = (handle.clone(), AtomicU64::new(0));
+        Self { tenancy, handle, level, extended, left: false, beneath: None }
+    }
+
+    /// The level that this guard ends, with its present end.
+    #[inline]
+    fn level(&self) -> Option<HoldLevel> {
+        self.level.map(|level| level.moved(self.extended.load(Ordering::Relaxed)))
     }
 
     /// Adds a level beneath. It ends with this level unless it [stays](Self::leave_beneath).
@@ -82,7 +98,7 @@ impl HeldLock {
         if mutants::is("a reader that counts the leases of others") {
             return Duration::MAX;
         }
-        self.level.map_or(Duration::MAX, HoldLevel::remaining)
+        self.level().map_or(Duration::MAX, HoldLevel::remaining)
     }
 
     pub(super) fn check(&self, slack: Duration) -> Result<(), Error> {
@@ -144,7 +160,7 @@ impl HeldLock {
 
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
-        self.handle.site.leave(&self.tenancy, self.level, how)
+        self.handle.site.leave(&self.tenancy, self.level(), how)
     }
 
     /// Leaves all these levels with one request for all releases. Returns the levels in `Err` if
@@ -156,7 +172,7 @@ impl HeldLock {
         }
         held.iter_mut().for_each(|held| held.left = true);
         let levels: Vec<_> =
-            held.iter().map(|held| (&held.handle.site, &held.tenancy, held.level)).collect();
+            held.iter().map(|held| (&held.handle.site, &held.tenancy, held.level())).collect();
         Ok(leave_all(&levels))
     }
 
@@ -170,13 +186,72 @@ impl HeldLock {
     /// Ensures that the hold has the lease of its terms, before it is left to expire.
     pub(super) fn raise(&self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
-        let raised = self.handle.site.raise_to_keep(&self.tenancy);
-        // A loss takes precedence over a failed raise.
+        self.unless_lost(self.handle.site.raise_to_keep(&self.tenancy))
+    }
+
+    /// The outcome of a request for a longer lease. A loss takes precedence over a failed request.
+    fn unless_lost(&self, requested: Result<(), Error>) -> Result<(), Error> {
         self.check(Duration::ZERO).map_err(|error| {
-            let is_unknown = raised.as_ref().is_err_and(Error::outcome_unknown);
+            let is_unknown = requested.as_ref().is_err_and(Error::outcome_unknown);
             error.unknown(is_unknown)
         })?;
-        raised
+        requested
+    }
+
+    /// Makes the rest of the level's fixed lease at least this long.
+    pub(super) fn extend(&self, lease: Duration) -> Result<(), Error> {
+        self.check(Duration::ZERO)?;
+        let site = &self.handle.site;
+        if self.handle.terms().is_watched() {
+            let message = "the watchdog renews its lease until it is released, so it cannot be \
+                           extended (`with_lease` gives a fixed one); nothing was changed";
+            return Err(Error::new(ErrorKind::Config, message.to_owned()).of(&site.name));
+        }
+        check_lease(&site.name, lease)?;
+        let until = clock::now().saturating_add(clock::nanos(lease));
+        let extended = self.lengthen(lease);
+        if extended.is_ok()
+            && let Some(level) = self.level
+        {
+            // While threads share the hold, each has an end of its own.
+            site.gate.with_seat(|seat| {
+                let level = level.moved(self.extended.load(Ordering::Relaxed));
+                if let Some(longer) = seat.and_then(|it| it.lengthen(&self.tenancy, level, until)) {
+                    self.extended.store(longer.ends(), Ordering::Relaxed);
+                }
+            });
+        }
+        self.unless_lost(extended)
+    }
+
+    /// Asks the server for this lease, unless the hold has it.
+    fn lengthen(&self, lease: Duration) -> Result<(), Error> {
+        let (site, hold) = (&self.handle.site, &self.tenancy.hold());
+        if self.tenancy.granted_for() >= lease {
+            return Ok(());
+        }
+        // The thread of the guard may be about to release the lock. From here on it does not pass
+        // the hold on, since a hold whose lease was extended is never passed.
+        let is_here = site.gate.with_seat(|seat| {
+            let is_here = seat.is_some_and(|seat| seat.has(&self.tenancy));
+            is_here.then(|| hold.asks_for(lease)).is_some()
+        });
+        if !is_here {
+            return Err(site.not_held_by_thread());
+        }
+        // If the hold was lost, the caller finds that.
+        site.lengthen(hold, lease).map(drop).map_err(|trouble| {
+            let state = match trouble {
+                Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                    "it is held until the end of its earlier lease; the server may keep it for \
+                     longer, until it is released"
+                }
+                Trouble::Refused(_) | Trouble::Unsent(_) => {
+                    "it is held as before, with its earlier lease"
+                }
+            };
+            trouble.into_error().of(&site.name).now(state)
+        })
     }
 
     /// Leaves a [raised](Self::raise) hold to expire.
@@ -185,7 +260,7 @@ impl HeldLock {
         if mutants::is("a lock that is left to nobody") {
             return self.unlock();
         }
-        let own = self.level.map_or(u64::MAX, HoldLevel::ends);
+        let own = self.level().map_or(u64::MAX, HoldLevel::ends);
         let until = self.tenancy.hold().deadline().min(own);
         self.leave(Leaving::ToExpire { until })
     }
@@ -227,7 +302,7 @@ impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left {
             // If the lock was lost, `on_lost` and the log have reported the loss.
-            let _ = self.handle.site.leave(&self.tenancy, self.level, Leaving::Posted);
+            let _ = self.handle.site.leave(&self.tenancy, self.level(), Leaving::Posted);
         }
     }
 }

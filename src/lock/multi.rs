@@ -295,13 +295,8 @@ impl MultiLock {
 
     /// Returns the levels of a guard, before any part is taken.
     fn levels(&self) -> GuardLevels {
-        let drift = match self.rule {
-            Rule::All => Duration::ZERO,
-            Rule::MajorityOf(_) => {
-                let leases = self.parts.iter().map(|part| part.handle().terms().lease());
-                leases.max().unwrap_or_default() / 100 + Duration::from_millis(2)
-            }
-        };
+        let leases = self.parts.iter().map(|part| part.handle().terms().lease());
+        let drift = self.rule.drift(leases.max().unwrap_or_default()).into();
         let (held, name) = (Vec::with_capacity(self.parts.len()), self.name.clone());
         GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
     }

@@ -1,10 +1,10 @@
 //! Levels of several holds, taken and left together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redlatch_client::sync::Mutex;
+use redlatch_client::sync::{Mutex, clock};
 
 use super::votes;
 use crate::error::{Error, ErrorKind, Passing};
@@ -22,6 +22,16 @@ pub(super) enum Rule {
     MajorityOf(usize),
 }
 
+impl Rule {
+    /// The allowance for clock drift between several servers in one lease, in nanoseconds.
+    pub(super) fn drift(self, lease: Duration) -> u64 {
+        match self {
+            Self::All => 0,
+            Self::MajorityOf(_) => clock::nanos(lease / 100 + Duration::from_millis(2)),
+        }
+    }
+}
+
 /// One level of each of several holds. Nothing here checks the calling thread.
 #[derive(Debug)]
 pub struct GuardLevels {
@@ -29,8 +39,8 @@ pub struct GuardLevels {
     pub(super) held: Vec<HeldLock>,
     /// How many parts must be held.
     pub(super) needed: usize,
-    /// How much a lease may differ between servers because of clock drift.
-    pub(super) drift: Duration,
+    /// The [allowance](Rule::drift) for clock drift in the longest lease.
+    pub(super) drift: AtomicU64,
     pub(super) rule: Rule,
     /// The names of all parts.
     pub(super) name: Name,
@@ -54,7 +64,11 @@ impl GuardLevels {
         let mut times: Vec<_> = self.held.iter().map(of).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
         let least = self.needed.checked_sub(1).and_then(|at| times.get(at));
-        least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift))
+        least.map_or(Duration::ZERO, |least| least.saturating_sub(self.drift()))
+    }
+
+    fn drift(&self) -> Duration {
+        Duration::from_nanos(self.drift.load(Ordering::Relaxed))
     }
 
     pub(in crate::lock) fn state(&self) -> HoldState {
@@ -71,7 +85,7 @@ impl GuardLevels {
     }
 
     pub(in crate::lock) fn check(&self, slack: Duration) -> Result<(), Error> {
-        let slack = slack.saturating_add(self.drift);
+        let slack = slack.saturating_add(self.drift());
         let checks = self.held.iter().map(|held| held.check(slack));
         let (passed, failed): (Vec<_>, Vec<_>) = checks.partition(Result::is_ok);
         if passed.len() >= self.needed {
@@ -107,17 +121,10 @@ impl GuardLevels {
     /// the raised locks (at least a majority) are left to expire, and the others are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        let mut raised = match self.rule {
-            // The first failure is the result, without a request to a further server.
-            Rule::All => match self.held.iter().try_for_each(HeldLock::raise) {
-                Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
-                Err(error) => vec![Err(error)],
-            },
-            Rule::MajorityOf(_) => votes::raise(&self.held),
-        };
-        // A lease may have ended while other locks were raised.
+        let mut raised = self.each(HeldLock::raise);
+        // A lease may have ended while the others were raised.
         for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
-            *raised = held.check(self.drift);
+            *raised = held.check(self.drift());
         }
         let is_raised: Vec<_> = raised.iter().map(Result::is_ok).collect();
         self.ended(raised)
@@ -128,6 +135,28 @@ impl GuardLevels {
             let _ = held.leave_raised();
         });
         Ok(())
+    }
+
+    /// Extends each lock. Of a quorum, a majority is enough.
+    pub(in crate::lock) fn extend(&self, lease: Duration) -> Result<(), Error> {
+        Error::if_forked(&self.name)?;
+        self.ended(self.each(|held| held.extend(lease)))?;
+        // This comes after the servers have the lease: the drift of a long lease may be more than
+        // the rest of the present one.
+        self.drift.fetch_max(self.rule.drift(lease), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Asks the server of each lock for a longer lease.
+    fn each(&self, ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync) -> Vec<Result<(), Error>> {
+        match self.rule {
+            // The first failure ends this for all, without a wait for any other server.
+            Rule::All => match self.held.iter().try_for_each(ask) {
+                Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
+                Err(error) => vec![Err(error)],
+            },
+            Rule::MajorityOf(_) => votes::ask_for_held(&self.held, ask),
+        }
     }
 
     pub(in crate::lock) fn unlock(mut self) -> Result<(), Error> {

@@ -36,11 +36,14 @@ pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Err
     })
 }
 
-/// Raises all locks at the same time: see [`HeldLock::raise`].
-pub(super) fn raise(held: &[HeldLock]) -> Vec<Result<(), Error>> {
+/// Asks for all held locks at the same time.
+pub(super) fn ask_for_held(
+    held: &[HeldLock],
+    ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync,
+) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
-        held.raise()
+        ask(held)
     })
 }
 

@@ -11,7 +11,7 @@ use redlatch::{
     CancelToken, Client, Error, ErrorKind, HoldState, Lock, LostReason, MultiLock, OwnedLockGuard,
     Wait,
 };
-use redlatch_testkit::{Action, Proxy, Server};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// A lease that is short enough to see its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
@@ -90,6 +90,7 @@ macro_rules! over_all_kinds {
 }
 
 mod at_least;
+mod extend;
 mod keys;
 mod leases;
 mod left;

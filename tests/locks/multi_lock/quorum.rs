@@ -490,3 +490,23 @@ fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
     rivals.into_iter().for_each(Running::join);
     servers.iter().for_each(|server| wait_free(server, "vote", SOON));
 }
+
+#[test]
+fn a_quorum_is_extended_if_a_majority_is() {
+    let servers = five();
+    let quorum = voting(&servers).with_lease(VOTE);
+    let guard = lock_at_all(&quorum);
+    servers[0].pause();
+    servers[1].pause();
+    guard.extend(HOUR).unwrap();
+    assert!(guard.is_held() && guard.remaining() > HOUR / 2);
+    // A hundredth of the longer lease may be lost by drift.
+    assert!(guard.remaining() <= HOUR - HOUR / 100);
+    servers[2].pause();
+    let error = guard.extend(HOUR * 2).unwrap_err();
+    assert!(error.kind().is_server_trouble(), "{error}");
+    assert!(guard.is_held() && guard.remaining() <= HOUR);
+    servers[..3].iter().for_each(Server::resume);
+    guard.unlock().unwrap();
+    wait_until("all are free", SOON, || votes(&servers) == 0);
+}
