@@ -71,6 +71,7 @@ pub struct LeaderElection {
 
 /// The recorded leader of an election.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Leader {
     /// The name of the leader's connections: the program, host and process, and the client's id.
@@ -78,6 +79,10 @@ pub struct Leader {
     /// The name of the leader's host.
     pub host: String,
     /// The time at which the leader began to lead, by the server's clock.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "since_ms", serialize_with = "crate::json::unix_millis")
+    )]
     pub since: SystemTime,
     /// The token of this leadership.
     pub token: FencingToken,

@@ -35,6 +35,7 @@ use redlatch_client::sync::is_forked;
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The calling thread does not hold the lock, or no permit has this id. Nothing was changed.
@@ -453,6 +454,7 @@ impl StdError for Error {
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum LostReason {
     /// The lease ended, because it was fixed, no renewal succeeded in time, the thread that held

@@ -128,6 +128,10 @@
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
 //! - `metrics`: `observe::MetricsObserver`, which feeds the crate `metrics`. Off by default.
+//! - `serde`: `Serialize` for what a program may ask and hear (a [`Status`](status::Status), a
+//!   [`Snapshot`](status::Snapshot), a [`Leader`](election::Leader), the kinds and the ids), in the
+//!   form in which the command `redlatch` prints it with `--json`: times are whole milliseconds, as
+//!   `left_ms`. `Deserialize` for [`FencingToken`] and [`PermitId`]. Off by default.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -149,6 +153,8 @@ mod error;
 mod hold;
 #[cfg(feature = "in-memory")]
 mod in_memory;
+#[cfg(feature = "serde")]
+mod json;
 mod latch;
 mod lease;
 mod lock;

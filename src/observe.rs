@@ -165,6 +165,7 @@ impl<'a, T> Event<'a, T> {
 /// The kind of a name: the type by which this client uses the name, or a server. The server knows
 /// less about a name: see [`StatusKind`](crate::status::StatusKind).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the types")]
 pub enum Kind {

@@ -8,6 +8,7 @@ use crate::observe::Kind;
 
 /// The state of a client at a moment. Made by [`Client::snapshot`].
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Snapshot {
     /// How often each event has happened since the client connected.
@@ -26,6 +27,7 @@ pub struct Snapshot {
 /// released or lost. So `acquired` is the sum of `released`, `lost` and what is held, if no latch
 /// or barrier was waited for. A loss is counted no later than its acquisition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names of the observer's methods")]
 pub struct Counts {
@@ -43,6 +45,7 @@ pub struct Counts {
 
 /// A lock or a permit that a client has.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Held {
     /// The name.
@@ -50,8 +53,16 @@ pub struct Held {
     /// The kind of synchronizer.
     pub kind: Kind,
     /// How long the thread has had the lock or permit.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "held_ms", serialize_with = "crate::json::millis")
+    )]
     pub held: Duration,
     /// For how long the client certainly has the lock or permit. A renewal makes this longer.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "left_ms", serialize_with = "crate::json::millis")
+    )]
     pub left: Duration,
     /// The name of the thread, if it has a name. Also `None` if an owned guard has the lock.
     pub thread: Option<String>,
@@ -61,6 +72,7 @@ pub struct Held {
 
 /// A wait of one of a client's threads.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiting {
     /// The name.
@@ -68,6 +80,10 @@ pub struct Waiting {
     /// The kind of synchronizer.
     pub kind: Kind,
     /// How long the thread has waited so far.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "waited_ms", serialize_with = "crate::json::millis")
+    )]
     pub waited: Duration,
     /// The name of the thread, if it has a name. Also `None` if the thread waits for an owned
     /// guard.
@@ -81,6 +97,7 @@ pub struct Waiting {
 
 /// A server that a client uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ServerState {
     /// The server's host and port.

@@ -39,6 +39,7 @@ pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
     /// The name.
@@ -63,6 +64,7 @@ pub struct Status {
 /// The kind of synchronizer of a name, as far as its keys show it. A client knows more about its
 /// own synchronizers: see [`Kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum StatusKind {
     /// There is no key: a free lock, an open latch, a semaphore without permits, or an unused name.
@@ -89,6 +91,7 @@ pub enum StatusKind {
 
 /// An owner that has a lock or a permit.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
     /// The client's uuid, a colon, and the number of a thread (Redisson) or of an acquisition
@@ -100,6 +103,10 @@ pub struct Holder {
     /// process.
     pub levels: u64,
     /// The owner's remaining lease. `None` if it has no end.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "left_ms", serialize_with = "crate::json::some_millis")
+    )]
     pub left: Option<Duration>,
     /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
@@ -107,6 +114,7 @@ pub struct Holder {
 
 /// An owner in a queue.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiter {
     /// The owner, as for a [`Holder`].
@@ -115,6 +123,10 @@ pub struct Waiter {
     pub shared: bool,
     /// How long the owner has waited. `None` if this is unknown, as for a waiter that has just
     /// come, or for a fair lock.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "waited_ms", serialize_with = "crate::json::some_millis")
+    )]
     pub waited: Option<Duration>,
     /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
@@ -149,6 +161,20 @@ impl OwnerProcess {
         let (_, place) = self.name.rsplit_once('@')?;
         let (host, pid) = place.rsplit_once(':')?;
         Some((host, pid.parse().ok()?))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for OwnerProcess {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+
+        let mut process = serializer.serialize_struct("OwnerProcess", 4)?;
+        process.serialize_field("name", &self.name)?;
+        process.serialize_field("address", &*self.address)?;
+        process.serialize_field("host", &self.host())?;
+        process.serialize_field("pid", &self.pid())?;
+        process.end()
     }
 }
 

@@ -34,6 +34,7 @@ use crate::snapshot::Held;
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.

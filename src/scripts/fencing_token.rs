@@ -30,6 +30,8 @@ use crate::error::{Error, ErrorKind};
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "u64", try_from = "u64"))]
 pub struct FencingToken(u64);
 
 impl FencingToken {

@@ -6,4 +6,5 @@
 mod common;
 mod in_memory;
 mod metrics;
+mod serde;
 mod tls;

@@ -1,0 +1,24 @@
+//! Times as the command `redlatch` prints them in JSON, for the feature `serde`: whole milliseconds.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Serialize as _, Serializer};
+
+pub(crate) fn millis<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    some_millis(&Some(*time), serializer)
+}
+
+pub(crate) fn some_millis<S: Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+}
+
+/// Since 1970.
+pub(crate) fn unix_millis<S: Serializer>(
+    time: &SystemTime,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    millis(&time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(), serializer)
+}

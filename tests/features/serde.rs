@@ -1,0 +1,111 @@
+//! What a program may ask and hear, as JSON.
+
+use std::time::SystemTime;
+
+use redlatch::election::Leader;
+use redlatch::observe::Kind;
+use redlatch::{Client, ErrorKind, FencingToken, HoldState, LostReason, PermitId};
+use serde_json::{Value, from_value, json, to_value};
+
+use crate::common::*;
+
+/// Takes the value of a time, which another look would find changed.
+fn take_millis(object: &mut Value, name: &str) -> u128 {
+    object[name].take().as_u64().unwrap().into()
+}
+
+#[test]
+fn a_status_is_what_the_command_prints() {
+    bound();
+    let client = Client::in_memory().unwrap();
+    let guard = client.fenced_lock("orders").with_lease(LONG).lock().unwrap();
+    let mut status = to_value(client.status("orders").unwrap()).unwrap();
+    let left = take_millis(&mut status["holders"][0], "left_ms");
+    assert!((LONG.as_millis() / 2..=LONG.as_millis()).contains(&left), "{left}");
+    let process = client.status("orders").unwrap().holders.remove(0).process.unwrap();
+    assert_eq!(
+        status,
+        json!({
+            "name": "orders",
+            "kind": "FencedLock",
+            "holders": [{
+                "owner": guard.owner(),
+                "shared": false,
+                "levels": 1,
+                "left_ms": null,
+                "process": {
+                    "name": process.name,
+                    "address": &*process.address,
+                    "host": process.host(),
+                    "pid": std::process::id(),
+                },
+            }],
+            "queue": [],
+            "listeners": 0,
+            "value": null,
+            "token": status["token"].as_u64().unwrap(),
+        })
+    );
+    guard.unlock().unwrap();
+    let free = to_value(client.status("orders").unwrap()).unwrap();
+    assert_eq!((&free["kind"], &free["holders"]), (&json!("Free"), &json!([])));
+}
+
+#[test]
+fn a_snapshot_has_its_times_in_milliseconds() {
+    bound();
+    let client = Client::in_memory().unwrap();
+    let _guard = client.fair_lock("orders").with_lease(LONG).lock_owned().unwrap();
+    let mut snapshot = to_value(client.snapshot()).unwrap();
+    let held = &mut snapshot["held"][0];
+    assert!(take_millis(held, "left_ms") > LONG.as_millis() / 2);
+    assert!(take_millis(held, "held_ms") < LONG.as_millis());
+    let nobody = Value::Null;
+    let expected = json!({
+        "name": "orders", "kind": "FairLock", "held_ms": nobody, "left_ms": nobody,
+        "thread": nobody, "levels": 1,
+    });
+    assert_eq!(*held, expected);
+    assert_eq!((&snapshot["counts"]["acquired"], &snapshot["waiting"]), (&json!(1), &json!([])));
+    assert_eq!(snapshot["servers"][0]["is_out"], false);
+}
+
+#[test]
+fn a_leader_has_its_time_in_milliseconds_since_1970() {
+    bound();
+    let client = Client::in_memory().unwrap();
+    let election = client.leader_election("jobs");
+    let leadership = election.campaign().unwrap();
+    let Leader { who, host, since, .. } = election.leader().unwrap().unwrap();
+    let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+    assert_eq!(
+        to_value(election.leader().unwrap()).unwrap(),
+        json!({"who": who, "host": host, "since_ms": since, "token": leadership.token().get()})
+    );
+}
+
+#[test]
+fn a_kind_is_its_name() {
+    assert_eq!(to_value(Kind::ReadLock).unwrap(), "ReadLock");
+    assert_eq!(to_value(ErrorKind::LeaseLost).unwrap(), "LeaseLost");
+    assert_eq!(to_value(HoldState::Held).unwrap(), "Held");
+    let lost = to_value(HoldState::Lost(LostReason::Revoked)).unwrap();
+    assert_eq!(lost, json!({"Lost": "Revoked"}));
+}
+
+#[test]
+fn a_token_and_a_permits_id_are_read_again_and_nothing_else_is() {
+    let token = FencingToken::try_from(7_u64).unwrap();
+    assert_eq!(to_value(token).unwrap(), 7);
+    assert_eq!(from_value::<FencingToken>(json!(7)).unwrap(), token);
+    for wrong in [json!(0), json!(-1), json!(1_u64 << 54), json!("7")] {
+        assert!(from_value::<FencingToken>(wrong).is_err());
+    }
+    let text = "00112233445566778899aabbccddeeff";
+    let id: PermitId = text.parse().unwrap();
+    assert_eq!(to_value(id).unwrap(), text);
+    assert_eq!(from_value::<PermitId>(json!(text)).unwrap(), id);
+    for wrong in [json!("0011"), json!(7)] {
+        assert!(from_value::<PermitId>(wrong).is_err());
+    }
+}
