@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use crate::args::Args;
 
 /// A test runs the recipes of this page.
-const RECIPES: &str = include_str!("../../docs/shell.md");
+const RECIPES: &str = include_str!("../shell.md");
 
 /// Returns the manual page in roff.
 pub(crate) fn manual() -> Result<Vec<u8>> {
