@@ -399,9 +399,9 @@ impl ClientBuilder {
     /// Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not those in the URL. If a server of a
     /// cluster names only a port, the client uses the host by which it reaches that server.
     ///
-    /// The client uses the mapped address everywhere: the server's TLS certificate must name its
-    /// host, and errors, the log and [`snapshot`](crate::Client::snapshot) show it. A
-    /// [`MultiLock`](crate::MultiLock) orders locks of the same name by mapped addresses. (The
+    /// The client uses the mapped address everywhere. Errors, the log and
+    /// [`snapshot`](crate::Client::snapshot) show the mapped address, and the server's TLS
+    /// certificate must name the mapped host. A [`MultiLock`](crate::MultiLock) orders locks of the same name by mapped addresses. (The
     /// address in a server's own message, such as `MOVED 866 10.0.0.1:7001`, is not changed.)
     ///
     /// `map` must return at once: any thread that reads an address calls it, also a thread that

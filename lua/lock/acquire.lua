@@ -60,8 +60,8 @@ if not who then
     end
 elseif whose == 1 and place > 1 and fresh == 0 then
     -- When Redisson's client releases, it sends a public message, and only our first two processes
-    -- in line listen for it. This owner asks again, so the hold has lasted for a while: those two
-    -- may be dead, or may not know that they are first.
+    -- in line listen for it. This owner asks a second time, so Redisson's client has held the lock
+    -- for a while. The first two may have died, or may not know that they are first.
     announce(0, owner)
 end
 return {now(), left, place, whose, fresh}

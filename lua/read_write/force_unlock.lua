@@ -1,8 +1,8 @@
 -- Ends the holds of all readers, or the hold of the writer. The first in line gets the lock.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 the lock's public channel, 2 `read` or `write`: which holds to end, 3 number of the
---      database, if it is not 0
+-- ARGV 1 the lock's public channel, 2 `read` or `write`: the kind of hold that the script ends,
+--      3 number of the database, if it is not 0
 -- reply: 1 = there was such a hold; 0 = there was none; WRONGTYPE = the key holds no read-write
 --        lock, and stays
 --

@@ -55,8 +55,8 @@ local function is_foreign()
     return false
 end
 
--- Raises a lease, and keeps a longer one. Always writes: see lock/acquire.lua. Returns 0 if the key
--- does not exist.
+-- Raises the time to live of a key to `lease`, unless it is longer already. Always writes: see
+-- lock/acquire.lua. Returns 0 if the key does not exist.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
     return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
@@ -148,9 +148,9 @@ end
 
 -- As `others`, for a lock with many readers: examines a few of them at random. Returns nil if
 -- `others` must examine all readers: all holds of the few have lapsed, or no live reader among them
--- is ours, or the lock may last so long only because of `owner`. Otherwise returns the lock's time
--- to live, which the lock keeps, and the dead readers. That time may come from a reader that has
--- left. Once only MANY readers are left, the lock gets the time of the longest hold again. If all
+-- is ours, or the lock may last so long only because of `owner`. Otherwise returns the lock's
+-- present time to live and the dead readers. The lock keeps that time to live, which may come from
+-- a reader that has left. Once only MANY readers are left, the lock gets the time of the longest hold again. If all
 -- readers die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')

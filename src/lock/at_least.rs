@@ -49,8 +49,8 @@ impl HeldLock {
             false => until,
         };
         let left = Self::new(&first, Arc::clone(&tenancy));
-        // The second level belongs to the same tenancy. `take` would give an owned guard a new
-        // tenancy if it reads beside other readers.
+        // The second level belongs to the same tenancy. For an owned guard that reads beside other
+        // readers, `take` would begin a new tenancy.
         let again = match handle.site.gate.add_level(&tenancy, handle.terms()) {
             // The first level's lease is long enough, so no request extends it.
             GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),

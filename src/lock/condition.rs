@@ -405,9 +405,9 @@ impl Condition {
     ///   unreachable, or does not answer in time. If the message says that the outcome is not
     ///   known, notify again: one notification too many does no harm.
     ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
-    /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
-    ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
-    ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// - In these cases nothing was done: [`Config`](ErrorKind::Config) if the condition's name is
+    ///   empty, [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], and
+    ///   [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///

@@ -92,8 +92,8 @@ pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
 impl<O> LockGuard<FencedLock, O> {
     /// Returns the token of this hold. The token is higher than the tokens of all earlier holds, on
-    /// any machine. All levels of a thread have the same token. The token stays the same after the
-    /// lock is lost. After a wait on a [`Condition`](crate::Condition), all guards of the thread
+    /// any machine. If a thread takes the lock again while it holds it, all its guards have the same
+    /// token. The token stays the same after the lock is lost. After a wait on a [`Condition`](crate::Condition), all guards of the thread
     /// have the token of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {

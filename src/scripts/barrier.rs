@@ -55,7 +55,7 @@ pub(crate) fn forgotten() -> Error {
     Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
-/// The reason for which a party sends `arrive`, an argument of that script.
+/// The reason why a party runs the script `arrive`. The script gets it as an argument.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Comes {

@@ -44,7 +44,8 @@ impl Trouble {
         }
     }
 
-    /// The error of a request that read or set something of this name, and leaves nothing to undo.
+    /// The error of a request that reads or sets a value under this name. Such a request leaves
+    /// nothing to undo.
     pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",

@@ -483,8 +483,8 @@ impl ExpirableSemaphore {
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
-            // A shutdown of the client gives back only the permits that it finds. If it came
-            // earlier, the drop of `guards` gives these permits back.
+            // A shutdown of the client gives back only the permits that it finds. If the shutdown
+            // did not find these, this check fails, and the drop of `guards` gives them back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));

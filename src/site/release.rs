@@ -303,8 +303,8 @@ impl Site {
     }
 
     /// Cleans up after a hold that has ended. `may_be_held`: the server may still have the hold. If
-    /// a request of its owner is in doubt, a copy may also still take the lock or add an entry to
-    /// its queue.
+    /// a request of the hold's owner is in doubt, a late copy of the request may take the lock, or
+    /// add an entry to the lock's queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if may_be_held {
             self.release_later(hold);

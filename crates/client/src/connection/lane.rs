@@ -294,7 +294,7 @@ impl Lane {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
         let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
-        // The drop closes the connection. The mutex must be free by then.
+        // The mutex must be free before the drop of the link, which closes the connection.
         drop(state);
         drop(link);
     }

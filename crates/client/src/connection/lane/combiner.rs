@@ -34,7 +34,8 @@ impl<'a> Combiner<'a> {
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// Makes the combiner leave when `limit` is over and pass the link on in whatever state it is.
+    /// Sets a limit. When the limit is over, the combiner leaves, and passes the link on in the
+    /// state that the link has then.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
