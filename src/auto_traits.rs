@@ -16,8 +16,8 @@ use crate::{
     Attempt, CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Credentials,
     CyclicBarrier, Error, ErrorKind, ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock,
     FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
-    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId,
-    ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Wait, Waited, WriteLock,
+    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Owner, Permit,
+    PermitId, ReadLock, ReadWriteLock, ReentrantLock, Semaphore, Wait, Waited, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync>() {}
@@ -64,6 +64,7 @@ each!(goes_anywhere crosses_a_panic moves: [
     OwnedFencedLockGuard,
     OwnedLockGuard,
     OwnedMultiLockGuard,
+    Owner,
     OwnerProcess,
     Permit,
     PermitId,

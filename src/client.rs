@@ -18,6 +18,7 @@ use crate::lock::fenced::FencedLock;
 use crate::lock::multi::MultiLock;
 use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
+use crate::owner::Owner;
 use crate::runtime::{Core, Message, Session};
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
 use crate::site;
@@ -259,21 +260,30 @@ impl Client {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
     }
 
-    /// Releases a lock if this owner has it, in any client. `owner` is the owner of a
-    /// [`Holder`](crate::status::Holder). Returns `false` if the owner does not have the lock. Like
+    /// Takes a lock or a permit away from this owner, in any client: that of a
+    /// [`Holder`](crate::status::Holder) or of a guard. Returns `false` if the owner does not have
+    /// it: nothing was changed. A permit goes back to the
+    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name (but not one of Redisson
+    /// 3.16, whose ids are others: `false`). Like
     /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
     /// that uses redlatch soon finds that its lock is lost.
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status). The message says if the lock may have been released.
+    /// Those of [`status`](Self::status). The message says whether the lock or the permit may have
+    /// been released. [`Config`](ErrorKind::Config) also if a program other than redlatch and
+    /// Redisson has written the holder: nothing was changed.
     ///
     /// # Blocking
     ///
-    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock.
-    #[must_use = "`false`: the owner does not have the lock"]
-    pub fn release_for(&self, name: &str, owner: &str) -> Result<bool, Error> {
-        Status::end(self.0.core(), name, owner)
+    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock. For
+    /// a permit, one round trip.
+    #[must_use = "`false`: the owner does not have it"]
+    pub fn release_owner(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
+        match owner.permit() {
+            Some(id) => self.expirable_semaphore(name).try_release(&id),
+            None => Status::end(self.0.core(), name, owner),
+        }
     }
 
     /// Returns the [`status`](Self::status) of each name in use that matches the pattern (with `*`

@@ -12,15 +12,16 @@ use uuid::Uuid;
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::observe::Kind;
+use crate::owner::Owner;
 use crate::runtime::{Core, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
 use crate::scripts::status::{connections, is_first_to_ask, look, names};
 use crate::scripts::{
-    self, Chain, FairKeys, FencingToken, LockKeys, Mode, Owner, PermitId, Rights, Trouble, time,
+    self, Chain, FairKeys, FencingToken, LockKeys, Mode, PermitId, Rights, Trouble, time,
 };
 
 pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
@@ -94,9 +95,9 @@ pub enum StatusKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The client's uuid, a colon, and the number of a thread (Redisson) or of an acquisition
-    /// (redlatch). For a permit, its [`PermitId`] as text.
-    pub owner: String,
+    /// Its owner. Another program may have written one that is no owner of a lock or a permit: its
+    /// text is shown as it is.
+    pub owner: Owner,
     /// Whether the owner reads, so that others may read, too.
     pub shared: bool,
     /// The owner's levels of the lock. Always 1 for redlatch, which counts re-entries in the
@@ -118,7 +119,7 @@ pub struct Holder {
 #[non_exhaustive]
 pub struct Waiter {
     /// The owner, as for a [`Holder`].
-    pub owner: String,
+    pub owner: Owner,
     /// Whether the owner waits to read.
     pub shared: bool,
     /// How long the owner has waited. `None` if this is unknown, as for a waiter that has just
@@ -222,7 +223,7 @@ impl Status {
             Ok(status) => status,
             Err(error) => return format!("{waited}; it is not known who has it: {error:#}"),
         };
-        let is_ours = |owner: &str| owner.starts_with(core.id.as_str());
+        let is_ours = |owner: &Owner| owner.as_str().starts_with(core.id.as_str());
         let who = |holder: &Holder| match &holder.process {
             _ if is_ours(&holder.owner) => "this process".to_owned(),
             Some(process) => match process.place() {
@@ -289,11 +290,11 @@ impl Status {
         Ok(all.into_values().collect())
     }
 
-    /// Ends the hold of this owner. Returns `false` if the owner has no hold.
-    pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &str) -> Result<bool, Error> {
+    /// Releases the lock that this owner has. `false`: it does not have it.
+    pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &Owner) -> Result<bool, Error> {
         let name = &core.name(&*core.key(name));
         let status = Self::of_named(core, name)?;
-        let Some(holder) = status.holders.iter().find(|it| it.owner == owner) else {
+        let Some(holder) = status.holders.iter().find(|it| it.owner == *owner) else {
             return Ok(false);
         };
         let mode = match status.kind {
@@ -301,8 +302,11 @@ impl Status {
             StatusKind::ReadWriteLock => Mode::Write,
             _ => Mode::Lock,
         };
-        // A permit has an id in place of an owner, and is given back by that id.
-        let Some(owner) = Owner::parse(owner, mode) else { return Ok(false) };
+        let Some(owner) = owner.of_lock(mode) else {
+            let message = "another program gave the holder a text that is no owner of a lock and no \
+                           id of a permit, so this library cannot release it; nothing was changed";
+            return Err(Error::new(ErrorKind::Config, message.to_owned()).of(name));
+        };
         let (route, database, acks) = (core.route(name), core.database(), None);
         let (keys, waits) = (FairKeys::new(name), core.config.fair_waits());
         let fair = FairScripts { key: name, keys: &keys, waits, database, acks };
@@ -339,14 +343,14 @@ impl Status {
     fn look(route: &Route, name: &Name) -> Result<Self, Error> {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| Holder {
-            owner: text(owner),
+            owner: written(owner),
             shared,
             levels,
             left: time(left),
             process: None,
         };
         let waiter = |(owner, shared, waited, _)| Waiter {
-            owner: text(owner),
+            owner: written(owner),
             shared,
             waited: time(waited),
             process: None,
@@ -355,7 +359,7 @@ impl Status {
         let mut holders: Vec<_> = found.held.into_iter().map(holder).collect();
         let is_lock = found.kind == "none"
             || found.left >= 0
-                && holders.iter().all(|it| Owner::parse(&it.owner, Mode::Lock).is_some())
+                && holders.iter().all(|it| it.owner.of_lock(Mode::Lock).is_some())
                 && (found.kind == "shared" || holders.len() == 1);
         let value = str::from_utf8(&found.value).ok().and_then(|value| value.parse().ok());
         let [lock, read_write, semaphore, latch] = found.listeners;
@@ -385,10 +389,10 @@ impl Status {
 }
 
 /// An owner, or a permit's id: 16 bytes, or for Redisson 3.16 the text itself.
-fn text(owner: Vec<u8>) -> String {
+fn written(owner: Vec<u8>) -> Owner {
     match <[u8; 16]>::try_from(&*owner) {
-        Ok(id) => PermitId::from_bytes(id).to_string(),
-        Err(_) => String::from_utf8_lossy(&owner).into_owned(),
+        Ok(id) => PermitId::from_bytes(id).into(),
+        Err(_) => Owner::written(String::from_utf8_lossy(&owner).into_owned()),
     }
 }
 
@@ -405,10 +409,11 @@ impl Processes {
         Self(connections(ask).into_iter().filter_map(process).collect())
     }
 
-    fn find(&self, owner: &str) -> Option<OwnerProcess> {
+    fn find(&self, owner: &Owner) -> Option<OwnerProcess> {
         /// More acquisitions than a client ever makes. The ids of a client's permits follow its own
         /// id.
         const NEAR: u128 = 1 << 48;
+        let owner = owner.as_str();
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));
         let id = Uuid::try_parse(uuid).ok()?.as_u128();
         let (client, process) = self.0.range(..=id).next_back()?;
@@ -431,14 +436,15 @@ mod tests {
         );
         let processes = Processes::of(|_| Ok(Value::BulkString(list.into_bytes())));
         for owner in [format!("{uuid}:5"), "0f3b1c9e3f2a8d5c9b7e1234567890af".to_owned()] {
-            let process = processes.find(&owner).unwrap();
+            let process = processes.find(&Owner::written(owner)).unwrap();
             assert_eq!((process.host(), process.pid()), (Some("host-7"), Some(4711)));
             assert_eq!(&*process.address, "10.0.0.7:50000");
         }
         for stranger in
             ["0f3b1c9e3f2a8d5c9b7e1234567890aa", "1f3b1c9e3f2a8d5c9b7e1234567890ab", "é", ""]
         {
-            assert!(processes.find(stranger).is_none(), "{stranger}");
+            let stranger = Owner::written(stranger.to_owned());
+            assert!(processes.find(&stranger).is_none(), "{stranger}");
         }
     }
 }

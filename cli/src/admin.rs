@@ -2,22 +2,18 @@
 
 use std::time::Duration;
 
-use redlatch::Lock;
 use redlatch::status::StatusKind;
+use redlatch::{Lock, Owner};
 
 use crate::args::Args;
 use crate::print;
 use crate::trouble::{NOT_HAD, Trouble, USAGE, say};
 
 /// Returns status 75 if nobody had the lock, or if `owner` did not have it.
-pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&str>) -> Result<u8, Trouble> {
+pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u8, Trouble> {
     let client = args.client()?.connect()?;
     if let Some(owner) = owner {
-        let released = match owner.parse() {
-            Ok(permit) => client.expirable_semaphore(name).try_release(&permit)?,
-            Err(_) => client.release_for(name, owner)?,
-        };
-        return Ok(if released { 0 } else { NOT_HAD });
+        return Ok(if client.release_owner(name, owner)? { 0 } else { NOT_HAD });
     }
     let status = client.status(name)?;
     let is_read = status.holders.first().is_some_and(|holder| holder.shared);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
-use redlatch::{Client, ClientBuilder};
+use redlatch::{Client, ClientBuilder, Owner};
 
 use crate::trouble::{CONFIG, NOT_HAD, Trouble};
 
@@ -75,9 +75,9 @@ pub(crate) enum Task {
     Unlock {
         /// The lock's name.
         name: String,
-        /// Frees the lock only if this owner (as printed by `who`) has it. Status 75: it does not.
+        /// Only if this owner has it, as `who` prints it: a lock or a permit. Status 75: it does not.
         #[arg(long, required_unless_present = "force")]
-        owner: Option<String>,
+        owner: Option<Owner>,
         /// Frees the lock, whoever has it.
         #[arg(long, conflicts_with = "owner")]
         force: bool,

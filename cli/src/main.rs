@@ -51,7 +51,7 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
         Task::Who { name, json } => who::who(args, name, *json),
         Task::Ls { pattern, json } => who::ls(args, pattern, *json),
         Task::Top { pattern, every, json } => top::top(args, pattern, *every, *json),
-        Task::Unlock { name, owner, force: _ } => admin::unlock(args, name, owner.as_deref()),
+        Task::Unlock { name, owner, force: _ } => admin::unlock(args, name, owner.as_ref()),
         Task::Permits { name, set } => admin::permits(args, name, *set),
         Task::Latch { name, set, count_down, wait } => {
             admin::latch(args, name, *set, *count_down, *wait)

@@ -13,7 +13,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use redlatch::status::Status;
-use redlatch::{Client, Error};
+use redlatch::{Client, Error, Owner};
 
 use crate::args::Args;
 use crate::trouble::{SOFTWARE, Trouble, shown};
@@ -89,7 +89,7 @@ struct Screen {
     statuses: Vec<Status>,
     /// The time at which a scan first saw this owner of this name. The server does not know since
     /// when an owner has a lock.
-    since: HashMap<(String, String), Instant>,
+    since: HashMap<(String, Owner), Instant>,
     took: Option<Duration>,
     trouble: Option<String>,
     table: TableState,

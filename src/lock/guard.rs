@@ -13,6 +13,7 @@ use super::{HeldLock, Lock};
 use crate::attempt::Attempt::{self, NotTaken, Taken};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::HoldState;
+use crate::owner::Owner;
 use crate::waiting::Wait;
 
 /// A held lock. Dropping it releases the lock.
@@ -330,17 +331,17 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.name())
     }
 
-    /// Returns the owner under which the server stores the hold: the client's
-    /// [`id`](crate::Client::id), a colon and a number. Log this owner beside the data that the
-    /// lock guards. [`Client::status`](crate::Client::status), `redlatch who` and Redisson show the
-    /// owner, and [`release_for`](crate::Client::release_for) ends its hold. No I/O.
+    /// Returns the owner under which the server knows the hold: the client's
+    /// [`id`](crate::Client::id), a colon and a number. Log it beside what the lock guards. It is
+    /// what [`Client::status`](crate::Client::status), the command `redlatch who` and Redisson
+    /// show. [`Client::release_owner`](crate::Client::release_owner) takes the lock from it. No I/O.
     ///
     /// All levels of a thread have the same owner. Threads of one process that pass the lock to
     /// each other, or read together, also have the same owner. After a wait on a
     /// [`Condition`](crate::Condition), a guard has another owner. Returns `None` for the guard of
     /// several locks, each of which has its own owner: see [`owners`](LockGuard::owners).
     #[must_use]
-    pub fn owner(&self) -> Option<String> {
+    pub fn owner(&self) -> Option<Owner> {
         self.one().map(HeldLock::owner)
     }
 

@@ -11,6 +11,7 @@ use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldLevel, HoldState, Tenancy, check_lease};
 use crate::lease::LossCallback;
+use crate::owner::Owner;
 use crate::runtime::Core;
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
@@ -275,8 +276,8 @@ impl HeldLock {
         self.handle.site.name.given()
     }
 
-    pub(super) fn owner(&self) -> String {
-        self.tenancy.hold().owner.shown()
+    pub(super) fn owner(&self) -> Owner {
+        Owner::of(&self.tenancy.hold().owner)
     }
 
     pub(super) fn core(&self) -> &Arc<Core> {

@@ -171,7 +171,7 @@ fn use_all(client: Client, several: MultiLock) {
     use_election(&client.leader_election("election"));
     is_forked(client.status("lock"));
     is_forked(client.statuses("*"));
-    is_forked(client.release_for("lock", "nobody:1"));
+    is_forked(client.release_owner("lock", &FOREIGN.parse().unwrap()));
     assert!(client.snapshot().held.is_empty());
     let shown = format!("{client:?} {prices:?} {}", client.id());
     assert!(!shown.is_empty());

@@ -839,7 +839,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
                 .unwrap()
                 .queue
                 .iter()
-                .any(|it| it.owner.starts_with(client.id()))
+                .any(|it| it.owner.as_str().starts_with(client.id()))
         });
         waits
     });

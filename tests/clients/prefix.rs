@@ -161,7 +161,7 @@ fn people_read_the_name_without_the_prefix() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(client.reentrant_lock("").lock().unwrap_err().to_string().contains("empty"));
     let owner = status.holders[0].owner.clone();
-    assert!(client.release_for("orders", &owner).unwrap());
+    assert!(client.release_owner("orders", &owner).unwrap());
     let lost = guard.unlock().unwrap_err();
     assert_eq!(lost.name(), Some("orders"));
     assert!(lost.to_string().starts_with("\"orders\": "), "{lost}");

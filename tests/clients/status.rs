@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Commands as _, Connection};
 use redlatch::status::StatusKind;
-use redlatch::{Client, Lock, MultiLock};
+use redlatch::{Client, ErrorKind, Lock, MultiLock, Owner, PermitId};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 use crate::common::*;
@@ -13,6 +13,10 @@ use crate::common::*;
 fn changes(redis: &mut Connection) -> String {
     let info: String = redis::cmd("INFO").arg("persistence").query(redis).unwrap();
     info.lines().find(|line| line.starts_with("rdb_changes_since")).unwrap().to_owned()
+}
+
+fn parsed(owner: &str) -> Owner {
+    owner.parse().unwrap()
 }
 
 /// The kind of a name, and the number of its holders, waiters and listeners.
@@ -41,13 +45,16 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
     let status = watcher.status("orders").unwrap();
     assert_eq!(status.kind, StatusKind::Lock);
     let [held] = &status.holders[..] else { panic!("{status:?}") };
-    assert!(held.owner.starts_with(holder.id()) && !held.shared && held.levels == 1, "{held:?}");
+    assert!(
+        held.owner.as_str().starts_with(holder.id()) && !held.shared && held.levels == 1,
+        "{held:?}"
+    );
     assert!(held.left.unwrap() > LONG / 2 && held.left.unwrap() <= LONG, "{held:?}");
     assert_eq!(held.process.as_ref().unwrap().pid(), Some(std::process::id()), "{held:?}");
     assert!(held.process.as_ref().unwrap().host().is_some(), "{held:?}");
     assert_eq!(status.queue.len(), 2, "{status:?}");
     for (client, waiter) in waiting.iter().zip(&status.queue) {
-        assert!(waiter.owner.starts_with(client.id()), "{status:?}");
+        assert!(waiter.owner.as_str().starts_with(client.id()), "{status:?}");
         assert!(waiter.waited.unwrap() < SOON * 2, "{waiter:?}");
         assert_eq!(waiter.process.as_ref().unwrap().pid(), Some(std::process::id()));
     }
@@ -76,9 +83,9 @@ fn a_guard_has_the_owner_that_the_status_shows() {
         written.writer().lock_owned().unwrap(),
     ] {
         let owner = guard.owner().unwrap();
-        assert!(owner.starts_with(client.id()), "{owner}");
+        assert!(owner.as_str().starts_with(client.id()), "{owner}");
         assert_eq!(owner, shown(guard.name()), "{guard:?}");
-        assert!(client.release_for(guard.name(), &owner).unwrap(), "{guard:?}");
+        assert!(client.release_owner(guard.name(), &owner).unwrap(), "{guard:?}");
     }
 
     let [one, two] = ["one", "two"].map(|name| client.reentrant_lock(name));
@@ -113,7 +120,7 @@ fn each_kind_is_known_by_its_keys() {
     });
     let status = watcher.status("shelves").unwrap();
     assert!(status.holders[0].shared && !status.queue[0].shared, "{status:?}");
-    assert!(status.holders[0].owner.starts_with(one.id()), "{status:?}");
+    assert!(status.holders[0].owner.as_str().starts_with(one.id()), "{status:?}");
 
     let permits = one.expirable_semaphore("permits");
     assert!(permits.try_set_permits(3).unwrap());
@@ -121,7 +128,7 @@ fn each_kind_is_known_by_its_keys() {
     let permit = permits.acquire().unwrap();
     let status = watcher.status("permits").unwrap();
     assert_eq!((status.kind, status.value), (StatusKind::ExpirableSemaphore, Some(2)));
-    assert_eq!(status.holders[0].owner, permit.id().to_string());
+    assert_eq!(status.holders[0].owner, permit.id().into());
     assert!(status.holders[0].left.unwrap() <= LONG, "{status:?}");
     let process = status.holders[0].process.as_ref().unwrap();
     assert_eq!(process.pid(), Some(std::process::id()));
@@ -166,7 +173,7 @@ fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "java", LONG);
     let status = client.status("java").unwrap();
-    assert_eq!(status.holders[0].owner, FOREIGN);
+    assert_eq!(status.holders[0].owner.as_str(), FOREIGN);
     assert_eq!(status.holders[0].process, None);
     let (uuid, _) = FOREIGN.split_once(':').unwrap();
     let named = format!("shop#{uuid}");
@@ -195,7 +202,8 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
     }
     let status = client.status("permits").unwrap();
     assert_eq!(status.kind, StatusKind::ExpirableSemaphore);
-    let mut permits: Vec<_> = status.holders.iter().map(|it| (&*it.owner, it.left)).collect();
+    let mut permits: Vec<_> =
+        status.holders.iter().map(|it| (it.owner.as_str(), it.left)).collect();
     permits.sort();
     let [(first, Some(left)), (second, None)] = permits[..] else { panic!("{status:?}") };
     assert_eq!((first, second), (text, &*"ff".repeat(16)));
@@ -210,8 +218,10 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
     let status = client.status("page").unwrap();
     assert_eq!(status.kind, StatusKind::ReadWriteLock);
     let is_short = |left: Option<Duration>| left.unwrap() <= Duration::from_secs(20);
-    let holders =
-        status.holders.iter().map(|it| (&*it.owner, it.shared, it.levels, is_short(it.left)));
+    let holders = status
+        .holders
+        .iter()
+        .map(|it| (it.owner.as_str(), it.shared, it.levels, is_short(it.left)));
     let mut holders: Vec<_> = holders.collect();
     holders.sort_by_key(|holder| holder.2);
     let writer = other.strip_suffix(":write").unwrap();
@@ -270,7 +280,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
     client.status("orders").unwrap();
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut redis).unwrap();
     let queue = client.status("orders").unwrap().queue;
-    assert_eq!((queue.len(), &*queue[999].owner), (1_000, &*format!("{uuid}:999")));
+    assert_eq!((queue.len(), queue[999].owner.as_str()), (1_000, &*format!("{uuid}:999")));
     let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut redis).unwrap();
     let took = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
     let took = took.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
@@ -358,20 +368,45 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
         wait_until("it waits", SOON, || watcher.status("orders").unwrap().queue.len() == 1);
         let status = watcher.status("orders").unwrap();
         let owner = &status.holders[0].owner;
-        for stranger in [FOREIGN, &status.queue[0].owner, "", &format!("{owner}0")] {
-            assert!(!watcher.release_for("orders", stranger).unwrap(), "{kind}: {stranger}");
+        let permit = PermitId::from_bytes([7; 16]).into();
+        let strangers =
+            [parsed(FOREIGN), status.queue[0].owner.clone(), parsed(&format!("{owner}0"))];
+        for stranger in strangers.iter().chain([&permit]) {
+            assert!(!watcher.release_owner("orders", stranger).unwrap(), "{kind}: {stranger}");
         }
         assert!(guard.is_held() && !waiter.is_finished());
-        assert!(watcher.release_for("orders", owner).unwrap(), "{kind}");
+        assert!(watcher.release_owner("orders", owner).unwrap(), "{kind}");
         waiter.join();
-        assert!(!watcher.release_for("orders", owner).unwrap(), "{kind}");
+        assert!(!watcher.release_owner("orders", owner).unwrap(), "{kind}");
         wait_until("the loss is told", SOON, || !guard.is_held());
         drop(guard);
         redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
     }
     hold_as_redisson(&mut redis, "java", LONG);
-    assert!(watcher.release_for("java", FOREIGN).unwrap());
+    assert!(watcher.release_owner("java", &parsed(FOREIGN)).unwrap());
     assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
+}
+
+#[test]
+fn a_permit_is_taken_from_its_owner_and_a_holder_that_another_program_wrote_is_an_error() {
+    let server = server();
+    let (one, watcher) = (client(&server), client(&server));
+    let slots = one.expirable_semaphore("slots").with_permits(1);
+    let permit = slots.acquire().unwrap();
+    let owner = watcher.status("slots").unwrap().holders[0].owner.clone();
+    assert!(watcher.release_owner("slots", &owner).unwrap());
+    assert_eq!(slots.available_permits().unwrap(), 1);
+    assert!(!watcher.release_owner("slots", &owner).unwrap());
+    wait_until("the loss is told", SOON, || !permit.is_held());
+
+    let mut redis = server.connection();
+    let () = redis.zadd("{slots}:timeout", "nobody", i64::MAX / 1_024).unwrap();
+    let strange = watcher.status("slots").unwrap().holders[0].owner.clone();
+    assert_eq!(strange.as_str(), "nobody");
+    let error = watcher.release_owner("slots", &strange).unwrap_err();
+    assert!(error.to_string().contains("another program"), "{error}");
+    let left: i64 = redis.zcard("{slots}:timeout").unwrap();
+    assert_eq!((error.kind(), left), (ErrorKind::Config, 1));
 }
 
 /// If a lock's token key holds 0, there is no last token. The next grants still get tokens.
@@ -388,7 +423,7 @@ fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     wait_hearing(&server, 1);
     let status = watcher.status("java").unwrap();
     assert_eq!((status.kind, status.token), (StatusKind::FencedLock, None));
-    assert!(watcher.release_for("java", FOREIGN).unwrap());
+    assert!(watcher.release_owner("java", &parsed(FOREIGN)).unwrap());
     assert!(waiter.join() > 0);
 }
 
@@ -412,7 +447,7 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         }
         releases
     });
-    let ends = spawn(move || watcher.release_for("fair", FOREIGN).unwrap());
+    let ends = spawn(move || watcher.release_owner("fair", &parsed(FOREIGN)).unwrap());
     sent.recv().unwrap();
     let fair = other.fair_lock("fair");
     let (looked, has_looked) = mpsc::channel::<()>();

@@ -151,11 +151,13 @@ fn a_lock_is_freed_by_hand() {
     let url = server.url();
     assert_eq!(ends(&url, &["unlock", "orders"]).0, 64);
     assert_eq!(ends(&url, &["unlock", "orders", "--force"]).0, 75);
+    let (status, said) = ends(&url, &["unlock", "orders", "--owner", "somebody"]);
+    assert!(status == 64 && said.contains("a client's uuid, a colon and a number"), "{said}");
     for options in [&[][..], &["--fair"], &["--fenced"], &["-s"], &["-x"]] {
         for force in [true, false] {
             let mut holder = start(&url, options, "orders", "echo on; sleep 60 & wait");
             holder.line();
-            let owner = client(&server).status("orders").unwrap().holders[0].owner.clone();
+            let owner = client(&server).status("orders").unwrap().holders[0].owner.to_string();
             let another = format!("{owner}1");
             assert_eq!(ends(&url, &["unlock", "orders", "--owner", &another]).0, 75);
             if force {
@@ -168,6 +170,18 @@ fn a_lock_is_freed_by_hand() {
         }
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }
+}
+
+#[test]
+fn a_permit_is_taken_from_its_owner_by_hand() {
+    let server = server();
+    let url = server.url();
+    let mut holder = start(&url, &["--permits", "1"], "slots", "echo on; sleep 60 & wait");
+    holder.line();
+    let owner = client(&server).status("slots").unwrap().holders[0].owner.to_string();
+    assert_eq!(ends(&url, &["unlock", "slots", "--owner", &owner]).0, 0);
+    assert_eq!(holder.status(), Some(74));
+    assert_eq!(ends(&url, &["unlock", "slots", "--owner", &owner]).0, 75);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::MultiLock;
 use crate::lock::{HeldLock, LockGuard, OwnedLockGuard};
+use crate::owner::Owner;
 use crate::scripts::FencingToken;
 
 /// Several held locks, or the majority of a quorum. Dropping the guard releases all of them.
@@ -51,7 +52,7 @@ impl<O> LockGuard<MultiLock, O> {
     }
 
     /// Returns the names and [owners](LockGuard::owner) of the held locks, in the order of taking.
-    pub fn owners(&self) -> impl Iterator<Item = (&str, String)> {
+    pub fn owners(&self) -> impl Iterator<Item = (&str, Owner)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.map(|held| (held.name(), held.owner()))
     }
