@@ -260,24 +260,24 @@ impl Client {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
     }
 
-    /// Takes a lock or a permit away from this owner, in any client: that of a
+    /// Takes a lock or a permit away from this owner, in any client. `owner` is the owner of a
     /// [`Holder`](crate::status::Holder) or of a guard. Returns `false` if the owner does not have
-    /// it: nothing was changed. A permit goes back to the
-    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name (but not one of Redisson
-    /// 3.16, whose ids are others: `false`). Like
+    /// the lock or the permit: nothing was changed. A permit goes back to the
+    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (`false` also for a
+    /// permit of Redisson 3.16, which only Redisson can give back.) Like
     /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
     /// that uses redlatch soon finds that its lock is lost.
     ///
     /// # Errors
     ///
-    /// Those of [`status`](Self::status). The message says whether the lock or the permit may have
-    /// been released. [`Config`](ErrorKind::Config) also if a program other than redlatch and
-    /// Redisson has written the holder: nothing was changed.
+    /// The errors of [`status`](Self::status). The message says if the lock or the permit may have
+    /// been released. [`Config`](ErrorKind::Config) if a program other than redlatch and Redisson
+    /// has written the holder: nothing was changed.
     ///
     /// # Blocking
     ///
-    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock. For
-    /// a permit, one round trip.
+    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock.
+    /// For a permit one round trip.
     #[must_use = "`false`: the owner does not have it"]
     pub fn release_owner(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         match owner.permit() {

@@ -131,7 +131,8 @@
 //! - `serde`: `Serialize` for what a program may ask and hear (a [`Status`](status::Status), a
 //!   [`Snapshot`](status::Snapshot), a [`Leader`](election::Leader), the kinds and the ids), in the
 //!   form in which the command `redlatch` prints it with `--json`: times are whole milliseconds, as
-//!   `left_ms`. `Deserialize` for [`FencingToken`] and [`PermitId`]. Off by default.
+//!   `left_ms`. `Deserialize` for [`FencingToken`], [`PermitId`] and [`Owner`]. Off by
+//!   default.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

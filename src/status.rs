@@ -95,8 +95,7 @@ pub enum StatusKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// Its owner. Another program may have written one that is no owner of a lock or a permit: its
-    /// text is shown as it is.
+    /// The owner. If another program has written a text that is no owner, this is that text.
     pub owner: Owner,
     /// Whether the owner reads, so that others may read, too.
     pub shared: bool,
@@ -290,7 +289,7 @@ impl Status {
         Ok(all.into_values().collect())
     }
 
-    /// Releases the lock that this owner has. `false`: it does not have it.
+    /// Releases the lock that this owner has. Returns `false` if the owner does not have it.
     pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &Owner) -> Result<bool, Error> {
         let name = &core.name(&*core.key(name));
         let status = Self::of_named(core, name)?;

@@ -75,7 +75,7 @@ pub(crate) enum Task {
     Unlock {
         /// The lock's name.
         name: String,
-        /// Only if this owner has it, as `who` prints it: a lock or a permit. Status 75: it does not.
+        /// Frees the lock or the permit of this owner only (as printed by `who`). Status 75: it has none.
         #[arg(long, required_unless_present = "force")]
         owner: Option<Owner>,
         /// Frees the lock, whoever has it.

@@ -331,10 +331,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.name())
     }
 
-    /// Returns the owner under which the server knows the hold: the client's
-    /// [`id`](crate::Client::id), a colon and a number. Log it beside what the lock guards. It is
-    /// what [`Client::status`](crate::Client::status), the command `redlatch who` and Redisson
-    /// show. [`Client::release_owner`](crate::Client::release_owner) takes the lock from it. No I/O.
+    /// Returns the owner under which the server stores the hold: the client's
+    /// [`id`](crate::Client::id), a colon and a number. Log this owner beside the data that the
+    /// lock guards. [`Client::status`](crate::Client::status), `redlatch who` and Redisson show the
+    /// owner. [`Client::release_owner`](crate::Client::release_owner) takes the lock from it. No I/O.
     ///
     /// All levels of a thread have the same owner. Threads of one process that pass the lock to
     /// each other, or read together, also have the same owner. After a wait on a

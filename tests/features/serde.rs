@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use redlatch::election::Leader;
 use redlatch::observe::Kind;
-use redlatch::{Client, ErrorKind, FencingToken, HoldState, LostReason, PermitId};
+use redlatch::{Client, ErrorKind, FencingToken, HoldState, LostReason, Owner, PermitId};
 use serde_json::{Value, from_value, json, to_value};
 
 use crate::common::*;
@@ -105,7 +105,10 @@ fn a_token_and_a_permits_id_are_read_again_and_nothing_else_is() {
     let id: PermitId = text.parse().unwrap();
     assert_eq!(to_value(id).unwrap(), text);
     assert_eq!(from_value::<PermitId>(json!(text)).unwrap(), id);
+    let owner: Owner = id.into();
+    assert_eq!(from_value::<Owner>(to_value(&owner).unwrap()).unwrap(), owner);
     for wrong in [json!("0011"), json!(7)] {
-        assert!(from_value::<PermitId>(wrong).is_err());
+        assert!(from_value::<PermitId>(wrong.clone()).is_err());
+        assert!(from_value::<Owner>(wrong).is_err());
     }
 }
