@@ -48,7 +48,7 @@ pub(crate) struct Config {
     pub(crate) redisson_fair_lock_wait_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
-    pub(crate) slow_wait: Option<Duration>,
+    pub(crate) slow_wait: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) allow_garnet: bool,
     pub(crate) credentials_with: Option<Provider<Credentials>>,
@@ -96,7 +96,7 @@ impl ClientBuilder {
             redisson_fair_lock_wait_timeout: Duration::from_secs(300),
             connections: None,
             failover_timeout: Duration::from_secs(60),
-            slow_wait: Some(Duration::from_secs(5)),
+            slow_wait: Duration::from_secs(5),
             client_tracking: true,
             allow_garnet: false,
             credentials_with: None,
@@ -291,9 +291,9 @@ impl ClientBuilder {
     /// are not mentioned, because they belong to no thread. Waits for latches, barriers and
     /// elections are usually long, so the client logs only this second line for them.
     ///
-    /// With `None`, the client logs none of these lines. Defaults to 5 s.
-    pub fn slow_wait(mut self, after: impl Into<Option<Duration>>) -> Self {
-        self.config.slow_wait = after.into();
+    /// With [`Duration::MAX`], the client logs none of these lines. Defaults to 5 s.
+    pub fn slow_wait(mut self, after: Duration) -> Self {
+        self.config.slow_wait = after;
         self
     }
 
@@ -626,6 +626,11 @@ impl std::fmt::Debug for ClientBuilder {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
+/// Checks the time to live of a synchronizer that may have no end ([`Duration::MAX`]).
+pub(crate) fn check_expiry(time_to_live: Duration) -> Result<(), Error> {
+    if time_to_live == Duration::MAX { Ok(()) } else { check_time_to_live(time_to_live) }
+}
+
 /// Checks a time to live, before the client sends a request.
 pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     const LONGEST: Duration = Duration::from_millis(10_000_000_000_000);
@@ -634,7 +639,7 @@ pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     }
     let message = format!(
         "a time to live of {time_to_live:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
-         years), or None for no end"
+         years); for none, call `expire` with Duration::MAX"
     );
     Err(Error::new(ErrorKind::Config, message))
 }

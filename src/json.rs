@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize as _, Serializer};
 
+/// `null`: without an end.
 pub(crate) fn millis<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    some_millis(&Some(*time), serializer)
+    some_millis(&Some(*time).filter(|time| *time < Duration::MAX), serializer)
 }
 
 pub(crate) fn some_millis<S: Serializer>(
@@ -21,4 +22,18 @@ pub(crate) fn unix_millis<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     millis(&time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(), serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::Serializer;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_time_without_an_end_is_null() {
+        assert_eq!(millis(&Duration::from_secs(2), Serializer).unwrap(), json!(2_000));
+        assert_eq!(millis(&Duration::MAX, Serializer).unwrap(), Value::Null);
+    }
 }

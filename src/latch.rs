@@ -9,7 +9,7 @@ use redlatch_client::{CancelToken, Route, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
 use crate::client::Client;
-use crate::config::check_time_to_live;
+use crate::config::{check_expiry, check_time_to_live};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Cleanup;
 use crate::name::Name;
@@ -95,18 +95,16 @@ impl CountDownLatch {
         self.set_count(count, Some(time_to_live))
     }
 
-    /// Sets the latch's time to live, counted from now. `None` removes the time to live. Returns
+    /// Sets the latch's time to live, counted from now. [`Duration::MAX`] removes it. Returns
     /// `false` if the latch has no count.
     ///
     /// # Blocking
     ///
     /// One round trip.
     #[must_use = "`false`: the latch is open, and nothing was changed"]
-    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
+    pub fn expire(&self, time_to_live: Duration) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        time_to_live
-            .map_or(Ok(()), check_time_to_live)
-            .map_err(|error| error.of(&self.site.name))?;
+        check_expiry(time_to_live).map_err(|error| error.of(&self.site.name))?;
         self.site.once(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 

@@ -102,12 +102,12 @@ pub struct Holder {
     /// The owner's levels of the lock. Always 1 for redlatch, which counts re-entries in the
     /// process.
     pub levels: u64,
-    /// The owner's remaining lease. `None` if it has no end.
+    /// The owner's remaining lease. [`Duration::MAX`] if it has no end.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "left_ms", serialize_with = "crate::json::some_millis")
+        serde(rename = "left_ms", serialize_with = "crate::json::millis")
     )]
-    pub left: Option<Duration>,
+    pub left: Duration,
     /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
 }
@@ -238,9 +238,10 @@ impl Status {
             }
             ([], None) => "which is free by now".to_owned(),
             ([holder, others @ ..], _) => {
-                let left = holder.left.map_or_else(String::new, |left| {
-                    format!(", for {:.0} s more unless it renews", left.as_secs_f64())
-                });
+                let left = match holder.left {
+                    Duration::MAX => String::new(),
+                    left => format!(", for {:.0} s more unless it renews", left.as_secs_f64()),
+                };
                 let others = match others.len() {
                     0 => String::new(),
                     others => format!(", and {others} others"),
@@ -345,7 +346,7 @@ impl Status {
             owner: written(owner),
             shared,
             levels,
-            left: time(left),
+            left: time(left).unwrap_or(Duration::MAX),
             process: None,
         };
         let waiter = |(owner, shared, waited, _)| Waiter {

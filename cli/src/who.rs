@@ -89,8 +89,10 @@ fn page(status: &Status) -> String {
     lines.extend(status.token.map(|token| format!("  last token {token}")));
     for holder in &status.holders {
         let verb = if holder.shared { "read by" } else { "held by" };
-        let left = holder.left.map(|left| format!("{} left", seconds(left)));
-        let left = left.unwrap_or_else(|| "no end".to_owned());
+        let left = match holder.left {
+            Duration::MAX => "no end".to_owned(),
+            left => format!("{} left", seconds(left)),
+        };
         let place = holder.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
         lines.push(format!("  {verb} {place}; {left}; owner {}", holder.owner));
     }
@@ -116,7 +118,8 @@ pub(crate) fn line(status: &Status) -> String {
 
 /// Returns the remaining time of the longest lease.
 pub(crate) fn left(status: &Status) -> String {
-    let left = status.holders.iter().filter_map(|holder| holder.left).max();
+    let ends = status.holders.iter().map(|holder| holder.left).filter(|left| *left < Duration::MAX);
+    let left = ends.max();
     left.map_or_else(|| "-".to_owned(), seconds)
 }
 

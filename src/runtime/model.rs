@@ -28,7 +28,7 @@ impl Core {
     /// As [`model`](Self::model), with the jobs that its renewer would get.
     pub(crate) fn model_with_jobs(server: &ModelServer) -> (Arc<Self>, Receiver<Job>) {
         let mut config = ClientBuilder::new(URL).config;
-        config.slow_wait = None;
+        config.slow_wait = Duration::MAX;
         config.connection.dialer = Some(server.dialer());
         // The timeouts are long, since each step of a model takes some time.
         config.connection.connect_timeout = HOUR;

@@ -26,14 +26,15 @@ pub(crate) struct Expiry<'a> {
 }
 
 impl Expiry<'_> {
-    /// Sets the time to live, from now on. `None` removes it. `false`: there is no key.
+    /// Sets the time to live, from now on. [`Duration::MAX`] removes it. `false`: there is no key.
     pub(crate) fn set(
         self,
         request_id: RequestId,
-        time_to_live: Option<Duration>,
+        time_to_live: Duration,
     ) -> Result<bool, Trouble> {
         let mut digits = [0; 20];
-        let time_to_live = millis(time_to_live.unwrap_or(Duration::ZERO), &mut digits);
+        let has_end = time_to_live < Duration::MAX;
+        let time_to_live = if has_end { millis(time_to_live, &mut digits) } else { b"0" };
         let Self { route, rights, key, another, is_either, requests } = self;
         let arguments: &[&[u8]] = &[time_to_live, if is_either { b"1" } else { b"0" }];
         let (script, acks) = (&*EXPIRE, None);

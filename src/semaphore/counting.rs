@@ -9,7 +9,7 @@ use redlatch_client::sync::clock;
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::config::check_time_to_live;
+use crate::config::{check_expiry, check_time_to_live};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -186,17 +186,15 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Sets the semaphore's time to live, counted from now. `None` removes the time to live.
+    /// Sets the semaphore's time to live, counted from now. [`Duration::MAX`] removes it.
     /// Returns `false` if there is no semaphore.
     ///
     /// # Blocking
     ///
     /// One round trip.
     #[must_use = "`false`: there is no semaphore, and nothing was changed"]
-    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
-        time_to_live
-            .map_or(Ok(()), check_time_to_live)
-            .map_err(|error| error.of(&self.site.name))?;
+    pub fn expire(&self, time_to_live: Duration) -> Result<bool, Error> {
+        check_expiry(time_to_live).map_err(|error| error.of(&self.site.name))?;
         self.request(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 

@@ -9,7 +9,7 @@ use redlatch_client::sync::clock;
 use super::permit_verbs;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::config::check_time_to_live;
+use crate::config::{check_expiry, check_time_to_live};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Terms, check_lease};
 use crate::runtime::Session;
@@ -225,18 +225,16 @@ impl ExpirableSemaphore {
     }
 
     /// Sets the semaphore's time to live, counted from now. When this time ends, the semaphore and
-    /// all its permits are gone, as after a [`delete`](Self::delete). `None` removes the time to
-    /// live. Returns `false` if there is no semaphore.
+    /// all its permits are gone, as after a [`delete`](Self::delete). [`Duration::MAX`] removes the
+    /// time to live. Returns `false` if there is no semaphore.
     ///
     /// # Blocking
     ///
     /// One round trip.
     #[must_use = "`false`: there is no semaphore, and nothing was changed"]
-    pub fn expire(&self, time_to_live: Option<Duration>) -> Result<bool, Error> {
+    pub fn expire(&self, time_to_live: Duration) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        time_to_live
-            .map_or(Ok(()), check_time_to_live)
-            .map_err(|error| error.of(&self.site.name))?;
+        check_expiry(time_to_live).map_err(|error| error.of(&self.site.name))?;
         self.site.once(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 

@@ -46,7 +46,7 @@ impl<'a> LongWait<'a> {
         claim: &Claim<'a, N>,
     ) -> Self {
         let is_usual = claim.wait.is_usual || !what.0.has_holders();
-        let (thread, said_after) = (claim.thread, core.config.slow_wait);
+        let (thread, said_after) = (claim.thread, Some(core.config.slow_wait));
         let (is_said, is_listed) = (None, false);
         Self { core, name, thread, what, since: 0, is_usual, said_after, is_said, is_listed }
     }

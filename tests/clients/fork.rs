@@ -202,7 +202,7 @@ fn use_semaphores(client: &Client) {
     is_forked(semaphore.set_permits(7));
     is_forked(semaphore.try_set_permits(7));
     is_forked(semaphore.try_set_permits_for(7, LONG));
-    is_forked(semaphore.expire(Some(LONG)));
+    is_forked(semaphore.expire(LONG));
     is_forked(semaphore.time_to_live());
     is_forked(semaphore.delete());
     let (expirable, id) = (client.expirable_semaphore("expirable"), PermitId::from_bytes([1; 16]));
@@ -229,7 +229,7 @@ fn use_semaphores(client: &Client) {
     is_forked(expirable.add_permits(7));
     is_forked(expirable.set_permits(7));
     is_forked(expirable.try_set_permits(7));
-    is_forked(expirable.expire(Some(LONG)));
+    is_forked(expirable.expire(LONG));
     is_forked(expirable.time_to_live());
     is_forked(expirable.delete());
     assert!(!format!("{semaphore:?} {expirable:?}").is_empty());
@@ -244,7 +244,7 @@ fn use_latch(latch: &CountDownLatch) {
     is_forked(latch.count());
     is_forked(latch.try_set_count(7));
     is_forked(latch.try_set_count_for(7, LONG));
-    is_forked(latch.expire(Some(LONG)));
+    is_forked(latch.expire(LONG));
     is_forked(latch.time_to_live());
     is_forked(latch.delete());
     assert!(!format!("{latch:?}").is_empty());

@@ -397,7 +397,7 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
 /// key. (Redisson 3.16 sets permits only without a time to live.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
-    let seconds = |count| Some(Duration::from_secs(count));
+    let seconds = Duration::from_secs;
     // Rounds a remaining time up to ten seconds, as the observer does.
     let rounded = |left: i64| if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
     beside_redisson(|version| {
@@ -445,14 +445,12 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
                 let known = |java: &mut Redisson| {
                     rounded(java.ask("a", &call("remaining", "")).parse().unwrap())
                 };
-                let steps = [None, seconds(25), seconds(45), None];
+                let steps = [Duration::MAX, seconds(25), seconds(45), Duration::MAX];
                 let mut theirs = Vec::new();
                 for (step, ends) in steps.into_iter().enumerate() {
                     let done = match ends {
-                        Some(time) => {
-                            java.says("a", &call("expire", &time.as_millis().to_string()))
-                        }
-                        None => java.says("a", &call("clearExpire", "")),
+                        Duration::MAX => java.says("a", &call("clearExpire", "")),
+                        time => java.says("a", &call("expire", &time.as_millis().to_string())),
                     };
                     theirs.push((done, left(), observer.look(&java.id)));
                     if step == 0 {

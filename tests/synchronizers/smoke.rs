@@ -197,11 +197,11 @@ fn a_semaphore_works() {
     one.set_permits(5).unwrap();
     other.release().unwrap();
     assert_eq!(one.available_permits().unwrap(), 6);
-    assert!(one.expire(Some(SHORT)).unwrap());
+    assert!(one.expire(SHORT).unwrap());
     assert!(one.time_to_live().unwrap() <= Some(SHORT));
     wait_until("it has expired", SOON, || other.available_permits().unwrap() == 0);
     assert!(one.try_set_permits_for(1, LONG).unwrap());
-    assert!(other.expire(None).unwrap());
+    assert!(other.expire(Duration::MAX).unwrap());
     assert!(other.delete().unwrap());
 }
 
@@ -231,8 +231,8 @@ fn an_expirable_semaphore_works() {
     let ids = [(); 2].map(|()| one.with_lease(LONG).acquire().unwrap().into_id());
     other.release_many(&ids).unwrap();
     other.set_permits(3).unwrap();
-    assert!(other.expire(Some(LONG)).unwrap() && one.time_to_live().unwrap().is_some());
-    assert!(other.expire(None).unwrap() && other.delete().unwrap());
+    assert!(other.expire(LONG).unwrap() && one.time_to_live().unwrap().is_some());
+    assert!(other.expire(Duration::MAX).unwrap() && other.delete().unwrap());
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_latch_works() {
     other.count_down().unwrap();
     waits.join();
     assert!(other.try_set_count_for(3, LONG).unwrap());
-    assert!(one.expire(None).unwrap());
+    assert!(one.expire(Duration::MAX).unwrap());
     assert_eq!(other.time_to_live().unwrap(), Some(Duration::MAX));
     assert!(one.delete().unwrap());
 }

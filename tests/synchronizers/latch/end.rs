@@ -8,18 +8,18 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
     let latch = client(&server).count_down_latch("ends");
     let mut redis = server.connection();
     assert_eq!(latch.time_to_live().unwrap(), None);
-    assert!(!latch.expire(Some(LONG)).unwrap() && !latch.expire(None).unwrap());
+    assert!(!latch.expire(LONG).unwrap() && !latch.expire(Duration::MAX).unwrap());
     assert!(latch.try_set_count_for(2, LONG).unwrap());
     assert!(!latch.try_set_count_for(9, UNIT).unwrap(), "it has a count");
     latch.count_down().unwrap();
     let left = latch.time_to_live().unwrap().unwrap();
     assert!(left > LONG - SOON && left <= LONG, "{left:?}");
-    assert!(latch.expire(None).unwrap());
+    assert!(latch.expire(Duration::MAX).unwrap());
     assert_eq!(
         (latch.time_to_live().unwrap(), pttl(&mut redis, "ends")),
         (Some(Duration::MAX), -1)
     );
-    assert!(latch.expire(Some(UNIT)).unwrap());
+    assert!(latch.expire(UNIT).unwrap());
     wait_until("it is gone", SOON, || latch.time_to_live().unwrap().is_none());
     assert_eq!(latch.count().unwrap(), 0);
     // A new count does not keep the time to live of the old one.
@@ -28,7 +28,11 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
     for unusable in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
         let error = latch.try_set_count_for(1, unusable).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert_eq!(latch.expire(Some(unusable)).unwrap_err().kind(), ErrorKind::Config);
+    }
+    for unusable in [Duration::ZERO, Duration::from_micros(999), Duration::MAX - UNIT] {
+        let error = latch.expire(unusable).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("Duration::MAX"), "{error}");
     }
 }
 
@@ -67,7 +71,7 @@ fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
         let latch = client.count_down_latch("kept");
         assert!(latch.try_set_count_for(1, UNIT * 3).unwrap());
         let waiters = waiters(&latch, 3);
-        assert!(latch.expire(Some(LONG)).unwrap());
+        assert!(latch.expire(LONG).unwrap());
         // This is later than the end that the latch had.
         thread::sleep(UNIT * 4);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
@@ -88,7 +92,7 @@ fn an_end_whose_reply_is_lost_is_set_once() {
         on_script(&proxy, "once", 1, action);
         assert!(latch.try_set_count_for(2, LONG).unwrap());
         on_script(&proxy, "once", 1, action);
-        assert!(latch.expire(None).unwrap());
+        assert!(latch.expire(Duration::MAX).unwrap());
         assert_eq!(pttl(&mut server.connection(), "once"), -1);
         assert!(latch.delete().unwrap());
     }

@@ -8,7 +8,7 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
     let semaphore = client(&server).semaphore("ends");
     let mut redis = server.connection();
     assert_eq!(semaphore.time_to_live().unwrap(), None);
-    assert!(!semaphore.expire(Some(LONG)).unwrap() && !semaphore.expire(None).unwrap());
+    assert!(!semaphore.expire(LONG).unwrap() && !semaphore.expire(Duration::MAX).unwrap());
     let heard = messages(&server, "redisson_sc:*", || {
         assert!(semaphore.try_set_permits_for(3, LONG).unwrap());
     });
@@ -20,13 +20,13 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
     semaphore.set_permits(1).unwrap();
     let left = pttl(&mut redis, "ends");
     assert!(left > 0 && left <= LONG.as_millis() as i64, "{left}");
-    assert!(semaphore.expire(None).unwrap());
+    assert!(semaphore.expire(Duration::MAX).unwrap());
     assert_eq!(semaphore.time_to_live().unwrap(), Some(Duration::MAX));
-    assert!(semaphore.expire(Some(UNIT)).unwrap());
+    assert!(semaphore.expire(UNIT).unwrap());
     wait_until("it is gone", SOON, || semaphore.time_to_live().unwrap().is_none());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
     assert!(!semaphore.release_if_exists(1).unwrap());
-    let error = semaphore.expire(Some(Duration::ZERO)).unwrap_err();
+    let error = semaphore.expire(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
@@ -35,18 +35,18 @@ fn the_permits_of_an_expirable_semaphore_end_with_it() {
     let server = server();
     let semaphore = client(&server).expirable_semaphore("both");
     let mut redis = server.connection();
-    assert!(!semaphore.expire(Some(LONG)).unwrap());
+    assert!(!semaphore.expire(LONG).unwrap());
     assert!(semaphore.try_set_permits(2).unwrap());
     let permit = semaphore.acquire().unwrap();
-    assert!(semaphore.expire(Some(LONG)).unwrap());
+    assert!(semaphore.expire(LONG).unwrap());
     for key in ["both", "{both}:timeout"] {
         assert!(pttl(&mut redis, key) > 0, "{key}");
     }
-    assert!(semaphore.expire(None).unwrap());
+    assert!(semaphore.expire(Duration::MAX).unwrap());
     for key in ["both", "{both}:timeout"] {
         assert_eq!(pttl(&mut redis, key), -1, "{key}");
     }
-    assert!(semaphore.expire(Some(UNIT)).unwrap());
+    assert!(semaphore.expire(UNIT).unwrap());
     wait_until("both are gone", SOON, || {
         !redis.exists::<_, bool>(&["both", "{both}:timeout"]).unwrap()
     });
@@ -83,7 +83,7 @@ fn without_the_right_to_end_the_leases_nothing_is_changed() {
     semaphore.set_permits(2).unwrap();
     let _permit = semaphore.acquire().unwrap();
     user.set(&["resetkeys", "~half", "~redlatch_request:*", "%R~{half}:timeout"]);
-    assert!(semaphore.expire(Some(LONG)).is_err());
+    assert!(semaphore.expire(LONG).is_err());
     user.set(&["~*", "&*", "+@all"]);
     let mut redis = server.connection();
     assert_eq!((pttl(&mut redis, "half"), pttl(&mut redis, "{half}:timeout")), (-1, -1));

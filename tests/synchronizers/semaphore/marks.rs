@@ -177,13 +177,13 @@ fn a_mark_lives_as_long_as_its_number() {
     semaphore.set_permits(5).unwrap();
     semaphore.acquire().unwrap().release().unwrap();
     assert_eq!(both(), made);
-    assert!(semaphore.expire(Some(2 * LONG)).unwrap());
+    assert!(semaphore.expire(2 * LONG).unwrap());
     assert!(both() > made);
-    assert!(semaphore.expire(None).unwrap());
+    assert!(semaphore.expire(Duration::MAX).unwrap());
     assert_eq!(both(), -1);
     assert!(semaphore.delete().unwrap());
     assert_eq!(both(), -2, "both are gone");
-    assert!(!semaphore.expire(Some(LONG)).unwrap());
+    assert!(!semaphore.expire(LONG).unwrap());
     // The semaphore was made by Redisson, or by a client without marks.
     let mut redis = server.connection();
     let () = redis.pset_ex(key, 3, 600_000).unwrap();
@@ -192,7 +192,7 @@ fn a_mark_lives_as_long_as_its_number() {
     assert_eq!(redis.get::<_, i64>(key).unwrap(), 2);
     // A mark without a number is not a semaphore.
     let () = redis.del(key).unwrap();
-    assert!(!semaphore.expire(None).unwrap());
+    assert!(!semaphore.expire(Duration::MAX).unwrap());
 }
 
 #[test]
