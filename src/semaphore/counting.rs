@@ -136,8 +136,11 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// None here. The first verb that takes permits also looks for the semaphore and may make it.
-    /// If one of these requests fails, the verb returns the error and takes no permit. The next
+    /// None here. If a verb of this handle asks for more than `permits` at once, it fails with
+    /// [`Config`](ErrorKind::Config), because a semaphore of that size never has so many. So with
+    /// zero every verb fails. (To wait for permits that another program adds, take a handle without
+    /// `with_permits`.) The first verb that takes permits also looks for the semaphore and may make
+    /// it. If one of these requests fails, the verb returns the error and takes no permit. The next
     /// verb tries again.
     ///
     /// # Blocking
@@ -412,7 +415,7 @@ impl Semaphore {
         }
         let Self { site, size, .. } = self;
         if let Some(size) = *size {
-            site.size.wants(size, &site.core, &site.name);
+            site.size.wants(size, permits, (&site.core, &site.name))?;
         }
         let need = PermitNeed { permits, terms: None };
         let taken = permits::acquire(site, need, wait)?;

@@ -125,9 +125,9 @@ permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 impl ExpirableSemaphore {
     /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
     /// if the semaphore does not exist: see
-    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits). For this kind of semaphore the
-    /// server knows the size, taken permits included. If the size is not `permits`, the client logs
-    /// this once.
+    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits), also for its errors. For this
+    /// kind of semaphore the server knows the size, taken permits included. If the size is not
+    /// `permits`, the client logs this once.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -469,7 +469,7 @@ impl ExpirableSemaphore {
             return Ok(Some(Vec::new()));
         }
         if let Some(size) = self.size {
-            self.site.size.wants(size, &self.site.core, &self.site.name);
+            self.site.size.wants(size, permits, (&self.site.core, &self.site.name))?;
         }
         let need = PermitNeed { permits, terms: Some(self.terms) };
         loop {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::Level;
 
+use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::Trouble;
@@ -24,12 +25,27 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Notes the size that a handle wants. Only the first size is kept.
-    pub(super) fn wants(&self, permits: u32, core: &Core, name: &Name) {
-        let first = *self.wanted.get_or_init(|| permits);
-        if first != permits {
-            self.tell_another(permits, "another handle of this client wants", first, core, name);
+    /// Notes the size that a handle wants. Only the first size is kept. Fails if the handle now asks
+    /// for more `permits`: a semaphore of its size never has them.
+    pub(super) fn wants(
+        &self,
+        size: u32,
+        permits: u32,
+        (core, name): (&Core, &Name),
+    ) -> Result<(), Error> {
+        if permits > size {
+            let message = format!(
+                "{permits} permits are more than the {size} of `with_permits`, so the call could \
+                 wait for ever; nothing was taken"
+            );
+            return Err(Error::new(ErrorKind::Config, message).of(name));
         }
+        let first = *self.wanted.get_or_init(|| size);
+        if first != size {
+            let another = format!("another handle of this client wants {first}");
+            self.tell_another(size, &another, core, name);
+        }
+        Ok(())
     }
 
     /// Notes that a request for permits has found the semaphore.
@@ -38,14 +54,14 @@ impl Size {
     }
 
     /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` returns the
-    /// number of permits that the server knows. `is_another` returns whether this number
-    /// contradicts the wanted size. Several threads may call this at the same time, since `try_set`
-    /// succeeds only once.
+    /// number of permits that the server knows. If this number contradicts the wanted size,
+    /// `another` returns the log's words for it. Several threads may call this at the same time,
+    /// since `try_set` succeeds only once.
     pub(super) fn settle(
         &self,
         (core, name): (&Core, &Name),
         look: impl Fn() -> Result<Option<i64>, Trouble>,
-        is_another: impl Fn(i64, i64) -> bool,
+        another: impl Fn(i64, i64) -> Option<String>,
         try_set: impl FnOnce(u32) -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
         let Some(wanted) = self.wanted.get().copied() else { return Ok(()) };
@@ -60,25 +76,17 @@ impl Size {
             // Another client was faster.
             found = look()?;
         }
-        if let Some(found) = found.filter(|found| is_another(*found, wanted.into())) {
-            self.tell_another(wanted, "the server has", found, core, name);
+        if let Some(another) = found.and_then(|found| another(found, wanted.into())) {
+            self.tell_another(wanted, &another, core, name);
         }
         Ok(())
     }
 
-    fn tell_another(
-        &self,
-        wanted: u32,
-        who: &str,
-        found: impl Into<i64>,
-        core: &Core,
-        name: &Name,
-    ) {
+    fn tell_another(&self, wanted: u32, another: &str, core: &Core, name: &Name) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            let found = found.into();
             core.watchdog.log(Level::Warn, || {
                 format!(
-                    "a handle wants {wanted} permits of {name:?}, but {who} {found}: nothing was \
+                    "a handle wants {wanted} permits of {name:?}, but {another}: nothing was \
                      changed"
                 )
             });

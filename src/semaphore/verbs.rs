@@ -38,7 +38,9 @@ macro_rules! permit_verbs {
                 ///   answer, if the key holds other data, or if a permit's lease was over before
                 ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's answer
                 ///   makes no sense.
-                /// - [`Config`](ErrorKind::Config) if the name is empty or the lease out of range.
+                /// - [`Config`](ErrorKind::Config) if the name is empty, the lease out of range, or
+                ///   the number of permits higher than that of
+                ///   [`with_permits`](Self::with_permits).
                 /// - [`ShutDown`](ErrorKind::ShutDown) after
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.
@@ -130,7 +132,8 @@ macro_rules! permit_verbs {
                 /// # Blocking
                 ///
                 /// Blocks until that many permits are free, or for ever if the semaphore has fewer
-                /// permits. With zero permits, the call does not block.
+                /// permits. (An error if [`with_permits`](Self::with_permits) names fewer.) With
+                /// zero permits, the call does not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }

@@ -900,7 +900,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
         }
     }
     wait_until("it is said", SOON, || !said().is_empty());
-    let line = "a handle wants 5 permits of \"pool 1\", but the server has 6: nothing was changed";
+    let line = "a handle wants 5 permits of \"pool 1\", but 6 are free: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
     // The size of an expirable semaphore is known even while permits are out.
@@ -916,8 +916,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
         }
     }
     wait_until("it is said", SOON, || !said().is_empty());
-    let line =
-        "a handle wants 5 permits of \"leases 1\", but the server has 4: nothing was changed";
+    let line = "a handle wants 5 permits of \"leases 1\", but it has 4: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
     LOGGER.install();

@@ -93,13 +93,13 @@ impl SemaphoreSite {
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         // The server does not know how many permits are taken.
-        let is_another = |free, wanted| free > wanted;
+        let another = |free, wanted| (free > wanted).then(|| format!("{free} are free"));
         let try_set = |size| {
             self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
         };
         let look = || self.scripts().available_permits();
         self.size
-            .settle((core, name), look, is_another, try_set)
+            .settle((core, name), look, another, try_set)
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 

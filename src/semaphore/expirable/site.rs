@@ -87,12 +87,12 @@ impl ExpirableSite {
             let PermitCounts { free, out } = self.scripts().counts()?;
             Ok(Some(free.saturating_add(out)).filter(|size| *size != 0))
         };
-        let is_another = |size, wanted| size != wanted;
+        let another = |size, wanted| (size != wanted).then(|| format!("it has {size}"));
         let try_set = |size| {
             self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
         };
         self.size
-            .settle((core, name), look, is_another, try_set)
+            .settle((core, name), look, another, try_set)
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 

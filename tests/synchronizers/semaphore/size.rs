@@ -136,3 +136,31 @@ fn the_first_use_of_an_expirable_semaphore_makes_it_once() {
     assert!(permit.release().is_err());
     assert_eq!(sized.permits().unwrap(), 0);
 }
+
+#[test]
+fn a_call_for_more_permits_than_the_handle_wants_in_all_is_an_error_and_asks_nothing() {
+    let server = server();
+    let client = client(&server);
+    let (slots, leases) = (client.semaphore("slots"), client.expirable_semaphore("leases"));
+    let of_size = |size| (slots.with_permits(size), leases.with_permits(size));
+    let (five_slots, five_leases) = of_size(5);
+    let (no_slots, no_leases) = of_size(0);
+    for error in [
+        five_slots.acquire_many(6).unwrap_err(),
+        five_slots.try_acquire_many(6).unwrap_err(),
+        five_leases.acquire_many_within(6, UNIT).unwrap_err(),
+        no_slots.acquire().unwrap_err(),
+        no_leases.try_acquire_for(UNIT).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("`with_permits`"), "{error}");
+    }
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert_eq!(left, [""; 0], "nothing was made");
+    drop((five_slots.acquire_many(5).unwrap(), five_leases.acquire_many(5).unwrap()));
+    drop(no_slots.acquire_many(0).unwrap());
+    // A handle that wants no number takes what is there.
+    wait_permits(&server, "slots", 5);
+    slots.add_permits(1).unwrap();
+    drop(slots.acquire_many(6).unwrap());
+}
