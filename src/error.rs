@@ -237,11 +237,11 @@ impl Error {
     ///
     /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
     ///   client releases in the background anything that the server granted: you may call it again.
-    /// - A call that *gives* (`unlock`, a semaphore's or permit's `release`, `release_many`,
+    /// - A call that *gives* (`unlock`, a permit's `release`, `release_many`, `release_forgotten`,
     ///   `count_down`) is repeated in the background: do not call it again. So is the release after
     ///   a `leave_to_expire` that failed.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_if_exists`) is not
+    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
     ///   repeated: look at the state before you call it again.
     /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
     /// - A call that waits at a barrier has arrived, or may have: the others may pass.

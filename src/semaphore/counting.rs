@@ -177,7 +177,7 @@ impl Semaphore {
     /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
     /// semaphore is gone and waiters go on waiting, as after a [`delete`](Self::delete). A later
     /// release of a permit makes a semaphore without a time to live
-    /// ([`release_if_exists`](Self::release_if_exists) does not).
+    /// ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists) does not).
     ///
     /// # Blocking
     ///
@@ -314,47 +314,45 @@ impl Semaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Gives the semaphore one permit, whether or not this process took one. Use this for a permit
-    /// that a program has [forgotten](Permit::forget), or that another program took.
+    /// Gives back permits that no guard gives back: [forgotten](Permit::forget) ones, or those of a
+    /// process that has ended.
+    ///
+    /// The server counts free permits only, so it adds these whether or not they were taken. **Do
+    /// not call this for permits that a [`Permit`] has**: the drop of the `Permit` gives them back a
+    /// second time, and then the semaphore has more permits than before, for good. (That drop is
+    /// what `release()` in a `finally` is in Java.) To make the semaphore larger, call
+    /// [`add_permits`](Self::add_permits).
     ///
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the client repeats the release in the background), or if too few
-    /// replicas acknowledge the release (the permit is given back). The other errors are those of
+    /// replicas acknowledge the release (the permits are given back). The other errors are those of
     /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
     /// One round trip, and the wait for replicas
-    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). No round trip if a waiting thread of
-    /// this process gets the permit.
-    pub fn release(&self) -> Result<(), Error> {
-        self.release_many(1)
-    }
-
-    /// Gives the semaphore `permits`, as [`release`](Self::release) gives one.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip; none if waiting threads of this process get all the permits.
-    pub fn release_many(&self, permits: u32) -> Result<(), Error> {
+    /// ([`replica_acks`](crate::ClientBuilder::replica_acks)). No round trip if waiting threads of
+    /// this process get all the permits.
+    pub fn release_forgotten(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.site.give_back_as(permits, Giving::Awaited)
     }
 
-    /// Gives `permits` back if the semaphore exists. Otherwise changes nothing and returns `false`.
+    /// Gives `permits` back, as [`release_forgotten`](Self::release_forgotten) does, if the
+    /// semaphore exists. Otherwise changes nothing and returns `false`.
     ///
     /// # Errors
     ///
-    /// The errors of [`release`](Self::release). The client does not repeat the request in the
-    /// background. The message says whether the change may have been made.
+    /// The errors of [`release_forgotten`](Self::release_forgotten). The client does not repeat the
+    /// request in the background. The message says whether the change may have been made.
     ///
     /// # Blocking
     ///
     /// One round trip.
     #[must_use = "`false`: there is no semaphore, and nothing was given back"]
-    pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
+    pub fn release_forgotten_if_exists(&self, permits: u32) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
         let request_id = site.open();

@@ -193,9 +193,8 @@ fn use_semaphores(client: &Client) {
     is_forked(semaphore.try_acquire_many_for(2, UNIT));
     is_forked(semaphore.acquire_many_cancellable(2, &token));
     is_forked(semaphore.acquire_many_within(2, UNIT));
-    is_forked(semaphore.release());
-    is_forked(semaphore.release_many(2));
-    is_forked(semaphore.release_if_exists(2));
+    is_forked(semaphore.release_forgotten(2));
+    is_forked(semaphore.release_forgotten_if_exists(2));
     is_forked(semaphore.available_permits());
     is_forked(semaphore.drain_permits());
     is_forked(semaphore.add_permits(7));

@@ -649,7 +649,7 @@ fn trouble_with_a_server_says_which() {
     lock.lock().unwrap().unlock().unwrap();
     server.kill();
     says_where(lock.lock().map(drop).unwrap_err());
-    says_where(semaphore.release().unwrap_err());
+    says_where(semaphore.release_forgotten(1).unwrap_err());
     says_where(builder().connect().unwrap_err());
     let impostor = Impostor::answering(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = Client::connect(&impostor.url()).unwrap_err().to_string();

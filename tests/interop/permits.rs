@@ -33,7 +33,7 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
             java.tell(thread, "acquire semaphore pool");
         }
         wait_until_redisson_waits(&server, "redisson_sc:{pool}", scripts);
-        semaphore.release_many(3).unwrap();
+        semaphore.release_forgotten(3).unwrap();
         let mut woken = Vec::new();
         wait_until("three come in", SOON, || {
             let came = |thread: &&str| java.reply_within(thread, UNIT / 10).is_some();
@@ -43,7 +43,7 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
         assert_eq!(semaphore.available_permits().unwrap(), 0);
         let left = WAITERS.into_iter().find(|thread| !woken.contains(thread)).unwrap();
         assert_eq!(java.reply_within(left, UNIT), None);
-        semaphore.release().unwrap();
+        semaphore.release_forgotten(1).unwrap();
         assert_eq!(java.reply(left), "ok");
         // Redisson returns permits, and redlatch's threads get them.
         at_once(|| {

@@ -193,9 +193,9 @@ fn a_semaphore_works() {
     wait_until("both are there", SOON, || other.available_permits().unwrap() == 2);
     other.add_permits(1).unwrap();
     assert_eq!(one.drain_permits().unwrap(), 3);
-    assert!(one.release_if_exists(1).unwrap());
+    assert!(one.release_forgotten_if_exists(1).unwrap());
     one.set_permits(5).unwrap();
-    other.release().unwrap();
+    other.release_forgotten(1).unwrap();
     assert_eq!(one.available_permits().unwrap(), 6);
     assert!(one.expire(SHORT).unwrap());
     assert!(one.time_to_live().unwrap() <= Some(SHORT));

@@ -19,6 +19,9 @@ use crate::runtime::Count;
 /// does not wait for the reply. If the release fails, the client tries again in the background.
 /// [`release`](Self::release) waits for the reply, and returns the error.
 ///
+/// The permits are given back once, by this guard alone. Do not also call
+/// [`Semaphore::release_forgotten`] for them: the semaphore would have more permits than before.
+///
 /// ```no_run
 /// use std::thread;
 ///
@@ -68,7 +71,7 @@ impl Permit {
         self.give_back(permits, Giving::AwaitedForGood)
     }
 
-    /// Leaves the permits taken, until a program calls [`Semaphore::release_many`]. An
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. An
     /// [`Observer`](crate::observe::Observer) and the client's counts record a release.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);

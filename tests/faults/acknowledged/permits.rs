@@ -52,7 +52,7 @@ fn a_release_waits_for_the_replica_and_a_drop_does_not() {
     assert_eq!(free(&pair.replica), 1, "it was waited for");
     pair.cut_off(true);
     let permit = taken.pop().unwrap();
-    for outcome in [permit.release(), semaphore.release_if_exists(1).map(drop)] {
+    for outcome in [permit.release(), semaphore.release_forgotten_if_exists(1).map(drop)] {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("only 0 of 1 replicas acknowledged"), "{error}");
         assert!(error.contains("given back, do not release them again"), "{error}");

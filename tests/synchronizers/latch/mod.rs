@@ -142,7 +142,7 @@ fn an_empty_name_is_an_error() {
         latch.count().unwrap_err().kind(),
         latch.delete().unwrap_err().kind(),
         client.semaphore("").acquire().unwrap_err().kind(),
-        client.semaphore("").release().unwrap_err().kind(),
+        client.semaphore("").release_forgotten(1).unwrap_err().kind(),
     ];
     assert!(kinds.iter().all(|kind| *kind == ErrorKind::Config), "{kinds:?}");
 }

@@ -92,7 +92,7 @@ fn threads_that_release_at_once_all_give_back() {
                 spawn(move || {
                     for _ in 0..500 {
                         if way {
-                            semaphore.release().unwrap();
+                            semaphore.release_forgotten(1).unwrap();
                         } else {
                             semaphore.add_permits(1).unwrap();
                         }

@@ -25,7 +25,7 @@ fn a_semaphore_with_a_time_to_live_ends_as_redissons_does() {
     assert!(semaphore.expire(UNIT).unwrap());
     wait_until("it is gone", SOON, || semaphore.time_to_live().unwrap().is_none());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
-    assert!(!semaphore.release_if_exists(1).unwrap());
+    assert!(!semaphore.release_forgotten_if_exists(1).unwrap());
     let error = semaphore.expire(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }

@@ -27,7 +27,7 @@ fn a_lost_reply_of_a_refusal_is_a_refusal_and_takes_nothing_later() {
     on_acquire(&proxy, "refused", 1, Action::LoseReply);
     assert!(semaphore.try_acquire_many(2).unwrap().into_option().is_none());
     assert_eq!(proxy.fired(), 1);
-    semaphore.release_many(3).unwrap();
+    semaphore.release_forgotten(3).unwrap();
     stays(&server, "refused", 4);
 }
 
@@ -116,7 +116,7 @@ fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
                 "release" => permit.release(),
                 _ => {
                     permit.forget();
-                    semaphore.release_many(2)
+                    semaphore.release_forgotten(2)
                 }
             };
             if let Err(error) = released {
@@ -141,14 +141,14 @@ fn each_other_change_is_made_once_though_its_reply_is_lost() {
             contains(bytes, "EVAL") && contains(bytes, "changed")
         });
     };
-    semaphore.release_if_exists(1).unwrap();
+    semaphore.release_forgotten_if_exists(1).unwrap();
     lose();
     assert!(semaphore.try_set_permits(3).unwrap(), "it was set by this call");
     lose();
     semaphore.add_permits(4).unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 7);
     lose();
-    assert!(semaphore.release_if_exists(1).unwrap());
+    assert!(semaphore.release_forgotten_if_exists(1).unwrap());
     lose();
     assert_eq!(semaphore.drain_permits().unwrap(), 8);
     assert_eq!(proxy.fired(), 4);
@@ -181,7 +181,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
             stays(&server, "frozen", 8);
             server.pause();
         } else if round == 1 {
-            let error = semaphore.release().unwrap_err();
+            let error = semaphore.release_forgotten(1).unwrap_err();
             is_clear(&error, "frozen", "permit");
             // The error says whether there will be one more permit.
             permits += i64::from(error.to_string().contains("in the background"));
@@ -264,10 +264,10 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
             match round % 3 {
                 0 => {
                     kill(&mut redis, "pubsub");
-                    releases.release().unwrap();
+                    releases.release_forgotten(1).unwrap();
                 }
                 1 => {
-                    releases.release().unwrap();
+                    releases.release_forgotten(1).unwrap();
                     kill(&mut redis, "pubsub");
                 }
                 // If this is fast enough, it comes in one packet with the message, before the
@@ -345,8 +345,8 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
             refused(|| semaphore.try_acquire_for(UNIT)),
             semaphore.add_permits(1).unwrap_err(),
             semaphore.drain_permits().map(drop).unwrap_err(),
-            semaphore.release().unwrap_err(),
-            semaphore.release_if_exists(1).map(drop).unwrap_err(),
+            semaphore.release_forgotten(1).unwrap_err(),
+            semaphore.release_forgotten_if_exists(1).map(drop).unwrap_err(),
             semaphore.available_permits().map(drop).unwrap_err(),
         ];
         for error in errors {
@@ -369,7 +369,7 @@ fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
     let () = redis.del(&keys[0]).unwrap();
     let () = redis.rpush(&keys[0], "no string").unwrap();
     assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::WrongType);
-    assert!(semaphore.release().is_err());
+    assert!(semaphore.release_forgotten(1).is_err());
     // The client repeats the release until it succeeds.
     drop(permit);
     assert_eq!(redis.get::<_, i64>("requests").unwrap(), 2);
@@ -392,7 +392,7 @@ fn without_memory_no_permit_is_taken_and_released_ones_come_back_later() {
     limit("1");
     is_clear(&semaphore.acquire().map(drop).unwrap_err(), "memory", "maxmemory");
     is_clear(&semaphore.try_acquire().map(drop).unwrap_err(), "memory", "maxmemory");
-    is_clear(&semaphore.release().unwrap_err(), "memory", "no permit was given back");
+    is_clear(&semaphore.release_forgotten(1).unwrap_err(), "memory", "no permit was given back");
     drop(dropped);
     is_clear(&released.release().unwrap_err(), "memory", "given back in the background");
     limit("0");
@@ -423,7 +423,7 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
             thread::sleep(Duration::from_millis(2));
             limit("1");
             permit.forget();
-            first.release_many(3)
+            first.release_forgotten(3)
         });
         // A sleeping thread is not enough. While its first request is in flight, another thread may
         // be served before it. Then it cannot get three permits until the other thread returns its
@@ -437,11 +437,11 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         if let Err(error) = released
             && error.to_string().contains("no permit was given back")
         {
-            semaphore.release_many(3).unwrap();
+            semaphore.release_forgotten(3).unwrap();
         }
         // The second thread may have got the error that there is no memory.
         if second.join().is_ok() {
-            semaphore.release().unwrap();
+            semaphore.release_forgotten(1).unwrap();
         }
         stays(&server, name, 3);
     }
@@ -473,7 +473,7 @@ fn without_the_right_to_publish_permits_come_back_all_the_same() {
     user.set(&["-publish"]);
     semaphore.acquire_many(2).unwrap().release().unwrap();
     drop(semaphore.acquire().unwrap());
-    assert!(semaphore.release_if_exists(1).unwrap());
+    assert!(semaphore.release_forgotten_if_exists(1).unwrap());
     stays(&server, "mute", 3);
 }
 

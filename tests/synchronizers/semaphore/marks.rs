@@ -89,7 +89,7 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
         |it| assert!(it.try_set_permits_for(4, LONG).unwrap()),
         |it| it.set_permits(4).unwrap(),
         |it| it.add_permits(4).unwrap(),
-        |it| it.release_many(4).unwrap(),
+        |it| it.release_forgotten(4).unwrap(),
     ];
     for (at, make) in ways.iter().enumerate() {
         let (old, new) = (server(), server());
@@ -201,7 +201,7 @@ fn each_change_of_a_number_without_a_mark_makes_one_and_others_keep_it() {
     let client = client(&server);
     let changes: [fn(&Semaphore); 5] = [
         |it| it.acquire().unwrap().forget(),
-        |it| it.release().unwrap(),
+        |it| it.release_forgotten(1).unwrap(),
         |it| it.add_permits(-1).unwrap(),
         |it| it.set_permits(3).unwrap(),
         |it| assert!(it.drain_permits().unwrap() > 0),

@@ -46,7 +46,7 @@ fn numbers_are_exact_up_to_the_largest() {
         }
     }
     semaphore.add_permits(i64::MAX).unwrap();
-    let error = semaphore.release().unwrap_err();
+    let error = semaphore.release_forgotten(1).unwrap_err();
     is_clear(&error, "large", "no permit was given back");
     assert_eq!(semaphore.available_permits().unwrap(), i64::MAX);
 }
@@ -63,7 +63,7 @@ fn a_java_service_can_read_how_many_are_free() {
         semaphore.set_permits(1 << 31).unwrap();
         semaphore.add_permits(1 << 31).unwrap();
         semaphore.add_permits(1 << 60).unwrap();
-        semaphore.release().unwrap();
+        semaphore.release_forgotten(1).unwrap();
         drop(semaphore.acquire().unwrap());
         semaphore.set_permits(i32::MAX.unsigned_abs() - 1).unwrap();
     });
@@ -119,8 +119,8 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     wait_permits(&server, "split", 2);
     permit.forget();
     assert_eq!(semaphore.available_permits().unwrap(), 2);
-    semaphore.release_many(3).unwrap();
-    semaphore.release().unwrap();
+    semaphore.release_forgotten(3).unwrap();
+    semaphore.release_forgotten(1).unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 6);
     let mut empty = semaphore.acquire().unwrap();
     let all = empty.split(1).unwrap();
@@ -130,14 +130,25 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     assert_eq!(semaphore.available_permits().unwrap(), 6);
 }
 
+/// The documentation warns of this: the server knows no holders.
+#[test]
+fn a_permit_that_is_given_back_by_hand_and_by_its_guard_is_there_twice() {
+    let server = server();
+    let semaphore = semaphore(&client(&server), "twice", 1);
+    let permit = semaphore.acquire().unwrap();
+    semaphore.release_forgotten(1).unwrap();
+    permit.release().unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 2);
+}
+
 #[test]
 fn a_release_makes_a_semaphore_unless_it_is_only_for_one_that_exists() {
     let server = server();
     let semaphore = client(&server).semaphore("absent");
-    assert!(!semaphore.release_if_exists(2).unwrap());
+    assert!(!semaphore.release_forgotten_if_exists(2).unwrap());
     assert!(!server.connection().exists::<_, bool>("absent").unwrap());
-    semaphore.release().unwrap();
-    assert!(semaphore.release_if_exists(2).unwrap());
+    semaphore.release_forgotten(1).unwrap();
+    assert!(semaphore.release_forgotten_if_exists(2).unwrap());
     assert_eq!(semaphore.available_permits().unwrap(), 3);
 }
 
@@ -149,7 +160,7 @@ fn no_permits_are_granted_at_once() {
     drop(semaphore.acquire_many(0).unwrap());
     semaphore.try_acquire_many(0).unwrap().into_option().unwrap().release().unwrap();
     drop(semaphore.try_acquire_many_for(0, LONG).unwrap().into_option().unwrap());
-    semaphore.release_many(0).unwrap();
+    semaphore.release_forgotten(0).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before);
     assert!(!server.connection().exists::<_, bool>("zero").unwrap());
 }
@@ -200,7 +211,7 @@ fn a_cancel_ends_the_wait_of_the_first_and_of_those_behind() {
     }
     let error = semaphore.acquire_cancellable(&tokens[0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
-    semaphore.release().unwrap();
+    semaphore.release_forgotten(1).unwrap();
     drop(semaphore.acquire_cancellable(&CancelToken::new()).unwrap());
     stays(&server, "cancelled", 1);
 }
@@ -222,7 +233,7 @@ fn a_shutdown_ends_all_waits() {
     for waiter in waiters {
         assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::ShutDown);
     }
-    assert_eq!(semaphore.release().unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(semaphore.release_forgotten(1).unwrap_err().kind(), ErrorKind::ShutDown);
 }
 
 #[test]
@@ -246,7 +257,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         .collect();
     // There are enough permits for the threads behind the first one, but not for the first one. No
     // thread is served before it.
-    semaphore.release_many(2).unwrap();
+    semaphore.release_forgotten(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),
         "nor does one that does not wait"
@@ -254,7 +265,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
     thread::sleep(UNIT);
     assert!(served.lock().unwrap().is_empty());
     for at in 0..5 {
-        semaphore.release().unwrap();
+        semaphore.release_forgotten(1).unwrap();
         let expected = [1, 2, 3, 3, 4][at];
         wait_until("the next are served", SOON, || served.lock().unwrap().len() == expected);
     }
@@ -277,7 +288,7 @@ fn small_releases_add_up_for_one_that_needs_many() {
             waiter.wait_asleep();
             for _ in 0..3 {
                 assert!(!waiter.is_finished());
-                releaser.release().unwrap();
+                releaser.release_forgotten(1).unwrap();
             }
             waiter.join();
         });
@@ -327,7 +338,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     thread::sleep(UNIT * 3);
     let polled = Commands::so_far(&server).scripts() - before;
     assert!(polled <= 1, "{polled} scripts of sleepers");
-    semaphore.release_many(20).unwrap();
+    semaphore.release_forgotten(20).unwrap();
     waiters.into_iter().for_each(Running::join);
     stays(&server, "quiet", 0);
 }

@@ -20,9 +20,13 @@ const CHANGES: [Change; 10] = [
         after: Some(1),
         ask: |it| it.try_acquire_many(2).map(|permit| permit.into_option().unwrap().forget()),
     },
-    Change { before: Some(3), after: Some(5), ask: |it| it.release_many(2) },
-    Change { before: None, after: Some(2), ask: |it| it.release_many(2) },
-    Change { before: Some(3), after: Some(5), ask: |it| it.release_if_exists(2).map(drop) },
+    Change { before: Some(3), after: Some(5), ask: |it| it.release_forgotten(2) },
+    Change { before: None, after: Some(2), ask: |it| it.release_forgotten(2) },
+    Change {
+        before: Some(3),
+        after: Some(5),
+        ask: |it| it.release_forgotten_if_exists(2).map(drop),
+    },
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
@@ -143,7 +147,7 @@ fn the_rights_that_the_message_names_are_enough() {
     drop(all);
     waiter.join();
     semaphore.add_permits(1).unwrap();
-    assert!(semaphore.release_if_exists(1).unwrap());
+    assert!(semaphore.release_forgotten_if_exists(1).unwrap());
     assert_eq!(semaphore.drain_permits().unwrap(), 4);
     semaphore.set_permits(1).unwrap();
     assert!(semaphore.delete().unwrap());

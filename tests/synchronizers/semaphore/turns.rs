@@ -46,7 +46,7 @@ impl Way {
             (false, false) => {
                 numbers().acquire().unwrap().forget();
                 hold();
-                numbers().release().unwrap();
+                numbers().release_forgotten(1).unwrap();
             }
             (true, true) => {
                 let permit = leases().acquire().unwrap();
