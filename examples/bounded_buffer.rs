@@ -43,7 +43,7 @@ struct Counter {
 impl Counter {
     fn open(client: &Client, url: &str, name: &str) -> Result<Self, Trouble> {
         let lock = client.reentrant_lock(name);
-        let [not_empty, not_full] = ["not_empty", "not_full"].map(|it| lock.new_condition(it));
+        let [not_empty, not_full] = ["not_empty", "not_full"].map(|it| lock.condition(it));
         let redis = redis::Client::open(url)?.get_connection()?;
         Ok(Self { lock, not_empty, not_full, redis, name: name.to_owned() })
     }

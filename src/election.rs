@@ -168,7 +168,7 @@ impl LeaderElection {
     /// end of its lease. The iterator ends with an error if the server does not answer for
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
-    pub fn observe<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
+    pub fn changes<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
         Changes { election: self.clone(), wait: Some(wait.into()), channel: None, last: None }
     }
 
@@ -467,7 +467,7 @@ impl Task for Term {
     }
 }
 
-/// The leaders of an election, one after the other: see [`LeaderElection::observe`].
+/// The leaders of an election, one after the other: see [`LeaderElection::changes`].
 #[derive(Debug)]
 #[must_use = "it is an iterator, and does nothing by itself"]
 pub struct Changes<'a> {

@@ -186,7 +186,7 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
         let (token, end) = (token.clone(), Arc::clone(&end));
         thread::spawn(move || {
             let Ok(guard) = lock.lock_cancellable(&token) else { return };
-            let condition = lock.new_condition("bench");
+            let condition = lock.condition("bench");
             while !end.load(Ordering::SeqCst) {
                 if condition.wait_within(&guard, Wait::from(&token)).is_err() {
                     return;
@@ -199,7 +199,7 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     wait_until(|| length(&url, &list) == 2 * threads);
     let lock = holder.reentrant_lock(&name);
     let guard = lock.lock().unwrap();
-    let condition = lock.new_condition("bench");
+    let condition = lock.condition("bench");
     for _ in 0..threads {
         // (On a slow machine, some of these waiters may not have been notified.)
         let _ = condition.notify_one().unwrap();

@@ -89,7 +89,7 @@ pub(crate) fn notify(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();
     let lock = client.reentrant_lock(job.arg(1));
-    let condition = lock.new_condition("bench");
+    let condition = lock.condition("bench");
     let mut redis = raw::connect(job.arg(3));
     job.say("ready");
     let end: u64 = job.wait_line().parse().unwrap();
@@ -121,7 +121,7 @@ pub(crate) fn wait(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();
     let lock = client.reentrant_lock(job.arg(1));
-    let condition = lock.new_condition("bench");
+    let condition = lock.condition("bench");
     job.say("ready");
     let end: u64 = job.wait_line().parse().unwrap();
     let mut times = Vec::new();

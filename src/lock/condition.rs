@@ -27,7 +27,7 @@ mod entry;
 
 /// A condition of a lock. Threads wait on it until another thread, on any machine, makes a change
 /// and notifies them. It corresponds to `Condition` of java.util.concurrent, across processes.
-/// [`ReentrantLock::new_condition`] returns one. [`FairLock`], [`FencedLock`] and [`WriteLock`]
+/// [`ReentrantLock::condition`] returns one. [`FairLock`], [`FencedLock`] and [`WriteLock`]
 /// have the same method. (A read lock has no conditions, as in Java.)
 ///
 /// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before
@@ -56,7 +56,7 @@ mod entry;
 /// impl Buffer {
 ///     fn new(client: &Client) -> Self {
 ///         let lock = client.reentrant_lock("buffer");
-///         let condition = |name| lock.new_condition(name);
+///         let condition = |name| lock.condition(name);
 ///         let [not_empty, not_full] = ["not_empty", "not_full"].map(condition);
 ///         Self { lock, not_empty, not_full }
 ///     }
@@ -127,7 +127,7 @@ impl ReentrantLock {
     ///
     /// No I/O. If the name is empty, the first call on the condition returns an error.
     #[must_use]
-    pub fn new_condition(&self, name: &str) -> Condition {
+    pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
     }
 }
@@ -138,7 +138,7 @@ impl FairLock {
     /// No I/O. If the name is empty, the first call on the condition returns an error. A notified
     /// waiter joins the lock's queue at the end.
     #[must_use]
-    pub fn new_condition(&self, name: &str) -> Condition {
+    pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
     }
 }
@@ -149,7 +149,7 @@ impl FencedLock {
     /// No I/O. If the name is empty, the first call on the condition returns an error. After a wait
     /// the guards have a higher [token](LockGuard::token).
     #[must_use]
-    pub fn new_condition(&self, name: &str) -> Condition {
+    pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
     }
 }
@@ -161,7 +161,7 @@ impl WriteLock {
     /// not release the read lock. If a thread also holds the read lock, its wait fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock), and the thread still holds both locks.
     #[must_use]
-    pub fn new_condition(&self, name: &str) -> Condition {
+    pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
     }
 }

@@ -155,10 +155,10 @@ fn use_all(client: Client, several: MultiLock) {
     is_forked(MultiLock::quorum(&[&lock]));
     is_forked(MultiLock::quorum_of(3, &[&lock]));
     let conditions = [
-        lock.new_condition("changed"),
-        fair.new_condition("changed"),
-        fenced.new_condition("changed"),
-        prices.writer().new_condition("changed"),
+        lock.condition("changed"),
+        fair.condition("changed"),
+        fenced.condition("changed"),
+        prices.writer().condition("changed"),
     ];
     for changed in conditions {
         is_forked(changed.notify_one());
@@ -272,7 +272,7 @@ fn use_election(election: &LeaderElection) {
     is_forked(election.campaign_within(UNIT));
     is_forked(election.with_watchdog(LONG).with_grace(UNIT).campaign());
     is_forked(election.leader());
-    let mut changes = election.observe(UNIT);
+    let mut changes = election.changes(UNIT);
     is_forked(changes.next().unwrap());
     assert!(!format!("{election:?} {changes:?}").is_empty());
 }
@@ -318,7 +318,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let election = client.leader_election("election");
     let leads =
         ["election", "another"].map(|name| client.leader_election(name).campaign().unwrap());
-    let mut changes = election.observe(LONG);
+    let mut changes = election.changes(LONG);
     assert!(changes.next().unwrap().unwrap().is_some());
     let held = vec![
         Held::of(|name| client.reentrant_lock(&format!("reentrant:{name}"))),
@@ -356,11 +356,11 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         assert_eq!((several.names().count(), several.tokens().count()), (2, 1));
         is_forked(several.unlock());
         is_forked(read.unlock());
-        use_condition(&client.fenced_lock("fenced").new_condition("changed"), &fenced);
-        use_condition(&prices.writer().new_condition("changed"), &written);
+        use_condition(&client.fenced_lock("fenced").condition("changed"), &fenced);
+        use_condition(&prices.writer().condition("changed"), &written);
         drop((fenced, written));
         use_guard(&guard);
-        use_condition(&lock.new_condition("changed"), &guard);
+        use_condition(&lock.condition("changed"), &guard);
         is_forked(lock.lock());
         is_forked(guard.unlock());
 
@@ -618,7 +618,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
                         2 => drop(client.read_write_lock("prices").reader().lock().unwrap()),
                         3 => drop(client.fair_lock("fair").lock().unwrap()),
                         4 => drop(client.expirable_semaphore("expirable").acquire().unwrap()),
-                        _ => drop(client.leader_election("election").observe(UNIT).next()),
+                        _ => drop(client.leader_election("election").changes(UNIT).next()),
                     }
                 }
             })

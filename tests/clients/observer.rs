@@ -342,7 +342,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
     // The wait is long enough to release the lock first.
-    assert!(lock.new_condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
+    assert!(lock.condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
 }

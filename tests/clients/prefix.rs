@@ -137,7 +137,7 @@ fn people_read_the_name_without_the_prefix() {
     let (guard, permit) = (lock.lock().unwrap(), ids.acquire().unwrap());
     let fair = client.fair_lock("fair");
     let multi = MultiLock::new(&[&fair]).unwrap();
-    for name in [lock.name(), guard.name(), lock.new_condition("full").lock_name()] {
+    for name in [lock.name(), guard.name(), lock.condition("full").lock_name()] {
         assert_eq!(name, "orders");
     }
     assert_eq!((ids.name(), permit.name()), ("ids", "ids"));

@@ -452,7 +452,7 @@ fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
     let expirable = client.expirable_semaphore("expirable");
     let waited = || {
         let guard = lock.lock()?;
-        let _ = lock.new_condition("condition").wait_for(&guard, UNIT)?;
+        let _ = lock.condition("condition").wait_for(&guard, UNIT)?;
         guard.unlock()
     };
     let counted = || {

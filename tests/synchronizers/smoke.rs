@@ -258,12 +258,12 @@ fn a_latch_works() {
 fn a_condition_works() {
     let server = server();
     let [one, other] = two(&server).map(|client| client.reentrant_lock("smoke"));
-    let condition = one.new_condition("changed");
+    let condition = one.condition("changed");
     let wait = |lock: &redlatch::ReentrantLock| {
         let lock = lock.clone();
         let waits = spawn(move || {
             let guard = lock.lock().unwrap();
-            lock.new_condition("changed").wait(&guard).unwrap();
+            lock.condition("changed").wait(&guard).unwrap();
             assert!(guard.is_held());
             guard.unlock().unwrap();
         });

@@ -116,7 +116,7 @@ impl Worker {
     pub(super) fn condition(&mut self) {
         let name = self.of_now("condition", 1);
         let lock = self.client.reentrant_lock(&name);
-        let condition = lock.new_condition("changed");
+        let condition = lock.condition("changed");
         let about = || About::lock(Kind::Reentrant, &name, Terms::Usual);
         let Some(kept) =
             self.acquire(about(), How::Lock, Duration::ZERO, |_| lock.lock().map(Taken))

@@ -67,7 +67,7 @@ fn signals_interrupt_no_call() {
                 &client.fenced_lock("one") as &dyn Lock,
                 &client.reentrant_lock("two"),
             ]);
-            let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
+            let (several, changed) = (several.unwrap(), shared.condition("changed"));
             for _ in 0..rounds {
                 drop(prices.reader().lock().unwrap());
                 drop(prices.writer().lock().unwrap());

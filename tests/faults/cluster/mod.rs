@@ -154,11 +154,11 @@ fn every_synchronizer_works_at_every_server() {
             let lock = other.reentrant_lock(&format!("{name}:guarded"));
             let waiting = spawn(move || {
                 let guard = lock.lock().unwrap();
-                lock.new_condition("some {condition}").wait(&guard).unwrap();
+                lock.condition("some {condition}").wait(&guard).unwrap();
             });
             waiting.wait_asleep();
             let lock = one.reentrant_lock(&format!("{name}:guarded"));
-            let condition = lock.new_condition("some {condition}");
+            let condition = lock.condition("some {condition}");
             wait_until("the other waits", SOON, || {
                 let guard = lock.lock().unwrap();
                 let told = condition.notify_one().unwrap();

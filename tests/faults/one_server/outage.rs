@@ -111,7 +111,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     let kept = Kept::by(&holder);
     let lock = client.reentrant_lock("condition");
     let notifier = holder.reentrant_lock("condition");
-    let (changed, change) = (lock.new_condition("changed"), notifier.new_condition("changed"));
+    let (changed, change) = (lock.condition("changed"), notifier.condition("changed"));
     let on_condition = spawn(move || {
         let guard = lock.lock().unwrap();
         changed.wait(&guard).map(drop)

@@ -70,7 +70,7 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
         }
         let lock = client.reentrant_lock(name);
         let guard = lock.lock().unwrap();
-        let waited = lock.new_condition("changed").wait_for(&guard, Duration::from_millis(10));
+        let waited = lock.condition("changed").wait_for(&guard, Duration::from_millis(10));
         assert!(waited.unwrap().timed_out());
     }
 }
@@ -91,7 +91,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
         user.set(&rules);
         let lock = user.client().reentrant_lock(name);
         let guard = lock.lock().unwrap();
-        let wait = |name: &str| lock.new_condition(name).wait_for(&guard, UNIT);
+        let wait = |name: &str| lock.condition(name).wait_for(&guard, UNIT);
         assert!(wait("full").unwrap().timed_out(), "{name}");
         is_clear(&wait("empty").unwrap_err(), name, "to one of the keys of this name is missing");
     }

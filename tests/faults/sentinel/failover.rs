@@ -205,7 +205,7 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
     let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
     let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("lock");
-    let changed = lock.new_condition("changed");
+    let changed = lock.condition("changed");
     let (lock_again, changed_again) = (lock.clone(), changed.clone());
     let waiter = spawn(move || {
         let guard = lock_again.lock().unwrap();

@@ -135,7 +135,7 @@ mod scenario {
         other: &Client,
     ) {
         let (lock, same) = (one.reentrant_lock("mailbox"), other.reentrant_lock("mailbox"));
-        let (condition, its) = (lock.new_condition("not empty"), same.new_condition("not empty"));
+        let (condition, its) = (lock.condition("not empty"), same.condition("not empty"));
         thread::scope(|scope| {
             let guard = lock.lock().unwrap();
             scope.spawn(move || {

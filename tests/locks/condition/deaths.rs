@@ -484,7 +484,7 @@ fn without_memory_no_new_waiter_waits_and_old_waiters_are_notified() {
     let here = client(&server);
     let there = REENTRANT.make(&here, "m");
     let guest = Guest::of(&server, "m", &there, Wait::FOREVER).passes();
-    let other = here.reentrant_lock("m").new_condition("other");
+    let other = here.reentrant_lock("m").condition("other");
     let guard = there.lock.lock().unwrap();
     let set = |bytes: &str| {
         let mut command = redis::cmd("CONFIG");

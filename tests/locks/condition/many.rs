@@ -115,7 +115,7 @@ impl Buffer {
             ($lock:expr) => {{
                 let lock = $lock;
                 let [not_empty, not_full] =
-                    ["not_empty", "not_full"].map(|name| lock.new_condition(name));
+                    ["not_empty", "not_full"].map(|name| lock.condition(name));
                 Self { lock: Arc::new(lock), not_empty, not_full, redis }
             }};
         }

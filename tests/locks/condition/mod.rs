@@ -40,7 +40,7 @@ macro_rules! kind {
             name: $name,
             make: |client, name| {
                 let lock = $lock(client, name);
-                let condition = lock.new_condition("changed");
+                let condition = lock.condition("changed");
                 let leased = |client: &Client, name: &str, lease: Duration| {
                     Arc::new($lock(client, name).with_lease(lease)) as Arc<dyn Lock>
                 };
@@ -330,7 +330,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let lock = client.reentrant_lock("mixed");
     let outer = lock.with_lease(UNIT * 300).lock().unwrap();
     let inner = lock.lock().unwrap();
-    assert!(lock.new_condition("never").wait_for(&inner, UNIT).unwrap().timed_out());
+    assert!(lock.condition("never").wait_for(&inner, UNIT).unwrap().timed_out());
     inner.unlock().unwrap();
     outer.check(lease * 4).unwrap();
     // Time must pass here, since no event marks the moment.
@@ -358,7 +358,7 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
         asks
     });
     // The wait is long enough to release the lock first.
-    let lost = lock.new_condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
+    let lost = lock.condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
     assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
     for guard in [&inner, &outer] {
@@ -379,7 +379,7 @@ fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let lease = UNIT * 10;
     let lock = client.reentrant_lock("late");
     let lock = lock.with_lease(lease);
-    let condition = lock.new_condition("changed");
+    let condition = lock.condition("changed");
     type Uses = fn(&Condition, LockGuard<dyn Lock>) -> Error;
     let uses: [Uses; 3] = [
         |condition, guard| condition.wait(&guard).unwrap_err(),
@@ -436,7 +436,7 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
 fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| client.fenced_lock("m"));
-    let [changed, change] = [&here, &there].map(|lock| lock.new_condition("changed"));
+    let [changed, change] = [&here, &there].map(|lock| lock.condition("changed"));
     let waiter = spawn(move || {
         let outer = here.lock().unwrap();
         let inner = here.lock().unwrap();
@@ -471,7 +471,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| client.read_write_lock("m"));
-    let (writer, changed) = (here.writer(), here.writer().new_condition("changed"));
+    let (writer, changed) = (here.writer(), here.writer().condition("changed"));
     let writes = writer.lock().unwrap();
     let reads = here.reader().lock().unwrap();
     let refused = changed.wait(&writes).unwrap_err();
@@ -482,7 +482,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     reads.unlock().unwrap();
     let reader = spawn(move || {
         let guard = there.reader().lock().unwrap();
-        let change = there.writer().new_condition("changed");
+        let change = there.writer().condition("changed");
         assert_eq!(change.notify_one().unwrap_err().kind(), ErrorKind::NotHeld);
         guard.unlock().unwrap();
     });
@@ -579,7 +579,7 @@ fn a_name_is_needed_and_every_other_one_works() {
     let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("m");
-    let nameless = lock.new_condition("");
+    let nameless = lock.condition("");
     let guard = lock.lock().unwrap();
     assert_eq!(nameless.wait(&guard).unwrap_err().kind(), ErrorKind::Config);
     assert_eq!(nameless.notify_one().unwrap_err().kind(), ErrorKind::Config);
@@ -591,7 +591,7 @@ fn a_name_is_needed_and_every_other_one_works() {
     for lock in locks {
         for name in names {
             let lock = client.reentrant_lock(lock);
-            let condition = lock.new_condition(name);
+            let condition = lock.condition(name);
             let leased = REENTRANT.make(&client, "any").leased;
             let monitor = Monitor { lock: Arc::new(lock), leased, condition };
             guests.push((Guest::begin(&monitor, Wait::FOREVER), monitor));

@@ -160,7 +160,7 @@ fn an_observer_of_an_election_hears_each_change() {
     let clients = [client(&server), client(&server), client(&server)];
     let observed = election(&clients[2], "seen");
     at_once(|| {
-        let mut changes = observed.observe(SOON);
+        let mut changes = observed.changes(SOON);
         assert_eq!(changes.next().unwrap().unwrap(), None);
         for at in [0, 1] {
             let leadership = election(&clients[at], "seen").campaign().unwrap();
@@ -170,11 +170,11 @@ fn an_observer_of_an_election_hears_each_change() {
         }
     });
     // An observation ends when its wait is over, or with an error when it is cancelled.
-    let mut changes = observed.observe(UNIT);
+    let mut changes = observed.changes(UNIT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     assert!(changes.next().is_none() && changes.next().is_none());
     let token = CancelToken::new();
-    let mut changes = observed.observe(&token);
+    let mut changes = observed.changes(&token);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     token.cancel();
     assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
@@ -189,7 +189,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     let observed = election(&client, "away");
     proxy.refuse();
     proxy.cut_all();
-    let waits = spawn(move || observed.observe(SOON * 2).next().unwrap());
+    let waits = spawn(move || observed.changes(SOON * 2).next().unwrap());
     // Time must pass here: this is longer than a channel's confirmation may take.
     thread::sleep(IMPATIENT * 5 / 2);
     assert!(!waits.is_finished());
@@ -199,10 +199,10 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
     let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
     let observed = election(&patient, "hangs");
     // The first observation already listens.
-    let mut first = observed.observe(SOON);
+    let mut first = observed.changes(SOON);
     assert_eq!(first.next().unwrap().unwrap(), None);
     server.pause();
-    let waits = spawn(move || observed.observe(UNIT).next().and_then(Result::ok));
+    let waits = spawn(move || observed.changes(UNIT).next().and_then(Result::ok));
     // The call ends long before the client counts the server as out of reach.
     assert_eq!(waits.join(), None);
     server.resume();
@@ -212,7 +212,7 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
 fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     let server = server();
     let (mut dies, observes) = (processes::start(&server, "dies"), client(&server));
-    let mut changes = observes.leader_election("dies").observe(SOON);
+    let mut changes = observes.leader_election("dies").changes(SOON);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     dies.send_line("campaign");
     dies.expect_line("leads", SOON);

@@ -480,7 +480,7 @@ fn candidacy(it: &Play<'_>) {
 impl Play<'_> {
     pub(super) fn monitor(&self, client: &Client) -> (ReentrantLock, Condition) {
         let lock = client.reentrant_lock(&self.name);
-        let condition = lock.new_condition("changed");
+        let condition = lock.condition("changed");
         (lock, condition)
     }
 
