@@ -20,7 +20,7 @@ use crate::attempt::Attempt::{self, Taken};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::Tenancy;
+use crate::hold::{HoldState, Tenancy};
 use crate::lease::{LossCallback, Renewal, Task};
 use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, OwnedFencedLockGuard};
@@ -44,7 +44,7 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 /// let election = client.leader_election("scheduler").with_watchdog(Duration::from_secs(5));
 /// loop {
 ///     let leadership = election.campaign()?; // blocks until this process leads
-///     leadership.on_deposed(|| eprintln!("stop now: another process may lead soon"));
+///     leadership.on_deposed(|why| eprintln!("stop now, {why}: another process may lead soon"));
 ///     while leadership.check(Duration::from_secs(1)).is_ok() {
 ///         write(leadership.token()); // a store that remembers the highest token refuses late writes
 ///     }
@@ -253,8 +253,8 @@ impl LeaderElection {
         checked?;
         let Some(held) = guard.one() else { return Err(Error::late_grant(&site.name)) };
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
-        let (site, callbacks) = (Arc::clone(site), Mutex::new(Some(Vec::new())));
-        let term = Arc::new(Term { site, tenancy, token, grace, callbacks });
+        let (site, goes_on) = (Arc::clone(site), Mutex::new(Ok(Vec::new())));
+        let term = Arc::new(Term { site, tenancy, token, grace, goes_on });
         // If this process does not come to lead, the drop of `resigns` removes the record.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
@@ -263,8 +263,8 @@ impl LeaderElection {
         // The wait for a reply may have been long.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
-        guard.on_lost(move |_| {
-            deposed.upgrade().inspect(|term| term.depose());
+        guard.on_lost(move |reason| {
+            deposed.upgrade().inspect(|term| term.depose(reason));
         });
         term.due();
         Ok(Some(Leadership { resigns, guard }))
@@ -343,24 +343,25 @@ impl Leadership {
         Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
     }
 
-    /// Registers `callback`, which the client calls once if this leadership ends before it is
-    /// resigned. If the lease was not renewed, the client calls `callback` a grace before the lease
-    /// ends by this process's clock. Then no other process leads yet, unless this process was
-    /// stopped. If the lock was deleted or taken by force, another process may lead already. If the
-    /// leadership has ended already, the client calls `callback` soon.
+    /// Registers `callback`, which the client calls once, with the reason, if this leadership ends
+    /// before it is resigned. If the lease was not renewed
+    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
+    /// lease ends by this process's clock. Then no other process leads yet, unless this process was
+    /// stopped. If there is any other reason, another process may lead already. If the leadership
+    /// has ended already, the client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so keep them short. Drop a
     /// deposed leadership: otherwise it may keep the lock.
-    pub fn on_deposed(&self, callback: impl FnOnce() + Send + 'static) {
-        let term = &self.resigns.0;
+    pub fn on_deposed(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         if is_forked() {
             return;
         }
-        let mut callbacks: Vec<LossCallback> = vec![Box::new(|_| callback())];
-        if let Some(registered) = &mut *term.callbacks.lock() {
-            registered.append(&mut callbacks);
-        }
-        term.call(callbacks);
+        let (term, callback): (_, LossCallback) = (&self.resigns.0, Box::new(callback));
+        let reason = match &mut *term.goes_on.lock() {
+            Ok(callbacks) => return callbacks.push(callback),
+            Err(reason) => *reason,
+        };
+        term.call(reason, vec![callback]);
     }
 
     /// Ends the leadership: the next candidate leads.
@@ -398,8 +399,9 @@ impl Drop for Resigns {
             return;
         }
         // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may
-        // have the term now, could be the thread that drops them.
-        let _unheard = self.0.end();
+        // have the term now, could be the thread that drops them. (No caller
+        // asks why a resigned term is over.)
+        let _unheard = self.0.end(LostReason::LeaseExpired);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
@@ -411,8 +413,8 @@ struct Term {
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// The callbacks for the end of the term. `None` if the term is over.
-    callbacks: Mutex<Option<Vec<LossCallback>>>,
+    /// The callbacks for the end of the term, or the reason if the term is over.
+    goes_on: Mutex<Result<Vec<LossCallback>, LostReason>>,
 }
 
 impl Term {
@@ -428,28 +430,37 @@ impl Term {
         }
         let left = self.tenancy.remaining().saturating_sub(self.grace);
         if left.is_zero() {
-            self.depose();
+            // The thread that reports a loss may come later than this one.
+            self.depose(match self.tenancy.state() {
+                HoldState::Lost(reason) => reason,
+                _ => LostReason::LeaseExpired,
+            });
         }
-        if self.callbacks.lock().is_some() { left } else { Duration::ZERO }
+        if self.goes_on.lock().is_ok() { left } else { Duration::ZERO }
     }
 
-    fn depose(&self) {
+    fn depose(&self, reason: LostReason) {
         #[cfg(soak_mutants)]
         if mutants::is("a leader that is deposed in silence") {
-            self.end();
+            self.end(reason);
             return;
         }
-        self.call(self.end());
+        self.call(reason, self.end(reason));
     }
 
     /// Ends the term. Returns its callbacks if the term was not over before.
-    fn end(&self) -> Vec<LossCallback> {
-        self.callbacks.lock().take().unwrap_or_default()
+    fn end(&self, reason: LostReason) -> Vec<LossCallback> {
+        let mut goes_on = self.goes_on.lock();
+        let callbacks = goes_on.as_mut().map(std::mem::take).unwrap_or_default();
+        if goes_on.is_ok() {
+            *goes_on = Err(reason);
+        }
+        callbacks
     }
 
-    fn call(&self, callbacks: Vec<LossCallback>) {
+    fn call(&self, reason: LostReason, callbacks: Vec<LossCallback>) {
         let Site { core, name, .. } = &*self.site;
-        core.watchdog.call_back(name, LostReason::LeaseExpired, callbacks);
+        core.watchdog.call_back(name, reason, callbacks);
     }
 }
 

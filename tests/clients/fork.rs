@@ -388,7 +388,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
 
         assert!(!lead.is_leader() && lead.token().get() > 0);
         is_forked(lead.check(UNIT));
-        lead.on_deposed(|| panic!("the parent's"));
+        lead.on_deposed(|_| panic!("the parent's"));
         assert!(format!("{lead:?} {changes:?}").contains("Forked"));
         is_forked(lead.resign());
         drop(deposed);

@@ -73,7 +73,7 @@ impl Held for Leadership {
         self.is_leader()
     }
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        self.on_deposed(|| callback(LostReason::LeaseExpired));
+        self.on_deposed(callback);
     }
     fn release(self) -> Result<(), Error> {
         self.resign()

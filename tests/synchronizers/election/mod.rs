@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::common::*;
 use redis::Commands as _;
 use redlatch::election::{Leader, LeaderElection, Leadership};
-use redlatch::{Attempt, CancelToken, Client, ErrorKind, Taken, Wait};
+use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Taken, Wait};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -113,7 +113,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         let leader = cut.leader_election("cut").with_watchdog(lease).with_grace(grace);
         let leadership = leader.campaign().unwrap();
         let (tell, told) = mpsc::channel();
-        leadership.on_deposed(move || tell.send(Instant::now()).unwrap());
+        leadership.on_deposed(move |why| tell.send((why, Instant::now())).unwrap());
         // By then the leader's lease has been renewed.
         thread::sleep(lease);
         assert!(leadership.is_leader() && told.try_recv().is_err());
@@ -121,7 +121,8 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         let waits = spawn(move || (next.campaign().unwrap(), Instant::now()));
         waits.wait_asleep();
         proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
-        let deposed = told.recv_timeout(SOON).unwrap();
+        let (why, deposed) = told.recv_timeout(SOON).unwrap();
+        assert_eq!(why, LostReason::LeaseExpired);
         assert!(!leadership.is_leader());
         let refused = leadership.check(Duration::ZERO).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
@@ -129,8 +130,8 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         assert!(second.token() > leadership.token());
         // The leadership has ended for good. A callback that is registered later is called, too.
         let (tell, told) = mpsc::channel();
-        leadership.on_deposed(move || tell.send(()).unwrap());
-        told.recv_timeout(SOON).unwrap();
+        leadership.on_deposed(move |why| tell.send(why).unwrap());
+        assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
         assert!(!leadership.is_leader());
         since.saturating_duration_since(deposed) >= grace / 2
     });
@@ -144,12 +145,15 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
     let (tell, told) = mpsc::channel();
     let first = election.campaign().unwrap();
     let its = tell.clone();
-    first.on_deposed(move || its.send("first").unwrap());
+    first.on_deposed(move |why| its.send(("first", why)).unwrap());
     first.resign().unwrap();
     let second = election.campaign().unwrap();
-    second.on_deposed(move || tell.send("second").unwrap());
+    let its = tell.clone();
+    second.on_deposed(move |why| its.send(("second", why)).unwrap());
     let () = server.connection().del("taken").unwrap();
-    assert_eq!(told.recv_timeout(SOON).unwrap(), "second");
+    assert_eq!(told.recv_timeout(SOON).unwrap(), ("second", LostReason::Revoked));
+    second.on_deposed(move |why| tell.send(("late", why)).unwrap());
+    assert_eq!(told.recv_timeout(SOON).unwrap(), ("late", LostReason::Revoked));
     assert!(!second.is_leader() && election.leader().unwrap().is_none());
     assert_eq!(second.resign().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
