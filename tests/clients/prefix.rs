@@ -44,6 +44,8 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     for channel in ["redisson_sc:{shop:slots}", "redisson_countdownlatch__channel__{shop:latch}"] {
         wait_subscribed(server, channel);
     }
+    // A holder subscribes when it has held something for 100 ms.
+    wait_subscribed(server, &format!("redisson_lock__channel:{{redlatch:{}}}", one.id()));
     let mut redis = server.connection();
     wait_until("it waits for the fair lock", SOON, || {
         let key = "redisson_lock_queue:{shop:fair}";
