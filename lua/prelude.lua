@@ -10,6 +10,7 @@ local function refused(reply)
     return type(reply) == 'table' and reply.err and reply or nil
 end
 
+-- Whether redlatch made this owner: its uuid is of version 8. (Redisson's are of version 4.)
 local function is_ours(owner)
     return string.sub(owner, 15, 15) == '8'
 end

@@ -155,8 +155,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter for a fair lock counts as alive without a sign of life. Its process
-    /// sends a sign of life every second, or every third of this time if that is less. redlatch's
+    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. Its process
+    /// sends a keep-alive every second, or every third of this time if that is less. redlatch's
     /// clients skip a killed waiter at once; Redisson's clients skip it after this time or later:
     /// see [`FairLock`](crate::FairLock).
     ///

@@ -17,7 +17,7 @@ if pass then
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next run of look.lua finds no sign of life in the record, and passes the notification
+        -- The next run of look.lua finds no keep-alive in the record, and passes the notification
         -- on.
         return trouble
     end

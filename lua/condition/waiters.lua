@@ -16,7 +16,7 @@
 -- at which a waiter last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms: the time for which the keys outlive the last request; the time after its last sign of life
+-- In ms: the time for which the keys outlive the last request; the time after its last keep-alive
 -- at which a record's waiter counts as dead.
 local KEPT, PATIENCE = 60000, 2000
 

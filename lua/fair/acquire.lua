@@ -18,7 +18,7 @@
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted the lock
 -- again, and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped
--- from the head while it did not listen, or could not send signs of life. It goes back to the head,
+-- from the head while it did not listen, or could not send keep-alives. It goes back to the head,
 -- not to the end. Each such request also brings back all dropped waiters of its client, in the
 -- order in which they came. (With ARGV 6 = 2 it names no other waiters. A thousand waiters that ask
 -- after a reconnect send such requests.) A score includes time for Redisson's waiters ahead, and
@@ -26,7 +26,7 @@
 -- waiter is dropped: a dead waiter costs nothing yet, and a stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
 -- A score that is half a ms lower marks a client's first waiter, whose client will listen soon. The
--- waiter's next request or sign of life removes the mark. The client's later waiters need no mark:
+-- waiter's next request or keep-alive removes the mark. The client's later waiters need no mark:
 -- when one of them is first in line, the client listens or is dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
 -- In ms: if a client of Redisson's is first in line of a free lock and does not take it within this

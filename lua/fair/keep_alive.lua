@@ -1,8 +1,8 @@
--- Records signs of life of these waiters of one fair lock, and detects lost messages.
+-- Records keep-alives of these waiters of one fair lock, and detects lost messages.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- KEYS 4 the waiter that was last in the queue when the queue had only waiters of ours
--- ARGV 4 1 = the server has answered this client's signs of life for 2 s without a gap, otherwise
+-- ARGV 4 1 = the server has answered this client's keep-alives for 2 s without a gap, otherwise
 --      0, 5.. owners
 -- reply: {again, first, owner...}: again = ms after which the next call is due, if that is sooner
 --        than the usual period (otherwise -1); first = the owner that is first in line of a free
@@ -29,7 +29,7 @@
 --
 -- If a waiter of ours was silent for two seconds while the server answered others, its score
 -- becomes its base: if the lock is free, the waiter is skipped as dead. Until then it keeps its
--- entry, and its next sign of life revives it. No silence counts if this process was silent itself:
+-- entry, and its next keep-alive revives it. No silence counts if this process was silent itself:
 -- the server may have stood still, or its clock may have been set forward. The script hands a free
 -- lock to the first in line. While the lock is held, it drops no waiter.
 local SILENT = 2000

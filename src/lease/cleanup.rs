@@ -1,5 +1,5 @@
 //! Commands that must reach the server although no caller waits for them: mostly releases of holds
-//! that no thread has, and signs of life. Each reason has a constructor, whose comment says for how
+//! that no thread has, and keep-alives. Each reason has a constructor, whose comment says for how
 //! long the command is sent again.
 
 use std::fmt;
@@ -216,7 +216,7 @@ impl Cleanup {
         }
     }
 
-    /// Whether the cleanup comes before all others: a waiter that sends no sign of life loses its
+    /// Whether the cleanup comes before all others: a waiter that sends no keep-alive loses its
     /// entry.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))

@@ -103,7 +103,7 @@ pub(crate) enum Job {
     WakeSubscriber(Arc<Node>),
     /// In a cluster: these slots (sorted) have another server now.
     Moved(Vec<u16>),
-    Look(Vec<Arc<Lane>>),
+    Service(Vec<Arc<Lane>>),
     /// Open a connection to this server, whose outage may be over.
     LookAt(Arc<Node>),
     /// The client has ended, and no further job follows.
@@ -164,7 +164,7 @@ impl Watchdog {
     }
 
     /// Makes the renewer read a lane's replies soon.
-    pub(crate) fn look_after(&self, lane: &Arc<Lane>) {
+    pub(crate) fn service(&self, lane: &Arc<Lane>) {
         self.insert(clock::now() + LOOK_AFTER, WheelItem::Lane(Arc::clone(lane)));
     }
 
@@ -311,7 +311,7 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }
             if !lanes.is_empty() {
-                let _ = self.jobs.send(Job::Look(lanes));
+                let _ = self.jobs.send(Job::Service(lanes));
             }
         }
         // This is the last job of this thread. A cleanup from before the client's end comes before

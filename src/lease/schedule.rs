@@ -49,7 +49,7 @@ const RAISED_AGAIN: u64 = 400 * MS;
 /// hold needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// The number of signs of life that a fair lock's waiter sends in the time for which one sign
+/// The number of keep-alives that a fair lock's waiter sends in the time for which one sign
 /// counts. After a failed sign, the next one follows after the usual pause divided by `SIGN_AGAIN`.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
@@ -73,7 +73,7 @@ const _: () = {
     );
     assert!(
         SIGN_AGAIN + 1 < SIGN_OF_LIFE * SIGN_AGAIN,
-        "a waiter whose sign of life failed gives the next one in time"
+        "a waiter whose keep-alive failed gives the next one in time"
     );
 };
 

@@ -8,7 +8,7 @@
 
 use crate::scripts::{Chain, ChainClock};
 
-/// How long one round of turns should take.
+/// The time in which each waiting process should have had one turn.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
 /// The longest turn. No pass comes later than this after the server's grant.

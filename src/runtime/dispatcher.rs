@@ -118,11 +118,11 @@ impl Dispatcher {
                 self.give_to(&Arc::clone(&node), Job::WakeSubscriber(node));
             }
             Job::LookAt(node) => self.give_to(&Arc::clone(&node), Job::LookAt(node)),
-            Job::Look(lanes) => {
+            Job::Service(lanes) => {
                 for lane in lanes {
                     let number = lane.endpoint().number();
                     let node = self.cluster.numbered(number);
-                    self.give_to(&node, Job::Look(vec![lane]));
+                    self.give_to(&node, Job::Service(vec![lane]));
                 }
             }
             Job::RenewAll => {

@@ -42,8 +42,8 @@ impl Core {
     fn look_after_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {
-                if lane.look_after() == Posted::LookAfter {
-                    self.watchdog.look_after(lane);
+                if lane.request_service() == Posted::NeedsService {
+                    self.watchdog.service(lane);
                 }
             }
         }

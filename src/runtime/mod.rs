@@ -325,8 +325,8 @@ impl Core {
         if self.closed.load(Ordering::SeqCst) {
             // The client ended between the check and the write.
             lane.drain(self.deadline(lane));
-        } else if posted == Posted::LookAfter {
-            self.watchdog.look_after(lane);
+        } else if posted == Posted::NeedsService {
+            self.watchdog.service(lane);
         }
     }
 

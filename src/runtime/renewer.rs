@@ -191,7 +191,7 @@ impl Renewer {
                 }
             }
             Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
-            Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
+            Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
                 // A renewal may have reached the server since.
                 if node.endpoint.health().is_to_be_looked_at() {
@@ -270,7 +270,7 @@ impl Renewer {
         }
     }
 
-    fn look(&self, lane: &Arc<Lane>) {
+    fn service(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip().saturating_mul(4);
         // Renewals wait in the meantime. So in an outage no connection is opened here: a posted
         // command fails, and is then sent as a cleanup.
@@ -281,8 +281,8 @@ impl Renewer {
         };
         // `false` means that a combiner is at work, which may not read the replies to later posts,
         // or that there is more to read.
-        if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
-            self.core.watchdog.look_after(lane);
+        if !lane.service(patience, to_open) && lane.request_service() == Posted::NeedsService {
+            self.core.watchdog.service(lane);
         }
     }
 }

@@ -264,8 +264,8 @@ impl Core {
                         });
                     }
                 };
-                if lane.post(command.clone(), Arc::new(receiver)) == Posted::LookAfter {
-                    self.watchdog.look_after(lane);
+                if lane.post(command.clone(), Arc::new(receiver)) == Posted::NeedsService {
+                    self.watchdog.service(lane);
                 }
             }
             self.pubsub.open_anew(node.number());

@@ -31,7 +31,7 @@ impl Todo {
             },
             Job::RenewAll if matches!(self.renewals.back(), Some(Job::RenewAll)) => {}
             Job::RenewAll => self.renewals.push_back(job),
-            Job::Look(lanes) => self.lanes.extend(lanes),
+            Job::Service(lanes) => self.lanes.extend(lanes),
             Job::End => self.ends = true,
             other => self.others.push_back(other),
         }
@@ -51,7 +51,7 @@ impl Todo {
         self.renewed = !self.renewals.is_empty();
         let urgent = self.renewals.pop_front().or_else(|| self.others.pop_front());
         urgent
-            .or_else(|| self.lanes.pop_front().map(|lane| Job::Look(vec![lane])))
+            .or_else(|| self.lanes.pop_front().map(|lane| Job::Service(vec![lane])))
             .or_else(|| self.ends.then_some(Job::End))
     }
 }

@@ -84,7 +84,7 @@ impl ConditionScripts<'_> {
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 
-    /// The command that sends signs of life of notified waiters.
+    /// The command that sends keep-alives of notified waiters.
     pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
         let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
         let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();

@@ -23,7 +23,7 @@ static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua")
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// The time for which a waiter of redlatch counts as alive without a sign of life, and the time
+    /// The time for which a waiter of redlatch counts as alive without a keep-alive, and the time
     /// for which a waiter of Redisson keeps its entry.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
@@ -87,7 +87,7 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 
 #[derive(Debug)]
 pub(crate) struct KeptAlive {
-    /// The time after which the next sign of life is due, if that is sooner than usual.
+    /// The time after which the next keep-alive is due, if that is sooner than usual.
     pub(crate) again: Option<Duration>,
     /// The first in line of a free lock, if that owner should ask now.
     pub(crate) first: Option<u64>,
@@ -166,7 +166,7 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// The command that sends a sign of life of these owners. `steady`: the server has answered
+    /// The command that sends a keep-alive of these owners. `steady`: the server has answered
     /// this client for a while, so other owners that sent nothing in that time count as silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };

@@ -137,8 +137,8 @@ impl OwnLink {
             }
             let (receivers, replies) = replies_to(commands);
             for (command, receiver) in commands.iter().zip(receivers) {
-                if lane.post(command.clone(), receiver) == Posted::LookAfter {
-                    self.core.watchdog.look_after(lane);
+                if lane.post(command.clone(), receiver) == Posted::NeedsService {
+                    self.core.watchdog.service(lane);
                 }
             }
             // The reply to a PING comes after all other replies. (If the server did not know a

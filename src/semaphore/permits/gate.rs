@@ -83,7 +83,7 @@ pub(crate) struct PermitRequestState {
     /// Whether the server refused the thread just before the thread became the leader.
     pub(super) was_refused: bool,
     /// How long the leader must wait before its first request.
-    pub(super) rest: Duration,
+    pub(super) pause: Duration,
 }
 
 /// The server's last refusal. While threads pass permits on, leaders change fast. Without this

@@ -133,17 +133,17 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         // away, too: otherwise its request, right behind a release of its process, would win every
         // race. If no other process listens, the thread need not stay away, and it asks alone.
         if is_turn_over(&**self) {
-            request_state.rest = rest_of_yield(&**self);
+            request_state.pause = remaining_yield(&**self);
         }
-        if !wait.blocks() && !request_state.rest.is_zero() {
+        if !wait.blocks() && !request_state.pause.is_zero() {
             // This thread asks only once, so it first lets other processes ask.
-            let rest = std::mem::take(&mut request_state.rest);
-            sleep_for(&**self, claim, rest)?;
+            let pause = std::mem::take(&mut request_state.pause);
+            sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
                 return Ok(entered);
             }
         }
-        if request_state.rest.is_zero() {
+        if request_state.pause.is_zero() {
             if let Answered { own: Some(own), .. } = request_for(self, *need, &[need.permits], 1)? {
                 return Ok(Enter::Granted(own, Way::Free));
             }
@@ -154,8 +154,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         }
         let entered = gate.refused(thread, *need);
         if let Enter::Leads(_) = entered {
-            if request_state.rest.is_zero() {
-                request_state.rest = rest_of_yield(&**self);
+            if request_state.pause.is_zero() {
+                request_state.pause = remaining_yield(&**self);
             }
             return Ok(Enter::Leads(Some(Box::new(Lead::new(request_state)))));
         }
@@ -165,7 +165,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
     const COLLECTED: Way = Way::Passed;
 
     fn request_state(&self, _: &Claim<'_, PermitNeed>) -> PermitRequestState {
-        PermitRequestState { rest: rest_of_yield(&**self), ..PermitRequestState::default() }
+        PermitRequestState { pause: remaining_yield(&**self), ..PermitRequestState::default() }
     }
 
     fn collect(
@@ -185,7 +185,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
     /// listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
-            0 => request_state.rest,
+            0 => request_state.pause,
             1 => Duration::ZERO,
             _ => stay_away(&**self),
         }
@@ -298,11 +298,13 @@ fn sleep_for<S: PermitSource>(
 
 /// Returns how long the leader stays away after a wake-up, so that other processes can ask first.
 fn stay_away<S: PermitSource>(site: &S) -> Duration {
-    let rest = rest_of_yield(site);
+    let rest = remaining_yield(site);
     let own = own_listeners(site);
     if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
 }
 
+/// The listeners of this client at the semaphore's channel: one or none. The server's count of
+/// listeners includes them.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }
@@ -324,14 +326,14 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
 }
 
 /// Returns the remaining pause after this process's turn. Zero if no other process listens.
-fn rest_of_yield<S: PermitSource>(site: &S) -> Duration {
+fn remaining_yield<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.before(now) {
         NextStep::Yield(last) => {
             let stays = turn.end(own) > 0;
             turn.yielded(stays);
-            if stays { turn.rest(last.at, now) } else { Duration::ZERO }
+            if stays { turn.remaining_pause(last.at, now) } else { Duration::ZERO }
         }
         NextStep::Ask => Duration::ZERO,
     })

@@ -102,7 +102,7 @@ impl PermitTurn {
     }
 
     /// Returns for how much longer to stay away after a release at `released_at`.
-    pub(crate) fn rest(&self, released_at: u64, now: u64) -> Duration {
+    pub(crate) fn remaining_pause(&self, released_at: u64, now: u64) -> Duration {
         Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
     }
 

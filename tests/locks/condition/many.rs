@@ -44,7 +44,7 @@ fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
     wait_until("each has given several", SOON, || signs() >= 5 * NOTIFIED);
     let after = Commands::so_far(&server);
     let (sent, signs) = (after.scripts() - before.scripts(), after.of("hset") - before.of("hset"));
-    assert!(2 * sent < signs, "{sent} scripts for {signs} signs of life");
+    assert!(2 * sent < signs, "{sent} scripts for {signs} keep-alives");
     guard.unlock().unwrap();
     assert!(leave_all(crowd).into_iter().all(|notified| notified));
     leaves_nothing(&server, "m");

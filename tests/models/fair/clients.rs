@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 
 /// The time after which a silent redlatch waiter counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
-/// The time between two signs of life that a redlatch process sends for its waiters. A provisional
+/// The time between two keep-alives that a redlatch process sends for its waiters. A provisional
 /// lease has room for one.
 pub(crate) const PERIOD: i64 = 1_000;
-/// By how much a sign of life may be late.
+/// By how much a keep-alive may be late.
 pub(crate) const JITTER: i64 = 200;
 /// The time that a Redisson waiter without a limit adds to the score of the waiter before it.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
@@ -39,11 +39,11 @@ pub(crate) struct Client {
     /// The client's clock shows the server's time plus this.
     pub(crate) clock_offset: i64,
     pub(crate) state: Run,
-    /// The time since which the client has run without a stop and has sent signs of life.
+    /// The time since which the client has run without a stop and has sent keep-alives.
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
-    /// The time of the client's last sign of life for its waiters.
+    /// The time of the client's last keep-alive for its waiters.
     pub(crate) last_sign: i64,
     pub(crate) deaf: bool,
     /// Whether a redlatch client listens to its own channel.

@@ -116,7 +116,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that has just sent a sign of life finds out by the reply.
+    // A waiter that has just sent a keep-alive finds out by the reply.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
         // The head came in the request of a younger waiter, and does not listen.
@@ -209,7 +209,7 @@ fn check_leavers(
     Ok(())
 }
 
-/// A waiter is dropped only if it is dead or sends no sign of life. A Redisson waiter may also be
+/// A waiter is dropped only if it is dead or sends no keep-alive. A Redisson waiter may also be
 /// dropped when its time is over.
 fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     let waiter = &world.waiters[w];

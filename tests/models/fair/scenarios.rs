@@ -94,7 +94,7 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
-    /// Returns the time at which the next sign of life is due, and the owners that should ask.
+    /// Returns the time at which the next keep-alive is due, and the owners that should ask.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
         self.keep_alive_if("0", owners)
     }
@@ -234,7 +234,7 @@ fn the_lock_is_handed_to_the_first_that_listens() {
 }
 
 /// If a waiter's client does not listen yet, the waiter keeps its entry until it asks again or
-/// sends a sign of life. By then its client listens, or is gone.
+/// sends a keep-alive. By then its client listens, or is gone.
 #[test]
 fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
     let server = server();
@@ -758,7 +758,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
         }
         let [seconds, _]: [String; 2] = direct.command(&["TIME"]);
         let now = seconds.parse::<i64>().unwrap() * 1_000;
-        // The first waiter sent its last sign of life three seconds ago.
+        // The first waiter sent its last keep-alive three seconds ago.
         let score = |silent: i64| (now + 10_000 - silent).to_string();
         let _: i64 = direct.command(&["ZADD", TIMEOUTS, &score(3_000), &ours(2)]);
         if !heard {

@@ -37,7 +37,7 @@ const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
-    /// Whether the background thread has been asked to [look](Self::look) and has not begun to.
+    /// Whether the background thread has been asked to [look](Self::service) and has not begun to.
     look_requested: AtomicBool,
     /// The number of posted releases of permits without a reply. It must stay well below
     /// [`MOST_UNREAD`].
@@ -115,7 +115,7 @@ pub struct LaneRest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// No thread has been asked to read the owed reply. The caller must ask the background thread.
-    LookAfter,
+    NeedsService,
     /// A thread has been asked to read the reply.
     LookedAfter,
 }
@@ -170,14 +170,14 @@ impl Lane {
         if state.combining || !room {
             state.queue.push_back(Pending::Post(command, receiver));
             drop(state);
-            return self.look_after();
+            return self.request_service();
         }
         state.combining = true;
         let link = state.link.take();
         drop(state);
         Combiner::new(self, link, self.endpoint.connect_timeout())
             .on_link(|link| link.send_one(command, receiver));
-        self.look_after()
+        self.request_service()
     }
 
     /// Writes the unwritten bytes and the queued commands, as far as there is room at once, then
@@ -190,8 +190,8 @@ impl Lane {
     /// failure. If it is zero, the commands fail at once, without a look-up of the host's name.
     ///
     /// Returns `false` if another thread combines, or if there is more to do. A thread that was
-    /// asked to look must then ask for [another look](Self::look_after).
-    pub fn look(&self, patience: Duration, to_open: Duration) -> bool {
+    /// asked to look must then ask for [another look](Self::request_service).
+    pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
         // While the server waits for replicas, this reads nothing, but it writes the unwritten
         // bytes. The thread that asked for the wait may read the reply. If it does not, a look
         // reads the reply when the wait is over.
@@ -273,7 +273,7 @@ impl Lane {
     /// release may be lost here unless its receiver gets the failure.
     pub fn close(&self) {
         self.state.lock().closed = true;
-        self.look(Duration::ZERO, Duration::ZERO);
+        self.service(Duration::ZERO, Duration::ZERO);
     }
 
     /// Whether there is a connection, as far as the threads have noticed.
@@ -284,7 +284,7 @@ impl Lane {
 
     /// Whether bytes wait for room in the connection while no thread is about to write them. A post
     /// or a call with a limit leaves such bytes. The background thread must then
-    /// [look](Self::look).
+    /// [look](Self::service).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
@@ -299,13 +299,13 @@ impl Lane {
         drop(link);
     }
 
-    /// Notes that a thread must call [`look`](Self::look). Returns whether one was already asked
+    /// Notes that a thread must call [`service`](Self::service). Returns whether one was already asked
     /// to.
-    pub fn look_after(&self) -> Posted {
+    pub fn request_service(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
         } else {
-            Posted::LookAfter
+            Posted::NeedsService
         }
     }
 
@@ -369,8 +369,8 @@ mod tests {
         let receiver = move |outcome| *receiver.lock() = Some(outcome);
         let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
         let _look = lane.post(command, Arc::new(receiver));
-        assert!(!lane.look(SHORT, LONG), "the thread that asked may read it still");
-        wait_until("it is read", LONG, || lane.look(SHORT, LONG));
+        assert!(!lane.service(SHORT, LONG), "the thread that asked may read it still");
+        wait_until("it is read", LONG, || lane.service(SHORT, LONG));
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
@@ -495,11 +495,11 @@ mod tests {
             let _look = lane.post(release.clone(), Arc::new(receiver));
         }
         assert!(lane.has_unwritten());
-        assert!(!lane.look(LONG, LONG), "there is more to write");
+        assert!(!lane.service(LONG, LONG), "there is more to write");
         assert!(begun.elapsed() < LONG / 2, "it waited: {:?}", begun.elapsed());
         assert!(heard.try_recv().is_err());
         server.resume();
-        wait_until("all is written", LONG, || lane.look(LONG, LONG));
+        wait_until("all is written", LONG, || lane.service(LONG, LONG));
         drop(hear);
         let lengths: Vec<_> = heard.iter().collect();
         let Some(Value::Int(first)) = lengths.first() else { panic!("{lengths:?}") };
@@ -528,7 +528,7 @@ mod tests {
         server.resume();
         let patience = Duration::from_millis(100);
         wait_until("all is written", LONG, || {
-            let _is_left = lane.look(patience, LONG);
+            let _is_left = lane.service(patience, LONG);
             !lane.has_unwritten()
         });
     }

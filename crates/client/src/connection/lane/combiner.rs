@@ -154,7 +154,7 @@ impl<'a> Combiner<'a> {
     }
 
     /// Does the background thread's work: reads owed replies and handles queued posts.
-    fn look_after(&mut self, queue: VecDeque<Pending>) {
+    fn service(&mut self, queue: VecDeque<Pending>) {
         let patience = self.lane.endpoint.response_timeout();
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
@@ -227,7 +227,7 @@ impl Drop for Combiner<'_> {
                 if state.closed && (owes || !state.queue.is_empty()) {
                     let queue = std::mem::take(&mut state.queue);
                     drop(state);
-                    self.look_after(queue);
+                    self.service(queue);
                     continue;
                 }
                 state.link = self.link.take();
