@@ -58,7 +58,7 @@ pub enum ErrorKind {
     Unavailable,
     /// The server did not accept a connection or did not answer in time. Or the server granted the
     /// lock, but the lease ended before the client read the answer.
-    TimedOut,
+    ResponseTimeout,
     /// The server accepts no more connections (`maxclients`).
     TooManyClients,
     /// Too few replicas have the change: [`replica_acks`](crate::ClientBuilder::replica_acks) or
@@ -100,7 +100,7 @@ impl ErrorKind {
         matches!(
             self,
             Self::Unavailable
-                | Self::TimedOut
+                | Self::ResponseTimeout
                 | Self::TooManyClients
                 | Self::TooFewReplicas
                 | Self::OutOfMemory
@@ -117,7 +117,7 @@ impl ErrorKind {
     /// `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
         match self {
-            Self::Unavailable | Self::TimedOut | Self::TooManyClients => {
+            Self::Unavailable | Self::ResponseTimeout | Self::TooManyClients => {
                 Outlook::Endured(Passing::Outage)
             }
             Self::TooFewReplicas => Outlook::Endured(Passing::Unacknowledged),
@@ -360,7 +360,7 @@ impl Error {
         let message = "it was granted, but the lease was over before the reply was read; nothing is \
                        held, take a longer lease";
         // The caller may try again with a longer lease. A longer wait would not help.
-        Self::new(ErrorKind::TimedOut, message.to_owned()).transient(true).of(name)
+        Self::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true).of(name)
     }
 
     /// Makes this the error of a grant that too few replicas have, and that the client gave back.
@@ -515,7 +515,7 @@ mod tests {
 
     const ALL: [ErrorKind; 21] = all![
         Unavailable,
-        TimedOut,
+        ResponseTimeout,
         TooManyClients,
         TooFewReplicas,
         OutOfMemory,

@@ -97,8 +97,8 @@ mod votes;
 ///
 /// - A method that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
 ///   name of that part and its server's address, and the call has taken nothing. The method also
-///   fails with [`TimedOut`](ErrorKind::TimedOut) if a taken part was lost several times during the
-///   wait for later parts. A time limit covers all parts together.
+///   fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken part was lost several
+///   times during the wait for later parts. A time limit covers all parts together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
 ///   does not hold one of the parts, `unlock` returns an error, but releases the other parts.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
@@ -359,7 +359,7 @@ impl MultiLock {
         }
         let message = "its lease ended several times before the other locks were granted; nothing \
                        was taken, take a longer lease";
-        Err(Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true))
+        Err(Error::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true))
     }
 
     /// Takes the parts one after the other, in their order. Returns `None` if it does not get a

@@ -66,7 +66,7 @@ impl From<Failure> for Trouble {
                 let message = format!(
                     "the call's own time was over before the server at {address} was asked"
                 );
-                let error = Error::new(ErrorKind::TimedOut, message);
+                let error = Error::new(ErrorKind::ResponseTimeout, message);
                 return Self::Unsent(error.caused_by_shared(cause.error.clone()));
             }
             Failure::TimedOut(_) if was_cut() => {
@@ -93,7 +93,7 @@ impl From<Failure> for Trouble {
             match failure {
                 // The next connection may work, although nothing shows that.
                 _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
-                Failure::TimedOut(_) => Error::new(ErrorKind::TimedOut, what),
+                Failure::TimedOut(_) => Error::new(ErrorKind::ResponseTimeout, what),
                 _ => Error::new(ErrorKind::Unavailable, what),
             }
             .caused_by_shared(error),
@@ -222,7 +222,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             let hint = if *met { "" } else { "; is the address right?" };
             let message =
                 format!("no connection to {server} within connect_timeout ({source}){hint}");
-            return Error::new(ErrorKind::TimedOut, message);
+            return Error::new(ErrorKind::ResponseTimeout, message);
         }
         _ => {
             let hint = if *met { "does it run?" } else { "does it run, and is the address right?" };

@@ -204,7 +204,7 @@ fn is_confirmed(
                  messages",
                 core.address()
             );
-            Err(Error::new(ErrorKind::TimedOut, message).of(name))
+            Err(Error::new(ErrorKind::ResponseTimeout, message).of(name))
         }
         Confirmation::Pending => Ok(false),
     }

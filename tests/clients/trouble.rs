@@ -617,7 +617,7 @@ fn connect_says_in_time_that_a_server_never_answers() {
     let impostor = Impostor::answering(None);
     let begun = Instant::now();
     let error = impatient(&impostor.url()).response_timeout(LONG).connect().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.kind(), ErrorKind::ResponseTimeout, "{error}");
     assert!(error.to_string().contains("connect_timeout"), "{error}");
     let took = begun.elapsed();
     // Otherwise the wait would last for the response's timeout, or for ever.

@@ -73,7 +73,7 @@ pub(super) fn acquire(
         if late == MOST_LOST {
             let message = "a majority was granted, but its lease was over before all had answered; \
                            nothing is held, take a longer lease";
-            let error = Error::new(ErrorKind::TimedOut, message.to_owned()).transient(true);
+            let error = Error::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true);
             return Err(error.of(&parts[0].handle().site.name));
         }
         if wait.is_over() {

@@ -75,7 +75,7 @@ fn a_call_keeps_its_limit_while_the_server_never_starts() {
     let begun = Instant::now();
     let error = lazy(&server.url()).reentrant_lock("never").try_lock_for(patient).unwrap_err();
     assert!((patient..SOON).contains(&begun.elapsed()), "{:?}", begun.elapsed());
-    let unreached = [ErrorKind::Unavailable, ErrorKind::TimedOut];
+    let unreached = [ErrorKind::Unavailable, ErrorKind::ResponseTimeout];
     assert!(unreached.contains(&error.kind()), "{error}");
 }
 

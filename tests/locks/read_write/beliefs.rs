@@ -82,7 +82,7 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
         begin.send(()).unwrap();
         told.recv().unwrap();
         let late = lock.reader().with_lease(UNIT).lock().map(drop).unwrap_err();
-        assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
+        assert_eq!(late.kind(), ErrorKind::ResponseTimeout, "{late}");
         assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
         writing.unlock().unwrap();
     });

@@ -482,7 +482,8 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
         }
         // The call ends long before the client counts the server as out of reach.
         let error = leaves.join();
-        let kind = if ends == "a limit" { ErrorKind::TimedOut } else { ErrorKind::Cancelled };
+        let kind =
+            if ends == "a limit" { ErrorKind::ResponseTimeout } else { ErrorKind::Cancelled };
         assert_eq!(error.kind(), kind, "{error:#}");
         assert!(error.to_string().contains("the client breaks the barrier"), "{error}");
         server.resume();
