@@ -41,6 +41,40 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
     }
 }
 
+/// The first call asks the Sentinels.
+#[test]
+fn a_client_may_start_before_the_sentinels_answer() {
+    let sentinels = sentinels();
+    let pause = |on: bool| {
+        let change = if on { Server::pause } else { Server::resume };
+        sentinels.sentinels().iter().for_each(change);
+    };
+    pause(true);
+    let client = builder(&sentinels.url()).connect_timeout(UNIT * 5).connect_lazy().unwrap();
+    let lock = client.reentrant_lock("early");
+    let error = lock.try_lock().map(drop).unwrap_err();
+    assert!(error.is_transient() && !error.outcome_unknown(), "{error}");
+    let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    pause(false);
+    waits.join();
+    // A grant by message, and another master, are as with any client.
+    let held = client_of(&sentinels).reentrant_lock("handed").lock().unwrap();
+    let handed = client.reentrant_lock("handed");
+    let waits = spawn(move || handed.lock().unwrap().unlock().unwrap());
+    waits.wait_asleep();
+    held.unlock().unwrap();
+    waits.join();
+    sentinels.fail_over();
+    client.reentrant_lock("later").lock().unwrap().unlock().unwrap();
+
+    let nobody = builder(&sentinels.url().replace("/redlatch", "/nobody")).connect_lazy().unwrap();
+    for _ in 0..2 {
+        let error = nobody.reentrant_lock("never").lock().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("knows no master of this name"), "{error}");
+    }
+}
+
 #[test]
 fn sentinels_and_servers_have_a_password_of_their_own() {
     bound();
