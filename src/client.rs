@@ -370,7 +370,9 @@ impl ClientBuilder {
     /// [`failover_timeout`](Self::failover_timeout), and any other call fails at once. If
     /// [`connect`](Self::connect) would refuse the server (for example because the server is too
     /// old, or the password is wrong), each call fails with that error until the client finds a
-    /// usable server. A replica counts as a server that is away.
+    /// usable server. A replica counts as a server that is away. With a cluster's URL, a call looks
+    /// for other servers of the cluster for [`response_timeout`](Self::response_timeout) before it
+    /// fails. The client never sends a command to a server that belongs to no cluster.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -391,9 +393,8 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the URL is a
-    /// cluster's (a client learns a cluster's servers only from one of them), or if the system
-    /// gives no threads or no random numbers. [`Forked`](ErrorKind::Forked) as with
+    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, or if the system gives
+    /// no threads or no random numbers. [`Forked`](ErrorKind::Forked) as with
     /// [`connect`](Self::connect).
     ///
     /// # Blocking

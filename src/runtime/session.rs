@@ -82,9 +82,8 @@ impl Session {
         let (servers, greeting) = find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) = Core::new(id, servers, config, alive.clone(), unclaimed);
-        match greeting {
-            Some(greeting) => core.met(greeting),
-            None => core.greet_at_first_contact(),
+        if let Some(greeting) = greeting {
+            core.met(greeting);
         }
         core.watch_servers();
         #[cfg(feature = "in-memory")]
@@ -133,13 +132,12 @@ impl Session {
 
     /// Returns the server, or the master of Sentinels, without a connection.
     fn unmet(url: &str, config: &Config) -> Result<Servers, Error> {
-        if Cluster::is_named_by(url).map_err(not_connected)? {
-            let message = "connect_lazy is for one server or Sentinels: the servers of a cluster \
-                           are known once one of them has answered, so use connect";
-            return Err(Error::new(ErrorKind::Config, message.to_owned()));
+        let lanes = config.connections.unwrap_or_else(|| lanes_for(UNMEASURED));
+        if let Some(cluster) = Cluster::unmet(url, &config.connection).map_err(not_connected)? {
+            cluster.set_lanes(lanes);
+            return Ok(Servers::Cluster(cluster));
         }
         let endpoint = Arc::new(Endpoint::of(url, &config.connection).map_err(not_connected)?);
-        let lanes = config.connections.unwrap_or_else(|| lanes_for(UNMEASURED));
         Ok(Servers::One(Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes))))
     }
 
@@ -176,12 +174,20 @@ impl fmt::Debug for Session {
 impl Core {
     /// Makes the thread that opens the first connection find out whether this library can work with
     /// the server. If not, no connection opens, and each call gets the reason.
-    fn greet_at_first_contact(self: &Arc<Self>) {
-        let core = Arc::downgrade(self);
-        self.servers.first().endpoint.on_first_contact(move |endpoint, server, ask| {
+    fn greet_at_first_contact(&self, node: &Node) {
+        let core = Weak::clone(&self.itself);
+        node.endpoint.on_first_contact(move |endpoint, server, ask| {
             // The client's end is no reason to refuse the server.
             let Some(core) = core.upgrade() else { return Ok(()) };
-            core.met(greet(endpoint, server, ask, &core.config, false).map_err(unfit)?);
+            if let Some(cluster) = core.servers.cluster() {
+                cluster.meet(endpoint, ask).map_err(not_connected).map_err(unfit)?;
+                // A replica serves no key. It only names the masters.
+                if core.is_met() || server.is_replica() {
+                    return Ok(());
+                }
+            }
+            let greeting = greet(endpoint, server, ask, &core.config, core.is_cluster());
+            core.met(greeting.map_err(unfit)?);
             Ok(())
         });
     }
@@ -206,6 +212,9 @@ impl Core {
         let core = Arc::downgrade(self);
         let watch = move |node: &Arc<Node>| {
             let Some(core) = core.upgrade() else { return };
+            if !core.is_met() {
+                core.greet_at_first_contact(node);
+            }
             let (renew, pubsub) = (core.watchdog.renew_all(), Arc::downgrade(&core.pubsub));
             let server = node.number();
             node.endpoint.on_new_run(move || {

@@ -16,7 +16,7 @@ fn absent() -> Server {
 
 #[test]
 fn a_bad_url_or_setting_is_an_error_at_once() {
-    for url in ["", "http://127.0.0.1", "redis://127.0.0.1/no", "redis-cluster://127.0.0.1:1"] {
+    for url in ["", "http://127.0.0.1", "redis://127.0.0.1/no", "redis-cluster://"] {
         let error = Client::connect_lazy(url).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
     }

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod failover;
+mod lazy;
 mod moves;
 mod parties;
 mod processes;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::RedisError;
+use redis::{RedisError, Value};
 
 use super::ConnectError;
 use super::Settings;
@@ -23,7 +23,7 @@ use super::address_map::{AddressMap, NamedAddress};
 use super::host_port::HostPort;
 use super::reply::{Redirect, redirect_of};
 use super::url::{Topology, Url};
-use super::{Cause, Channels, Endpoint, Lane, Node, SLOTS};
+use super::{Ask, Cause, Channels, Command, Endpoint, Failure, Lane, Node, SLOTS, reply_code};
 use crate::sync::{Condvar, Mutex};
 
 mod slot;
@@ -31,7 +31,7 @@ mod view;
 
 pub(super) use slot::Slot;
 pub use slot::unfollowed;
-use view::{NO_CLUSTER_INFO, Range, View, ask, ranges};
+use view::{NO_CLUSTER_INFO, Range, View, Weight, ask, no_slots, ranges};
 
 /// The longest that a server may take to answer what slots it knows.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
@@ -78,12 +78,6 @@ struct ClusterState {
 }
 
 impl Cluster {
-    /// Whether the URL is a cluster's.
-    pub fn is_named_by(url: &str) -> Result<bool, ConnectError> {
-        let url = Url::parse(url).map_err(ConnectError::unusable)?;
-        Ok(matches!(url.kind, Topology::Cluster))
-    }
-
     /// Finds the servers. Returns `None` if the URL is not that of a cluster.
     pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
@@ -91,6 +85,39 @@ impl Cluster {
             return Ok(None);
         }
         Ok(Some(Arc::new(Self::open(&url, config)?)))
+    }
+
+    /// The cluster, before the client has met any of its servers. It knows the first server of the
+    /// URL, as one without slots. Whoever opens a connection lets the cluster [meet](Self::meet)
+    /// the server before any command goes there. Returns `None` if the URL is not that of a
+    /// cluster.
+    pub fn unmet(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
+        let url = Url::parse(url).map_err(ConnectError::unusable)?;
+        if !matches!(url.kind, Topology::Cluster) {
+            return Ok(None);
+        }
+        let Some(first) = url.hosts.first() else { return Err(ConnectError::unusable("no host")) };
+        let manner = Endpoint::of_cluster(first, &url.settings, config)?;
+        let cluster = Self::new(&url, config, manner);
+        let _zero = cluster.number(&HostPort::of(first));
+        Ok(Some(Arc::new(cluster)))
+    }
+
+    /// Asks the server of a connection that is being opened for the slots, if the client does not
+    /// know them yet.
+    pub fn meet(&self, endpoint: &Endpoint, ask: Ask<'_>) -> Result<(), ConnectError> {
+        if self.state.lock().owners.iter().any(|owner| *owner != NOBODY) {
+            return Ok(());
+        }
+        let slots = match ask(&Command::plain(&[b"CLUSTER", b"SLOTS"])) {
+            Ok(slots) => ranges(&slots, &endpoint.host_port(), &self.map),
+            Err(Failure::Refused(cause)) => Err(no_slots(reply_code(&cause.error))),
+            Err(failure) => return Err(ConnectError::Unreachable(failure.cause().clone())),
+        };
+        let info = ask(&Command::plain(&[b"CLUSTER", b"INFO"])).unwrap_or(Value::Nil);
+        let changed = self.learn(&View::first(slots, Weight::of(&info), endpoint)?);
+        self.tell_moved(&changed);
+        Ok(())
     }
 
     fn open(url: &Url, config: &Settings) -> Result<Self, ConnectError> {
@@ -105,47 +132,41 @@ impl Cluster {
                     continue;
                 }
             };
-            let from = manner.host_port();
-            let ranges = match ranges(&asked.slots, &from, &config.address_map) {
-                Ok(ranges) => ranges,
-                Err(why) => {
-                    let why = format!("{why}; it is at {}", manner.address());
-                    return Err(ConnectError::unusable(why));
+            let ranges = ranges(&asked.slots, &manner.host_port(), &config.address_map);
+            match View::first(ranges, asked.weight, &manner) {
+                Ok(view) => {
+                    let cluster = Self::new(url, config, manner);
+                    let _everything_is_new = cluster.learn(&view);
+                    return Ok(cluster);
                 }
-            };
-            if ranges.is_empty() {
-                // A server that was removed from its cluster gives the same answer.
-                let message = format!(
-                    "no server of the cluster at {} has a slot yet: create the cluster first",
-                    manner.address()
-                );
-                refusal.get_or_insert(ConnectError::NotReady(message));
-                continue;
+                Err(not_ready @ ConnectError::NotReady(_)) => {
+                    refusal.get_or_insert(not_ready);
+                }
+                Err(unusable) => return Err(unusable),
             }
-            let channels =
-                if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
-            let seeds: Vec<_> = url.hosts.iter().map(HostPort::of).collect();
-            let state = ClusterState {
-                owners: vec![NOBODY; SLOTS.into()],
-                known: seeds.clone(),
-                seeds,
-                ..ClusterState::default()
-            };
-            let cluster = Self {
-                manner: manner.with_channels(channels),
-                map: config.address_map.clone(),
-                lanes: OnceLock::new(),
-                state: Mutex::new(state),
-                looked: Condvar::new(),
-                on_node: OnceLock::new(),
-                on_moved: OnceLock::new(),
-                ended: AtomicBool::new(false),
-            };
-            let view = View { from, ranges, weight: asked.weight };
-            let _everything_is_new = cluster.learn(&view);
-            return Ok(cluster);
         }
         Err(refusal.unwrap_or_else(|| ConnectError::unusable("no host")))
+    }
+
+    fn new(url: &Url, config: &Settings, manner: Endpoint) -> Self {
+        let channels = if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
+        let seeds: Vec<_> = url.hosts.iter().map(HostPort::of).collect();
+        let state = ClusterState {
+            owners: vec![NOBODY; SLOTS.into()],
+            known: seeds.clone(),
+            seeds,
+            ..ClusterState::default()
+        };
+        Self {
+            manner: manner.with_channels(channels),
+            map: config.address_map.clone(),
+            lanes: OnceLock::new(),
+            state: Mutex::new(state),
+            looked: Condvar::new(),
+            on_node: OnceLock::new(),
+            on_moved: OnceLock::new(),
+            ended: AtomicBool::new(false),
+        }
     }
 
     /// Sets how many lanes lead to each server from now on.

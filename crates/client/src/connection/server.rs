@@ -83,6 +83,11 @@ impl ServerInfo {
         Self { is_master, ..self }
     }
 
+    /// Whether the server says that it is a replica.
+    pub fn is_replica(&self) -> bool {
+        self.is_master == Some(false)
+    }
+
     /// Whether the answer says which run of the server it is.
     pub(super) fn says_its_run(&self) -> bool {
         self.run_id.is_some()

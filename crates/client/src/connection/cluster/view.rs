@@ -8,7 +8,7 @@ use redis::{RedisResult, Value};
 use crate::connection::address_map::{AddressMap, NamedAddress};
 use crate::connection::host_port::HostPort;
 use crate::connection::limit::later;
-use crate::connection::{Command, Endpoint, SLOTS};
+use crate::connection::{Command, ConnectError, Endpoint, SLOTS};
 
 /// A server's answers to `CLUSTER SLOTS` and `CLUSTER INFO`.
 pub(super) struct ClusterAnswer {
@@ -37,6 +37,27 @@ pub(super) struct View {
 
 pub(super) const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server is cut off from its cluster, \
                                the client may believe that server's old slots until it is back";
+
+impl View {
+    /// The view of the server of this endpoint, which is the first one that answers.
+    pub(super) fn first(
+        ranges: Result<Vec<Range>, &'static str>,
+        weight: Weight,
+        endpoint: &Endpoint,
+    ) -> Result<Self, ConnectError> {
+        let ranges = ranges.map_err(|why| {
+            ConnectError::unusable(format!("{why}; it is at {}", endpoint.address()))
+        })?;
+        if ranges.is_empty() {
+            // A server that was removed from its cluster gives the same answer.
+            return Err(ConnectError::NotReady(format!(
+                "no server of the cluster at {} has a slot yet: create the cluster first",
+                endpoint.address()
+            )));
+        }
+        Ok(Self { from: endpoint.host_port(), ranges, weight })
+    }
+}
 
 /// Consecutive slots, and their servers.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,10 +104,18 @@ pub(super) fn ranges(
 ) -> Result<Vec<Range>, &'static str> {
     match reply {
         Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from, map)).collect()),
-        Value::ServerError(error) if error.code() == "NOPERM" => Err(
-            "the server's access rights (ACL) forbid it: a client of a cluster needs CLUSTER SLOTS",
-        ),
-        _ => Err("the server is none of a cluster: use redis:// for a single server"),
+        Value::ServerError(error) => Err(no_slots(error.code())),
+        _ => Err(no_slots("")),
+    }
+}
+
+/// Why a server that refuses `CLUSTER SLOTS` with this code belongs to no cluster.
+pub(super) fn no_slots(code: &str) -> &'static str {
+    match code {
+        "NOPERM" => {
+            "the server's access rights (ACL) forbid it: a client of a cluster needs CLUSTER SLOTS"
+        }
+        _ => "the server is none of a cluster: use redis:// for a single server",
     }
 }
 
