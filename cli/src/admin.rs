@@ -13,7 +13,7 @@ use crate::trouble::{NOT_HAD, Trouble, USAGE, say};
 pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u8, Trouble> {
     let client = args.client()?.connect()?;
     if let Some(owner) = owner {
-        return Ok(if client.release_owner(name, owner)? { 0 } else { NOT_HAD });
+        return done(client.release_owner(name, owner)?, || format!("{owner} does not have {name}"));
     }
     let status = client.status(name)?;
     let is_read = status.holders.first().is_some_and(|holder| holder.shared);
@@ -30,7 +30,7 @@ pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u
         let name = holder.process.as_ref().map_or("an unknown process", |process| &process.name);
         say(format_args!("{name} loses it; owner {}", holder.owner));
     }
-    Ok(if lock.force_unlock()? { 0 } else { NOT_HAD })
+    done(lock.force_unlock()?, || format!("nobody has {name}"))
 }
 
 pub(crate) fn permits(args: &Args, name: &str, set: Option<u32>) -> Result<u8, Trouble> {
@@ -49,11 +49,15 @@ pub(crate) fn latch(
     wait: Option<Duration>,
 ) -> Result<u8, Trouble> {
     let latch = args.client()?.connect()?.count_down_latch(name);
-    let done = match (set, wait) {
+    let is_done = match (set, wait) {
         (Some(count), _) => latch.try_set_count(count)?,
         (None, Some(wait)) => !latch.wait_for(wait)?.timed_out(),
         (None, None) if count_down => latch.count_down().map(|()| true)?,
         (None, None) => return print(format!("{}\n", latch.count()?).as_bytes()),
     };
-    Ok(if done { 0 } else { NOT_HAD })
+    done(is_done, || format!("the count of {name} is not zero"))
+}
+
+fn done(is_done: bool, otherwise: impl FnOnce() -> String) -> Result<u8, Trouble> {
+    if is_done { Ok(0) } else { Err(Trouble::expected(NOT_HAD, otherwise())) }
 }

@@ -31,6 +31,9 @@ pub(crate) struct Args {
         global = true
     )]
     prefix: String,
+    /// Does not say why the status is 75 or 124.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) task: Task,
 }
@@ -39,7 +42,7 @@ pub(crate) struct Args {
 pub(crate) enum Task {
     /// Runs a command while it has a lock.
     Run(Run),
-    /// Shows the holder of a lock, and its waiters.
+    /// Shows the holder of a lock, and its waiters. Status 1: nobody has the lock.
     Who {
         /// The lock's name.
         name: String,
@@ -105,10 +108,10 @@ pub(crate) enum Task {
         #[arg(long, value_parser = duration, value_name = "TIME")]
         wait: Option<Duration>,
     },
-    /// Prints completions for a shell.
+    /// Prints completions for a shell, or the names of the shells.
     Completions {
         /// The shell.
-        shell: Shell,
+        shell: Option<Shell>,
     },
     /// Prints the manual page.
     Man,
@@ -140,7 +143,7 @@ pub(crate) struct Run {
     /// Runs at most N commands at a time. N applies when the name is new: see `redlatch permits`.
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
-    /// The status if the lock is not taken.
+    /// The status if the lock is not taken. (0 is also as quiet as -q.)
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
     pub(crate) conflict_exit_code: u8,
     /// How long others wait if this machine dies. The lease is renewed while the command runs.

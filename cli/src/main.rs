@@ -16,7 +16,8 @@ mod who;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::{CommandFactory as _, Parser as _, ValueEnum as _};
+use clap_complete::Shell;
 
 use args::{Args, Task};
 use trouble::{SOFTWARE, Trouble, USAGE, say};
@@ -39,7 +40,9 @@ fn main() -> ExitCode {
     match perform(&args) {
         Ok(status) => status.into(),
         Err(trouble) => {
-            say(&trouble.message);
+            if !(trouble.is_expected && args.quiet) {
+                say(&trouble.message);
+            }
             trouble.status.into()
         }
     }
@@ -56,10 +59,14 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
         Task::Latch { name, set, count_down, wait } => {
             admin::latch(args, name, *set, *count_down, *wait)
         }
-        Task::Completions { shell } => {
+        Task::Completions { shell: Some(shell) } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Args::command(), "redlatch", &mut script);
             print(&script)
+        }
+        Task::Completions { shell: None } => {
+            let shells = Shell::value_variants().iter().map(|shell| format!("{shell}\n"));
+            print(shells.collect::<String>().as_bytes())
         }
         Task::Man => {
             let page = manual::manual();

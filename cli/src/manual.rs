@@ -35,7 +35,16 @@ pub(crate) fn manual() -> Result<Vec<u8>> {
         let _fits = writeln!(text, ".SH REDLATCH {}\n{about}", task.get_name().to_uppercase());
         text += &body(task)?;
     }
-    for line in RECIPES.lines() {
+    let mut lines = RECIPES.lines().peekable();
+    while let Some(line) = lines.next() {
+        // The head of a table, and the line below it.
+        if lines.next_if(|line| line.starts_with("|---")).is_some() {
+            continue;
+        }
+        if let Some((first, rest)) = line.strip_prefix("| ").and_then(|row| row.split_once(" | ")) {
+            text += &format!(".TP\n{}\n{}\n", escaped(first), escaped(rest.trim_end_matches(" |")));
+            continue;
+        }
         match (line.strip_prefix("## "), line) {
             (Some(title), _) => text += &format!(".SH {}\n", escaped(&title.to_uppercase())),
             (None, "```sh") => text += ".RS\n.nf\n",

@@ -54,11 +54,11 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let begun = Instant::now();
     let mut held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
         Ok(Some(held)) => held,
+        // A cron job whose status is 0 must not cause a mail.
+        Ok(None) if run.conflict_exit_code == 0 && !run.verbose => return Ok(0),
         Ok(None) => {
-            if run.verbose {
-                say(format_args!("{} was not had within {:.1?}", job.name, begun.elapsed()));
-            }
-            return Ok(run.conflict_exit_code);
+            let message = format!("{} was not had within {:.1?}", job.name, begun.elapsed());
+            return Err(Trouble::expected(run.conflict_exit_code, message));
         }
         Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(signals.status()),
         Err(error) => return Err(error.into()),
@@ -106,6 +106,10 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         (Ok(_), Err(error)) if error.kind() == ErrorKind::LeaseLost => Err(error.into()),
         (ended, freed) => {
             let _said = freed.inspect_err(|error| say(format_args!("{error:#}")));
+            if work.stopped && ended.is_ok() {
+                let message = format!("{}: the command was stopped after --max-hold", job.name);
+                return Err(Trouble::expected(TOO_LONG, message));
+            }
             ended
         }
     }
@@ -282,6 +286,8 @@ struct Work {
     /// The time at which `--max-hold` ends the command.
     stops: Option<u64>,
     lost: bool,
+    /// Whether the command ended by `--max-hold`.
+    stopped: bool,
     /// Whether the command could not begin.
     failed: bool,
 }
@@ -337,6 +343,7 @@ impl Work {
             until: 0,
             stops: None,
             lost: false,
+            stopped: false,
             failed: false,
         })
     }
@@ -393,8 +400,8 @@ impl Work {
             match told.recv_timeout(wait.min(tick).min(left).max(AGAIN)) {
                 Ok(Event::Said(line)) if line.is_empty() => {
                     let status = self.take_over(given_up);
-                    let is_stopped = is_stopped && (given_up || status.is_ok());
-                    return if is_stopped { Ok(TOO_LONG) } else { status };
+                    self.stopped = is_stopped && (given_up || status.is_ok());
+                    return if self.stopped { Ok(TOO_LONG) } else { status };
                 }
                 Ok(Event::Said(line)) => self.hear(line.trim_end()),
                 // In a terminal, the command has received all other signals itself.

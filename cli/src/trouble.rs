@@ -5,6 +5,7 @@ use std::io::Write as _;
 
 use redlatch::{Error, ErrorKind};
 
+pub(crate) const FREE: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const SOFTWARE: u8 = 70;
@@ -39,11 +40,18 @@ pub(crate) fn say(message: impl Display) {
 pub(crate) struct Trouble {
     pub(crate) status: u8,
     pub(crate) message: String,
+    /// Whether `-q` silences the message.
+    pub(crate) is_expected: bool,
 }
 
 impl Trouble {
     pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
+        Self { status, message: message.into(), is_expected: false }
+    }
+
+    /// An end for which a script is prepared: a limit is over, or there was nothing to do.
+    pub(crate) fn expected(status: u8, message: impl Into<String>) -> Self {
+        Self { is_expected: true, ..Self::new(status, message) }
     }
 }
 

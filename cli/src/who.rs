@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::args::Args;
 use crate::print;
-use crate::trouble::{Trouble, shown};
+use crate::trouble::{FREE, Trouble, shown};
 
 /// The version of the objects that `--json` prints.
 const VERSION: u32 = 1;
@@ -16,7 +16,19 @@ const UNKNOWN: &str = "an unknown process";
 pub(crate) fn who(args: &Args, name: &str, json: bool) -> Result<u8, Trouble> {
     let status = args.client()?.connect()?.status(name)?;
     let text = if json { json_line(&object(&status)) } else { page(&status) };
-    print(text.as_bytes())
+    let printed = print(text.as_bytes())?;
+    Ok(if is_free_lock(&status) { FREE } else { printed })
+}
+
+/// Whether the name is that of a lock, as far as is known, and nobody has it.
+pub(crate) fn is_free_lock(status: &Status) -> bool {
+    is_lock(status.kind) && status.holders.is_empty()
+}
+
+/// Whether a name of this kind may be that of a lock.
+pub(crate) fn is_lock(kind: StatusKind) -> bool {
+    use StatusKind::{FairLock, FencedLock, Free, Lock, ReadWriteLock};
+    matches!(kind, Free | Lock | FencedLock | FairLock | ReadWriteLock)
 }
 
 pub(crate) fn ls(args: &Args, pattern: &str, json: bool) -> Result<u8, Trouble> {

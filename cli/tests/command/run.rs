@@ -38,6 +38,18 @@ fn a_lock_that_is_not_had_is_status_75_or_the_one_given() {
     let begun = Instant::now();
     assert_eq!(ends(&url, &["run", "-w", "0.3", "orders", "true"]).0, 75);
     assert!(begun.elapsed() >= Duration::from_millis(300));
+    let (_, said) = ends(&url, &["run", "-n", "orders", "true"]);
+    assert!(
+        said.starts_with("redlatch: orders was not had") && said.lines().count() == 1,
+        "{said}"
+    );
+    for words in [
+        &["-q", "run", "-n", "orders", "true"][..],
+        &["run", "-n", "--quiet", "--verbose", "orders", "true"],
+        &["run", "-n", "-E", "0", "orders", "true"],
+    ] {
+        assert_eq!(ends(&url, words).1, "", "{words:?}");
+    }
     let (status, said) = ends(&url, &["run", "-n", "--verbose", "orders", "true"]);
     assert!(status == 75 && said.contains("orders was not had"), "{said}");
     guard.unlock().unwrap();
@@ -102,7 +114,10 @@ fn max_hold_stops_the_command_and_a_command_that_ignores_term_too() {
     for trap in ["", "trap '' TERM; "] {
         let script = format!("{trap}while :; do sleep 0.05; done");
         let options = ["run", "--max-hold", "0.3", "-k", "0.3", "orders", "sh", "-c", &script];
-        assert_eq!(ends(&server.url(), &options).0, 124, "{script}");
+        let said = "redlatch: orders: the command was stopped after --max-hold\n";
+        assert_eq!(ends(&server.url(), &options), (124, said.to_owned()), "{script}");
+        let (status, said) = ends(&server.url(), &[&["-q"], &options[..]].concat());
+        assert_eq!((status, &*said), (124, ""), "{script}");
     }
 }
 

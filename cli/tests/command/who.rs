@@ -61,7 +61,25 @@ fn who_and_ls_name_holders_and_waiters() {
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(!prints(&url, &["who", guard.name()]).contains('\u{1b}'));
     guard.unlock().unwrap();
-    assert!(prints(&url, &["who", "orders"]).starts_with("orders: free"));
+    let free = output(&url, &["who", "orders"]);
+    assert_eq!((free.status.code(), &*free.stderr), (Some(1), &b""[..]));
+    assert!(free.stdout.starts_with(b"orders: free"));
+    let free = output(&url, &["who", "orders", "--json"]);
+    assert!(free.status.code() == Some(1) && free.stdout.starts_with(b"{"), "{free:?}");
+}
+
+/// The key of a fenced lock's tokens is left, and permits may be free without a holder.
+#[test]
+fn who_says_by_its_status_whether_a_lock_is_free() {
+    let (server, status) = (server(), |url: &str, name| ends(url, &["who", name]).0);
+    let (url, client) = (server.url(), client(&server));
+    let fenced = client.fenced_lock("fenced");
+    let guard = fenced.lock().unwrap();
+    assert_eq!(status(&url, "fenced"), 0);
+    guard.unlock().unwrap();
+    assert_eq!(status(&url, "fenced"), 1);
+    client.semaphore("slots").set_permits(1).unwrap();
+    assert_eq!(status(&url, "slots"), 0);
 }
 
 /// Any client may write one: an element of a list, or a permit's id.
@@ -100,6 +118,7 @@ fn control_characters_in_an_owner_do_not_reach_the_terminal() {
 #[test]
 fn what_cannot_be_printed_is_trouble_unless_its_reader_is_gone() {
     let server = server();
+    let _held = client(&server).reentrant_lock("orders").lock_owned().unwrap();
     for (words, stdout, status) in [
         (&["who", "orders"][..], "/dev/full", 70),
         (&["who", "orders"], "/dev/null", 0),
@@ -216,10 +235,18 @@ fn the_url_may_stand_in_a_file() {
 #[test]
 fn the_manual_and_completions_are_printed() {
     let page = prints("", &["man"]);
-    for part in [".TH redlatch", "max\\-hold", "REDLATCH_TOKEN", "the lock was lost"] {
+    for part in [
+        ".TH redlatch",
+        "max\\-hold",
+        "REDLATCH_TOKEN",
+        "the lock was lost",
+        "\n.TP\n78\na setting",
+    ] {
         assert!(page.contains(part), "no {part:?} in {page}");
     }
+    let shells = prints("", &["completions"]);
     for shell in ["bash", "zsh", "fish"] {
+        assert!(shells.lines().any(|line| line == shell), "{shells}");
         assert!(prints("", &["completions", shell]).contains("redlatch"));
     }
 }
