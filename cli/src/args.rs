@@ -50,6 +50,14 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
+    /// Waits until nobody has a lock, and does not take it. It looks ten times a second.
+    Wait {
+        /// The lock's name.
+        name: String,
+        /// Waits for at most this time. Status 75: the lock is not free then.
+        #[arg(long, value_parser = duration, value_name = "TIME")]
+        limit: Option<Duration>,
+    },
     /// Lists the locks that are held, and the semaphores and latches for which processes wait. It
     /// scans the server's keys, 200 at a time.
     Ls {

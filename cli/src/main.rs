@@ -11,6 +11,7 @@ mod run;
 mod start;
 mod top;
 mod trouble;
+mod wait;
 mod who;
 
 use std::io::{ErrorKind, Write as _};
@@ -53,6 +54,7 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
         Task::Run(run) => run::run(args, run),
         Task::Who { name, json } => who::who(args, name, *json),
         Task::Ls { pattern, json } => who::ls(args, pattern, *json),
+        Task::Wait { name, limit } => wait::wait(args, name, *limit),
         Task::Top { pattern, every, json } => top::top(args, pattern, *every, *json),
         Task::Unlock { name, owner, force: _ } => admin::unlock(args, name, owner.as_ref()),
         Task::Permits { name, set } => admin::permits(args, name, *set),

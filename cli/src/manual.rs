@@ -63,7 +63,7 @@ fn body(command: &Command) -> Result<String> {
     let mut command = command.clone();
     if command.get_name() != "redlatch" {
         let is_of_all = |arg: &clap::Arg| {
-            matches!(arg.get_id().as_str(), "url" | "url_file" | "prefix" | "help")
+            matches!(arg.get_id().as_str(), "url" | "url_file" | "prefix" | "quiet" | "help")
         };
         command = command.mut_args(|arg| if is_of_all(&arg) { arg.hide(true) } else { arg });
     }

@@ -5,8 +5,11 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use crate::common::*;
+use redlatch::Lock;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -80,6 +83,46 @@ fn who_says_by_its_status_whether_a_lock_is_free() {
     assert_eq!(status(&url, "fenced"), 1);
     client.semaphore("slots").set_permits(1).unwrap();
     assert_eq!(status(&url, "slots"), 0);
+}
+
+#[test]
+fn a_wait_ends_when_the_lock_is_free_and_does_not_take_it() {
+    let server = server();
+    let (url, client) = (server.url(), client(&server));
+    assert_eq!(ends(&url, &["wait", "orders"]), (0, String::new()));
+    let read_write = client.read_write_lock("index");
+    let locks: [Box<dyn Lock>; 5] = [
+        Box::new(client.reentrant_lock("orders")),
+        Box::new(client.fair_lock("fair")),
+        Box::new(client.fenced_lock("fenced")),
+        Box::new(read_write.reader().clone()),
+        Box::new(read_write.writer().clone()),
+    ];
+    for lock in locks {
+        let guard = lock.lock().unwrap();
+        let limited = ["wait", lock.name(), "--limit", "0.2"];
+        let (status, said) = ends(&url, &limited);
+        let line = format!("redlatch: {} is not free\n", lock.name());
+        assert_eq!((status, said), (75, line));
+        assert_eq!(ends(&url, &[&limited[..], &["-q"]].concat()), (75, String::new()));
+        let mut waits = redlatch(&url).args(["wait", lock.name()]).spawn().unwrap();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(waits.try_wait().unwrap(), None, "{}", lock.name());
+        guard.unlock().unwrap();
+        assert!(waits.wait().unwrap().success());
+        assert!(!lock.is_locked().unwrap());
+    }
+    // A lease that ends sends no message.
+    client
+        .reentrant_lock("orders")
+        .with_lease(Duration::from_millis(500))
+        .lock()
+        .unwrap()
+        .leave_to_expire()
+        .unwrap();
+    assert_eq!(ends(&url, &["wait", "orders", "--limit", "30"]).0, 0);
+    client.semaphore("slots").set_permits(1).unwrap();
+    assert_eq!(ends(&url, &["wait", "slots"]).0, 64);
 }
 
 /// Any client may write one: an element of a list, or a permit's id.
