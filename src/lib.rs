@@ -193,7 +193,7 @@ pub use lock::reentrant::ReentrantLock;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use owner::Owner;
 pub use redlatch_client::{CancelToken, Credentials};
-pub use scripts::{FencingToken, PermitId};
+pub use scripts::{FencingToken, PermitId, Rights};
 pub use semaphore::{ExpirablePermit, ExpirableSemaphore, Permit, Semaphore};
 pub use waiting::{Wait, Waited};
 

@@ -8,6 +8,7 @@ use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
 use redlatch::{Client, ClientBuilder, Owner};
 
+use crate::acl::Use;
 use crate::trouble::{CONFIG, NOT_HAD, Trouble};
 
 /// Locks of redlatch and Redisson in a shell.
@@ -116,6 +117,19 @@ pub(crate) enum Task {
         #[arg(long, value_parser = duration, value_name = "TIME")]
         wait: Option<Duration>,
     },
+    /// Prints the `ACL SETUSER` command that gives a user of the server the rights which a name
+    /// needs. It sets no password, and asks no server.
+    Acl {
+        /// The name, or the beginning of names and a `*`.
+        name: String,
+        /// What the user does with the name.
+        #[arg(long = "for", value_enum, value_name = "USE", value_delimiter = ',')]
+        #[arg(default_value = "lock")]
+        uses: Vec<Use>,
+        /// The user.
+        #[arg(long, default_value = "app")]
+        user: String,
+    },
     /// Prints completions for a shell, or the names of the shells.
     Completions {
         /// The shell.
@@ -221,6 +235,10 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Returns the settings for a client of the server.
     pub(crate) fn client(&self) -> Result<ClientBuilder, Trouble> {
         let url = match (&self.url, &self.url_file) {

@@ -1,5 +1,6 @@
 //! The command `redlatch`: runs a command under a distributed lock, and shows its holder.
 
+mod acl;
 mod admin;
 mod args;
 mod cgroup;
@@ -61,6 +62,7 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
         Task::Latch { name, set, count_down, wait } => {
             admin::latch(args, name, *set, *count_down, *wait)
         }
+        Task::Acl { name, uses, user } => acl::acl(args, name, uses, user),
         Task::Completions { shell: Some(shell) } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Args::command(), "redlatch", &mut script);

@@ -110,7 +110,7 @@ use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 
 use crate::error::Error;
 
-pub(crate) use rights::Rights;
+pub use rights::Rights;
 pub(crate) use trouble::{Trouble, is_transient, not_connected, refused, unfit, unreachable};
 use trouble::{unacknowledged, unexpected};
 

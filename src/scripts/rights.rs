@@ -1,6 +1,7 @@
 //! The access rights that the URL's user needs. The query to the server and an error's text are
 //! made from one table. `docs/operations.md` has the same table, and a test compares the two.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
@@ -9,26 +10,55 @@ use redlatch_client::RightsQuestion;
 use super::Mode;
 use super::keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
-    SemaphoreKeys, requests,
+    SemaphoreKeys, requests, slow_wait,
 };
 
-/// The rights that the URL's user needs, by use.
+/// The access rights that the URL's user needs, by use. Each user needs those of
+/// [`Connect`](Self::Connect) and of its kinds of synchronizers. See
+/// [Operations](crate::guide::operations#access-rights).
+///
+/// ```
+/// # use redlatch::Rights;
+/// let rules = [Rights::Connect, Rights::Locks].map(|rights| rights.acl_rules("orders").join(" "));
+/// println!("ACL SETUSER app on >PASSWORD {}", rules.join(" "));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rights {
+#[non_exhaustive]
+pub enum Rights {
+    /// For each client.
     Connect,
+    /// For [`ReentrantLock`](crate::ReentrantLock)s.
     Locks,
+    /// For [`FencedLock`](crate::FencedLock)s.
     FencedLocks,
+    /// For [`FairLock`](crate::FairLock)s.
     FairLocks,
+    /// For [`Condition`](crate::Condition)s of re-entrant locks, and for those locks.
     Conditions,
+    /// For [`ReadWriteLock`](crate::ReadWriteLock)s.
     ReadWriteLocks,
+    /// For [`Semaphore`](crate::Semaphore)s.
     Semaphores,
+    /// For [`ExpirableSemaphore`](crate::ExpirableSemaphore)s.
     ExpirableSemaphores,
+    /// For [`CountDownLatch`](crate::CountDownLatch)es.
     Latches,
+    /// For [`CyclicBarrier`](crate::CyclicBarrier)s.
     Barriers,
+    /// For [`LeaderElection`](crate::election::LeaderElection)s.
     Elections,
+    /// For [`Client::status`](crate::Client::status) and
+    /// [`Client::statuses`](crate::Client::statuses), and for the log lines of
+    /// [`slow_wait`](crate::ClientBuilder::slow_wait), besides the rights of the kind.
     Status,
+    /// For [`replica_acks`](crate::ClientBuilder::replica_acks).
     ReplicaAcks,
+    /// For the messages that wake a waiter. [`Connect`](Self::Connect) has these rights, too.
     Subscriptions,
+    /// For each client of a cluster.
+    Cluster,
+    /// For a server whose URL has a host's name, or that Sentinels name.
+    Role,
 }
 
 struct KindRights {
@@ -270,6 +300,34 @@ static KINDS: [KindRights; 10] = [
     },
 ];
 
+/// The rights that belong to no kind, as rules of `ACL SETUSER`, and the keys.
+static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
+    (
+        Rights::Connect,
+        "+evalsha +eval +ping +info +publish +subscribe +unsubscribe +client|setname \
+         +client|tracking &redisson_lock__channel:*",
+        &[],
+    ),
+    (
+        Rights::Status,
+        "+type +pttl +time +hlen +hgetall +hexists +getrange +lrange +zrange +client|list +scan +set",
+        // The server refuses a script if the user lacks the right to one of its KEYS.
+        &[
+            name,
+            |name| FairKeys::new(name).queue,
+            |name| lock_keys(name).queue().to_string(),
+            |name| read_write_keys(name).queue().to_string(),
+            ExpirableKeys::timeouts,
+            |name| lock_keys(name).tokens().to_string(),
+            |name| slow_wait(name).to_string(),
+        ],
+    ),
+    (Rights::ReplicaAcks, "+wait", &[]),
+    (Rights::Subscriptions, "+subscribe +unsubscribe", &[]),
+    (Rights::Cluster, "+cluster|slots +cluster|info +spublish +ssubscribe +sunsubscribe", &[]),
+    (Rights::Role, "+role", &[]),
+];
+
 static QUESTIONS: [LazyLock<RightsQuestion>; 10] = {
     macro_rules! each {
         ($($at:literal),+) => {
@@ -290,6 +348,35 @@ impl Rights {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }
 
+    /// Returns the rules of `ACL SETUSER` that give a user these rights for this name, sorted. If
+    /// `name` ends with `*`, the rules are for all names that begin with the text before it. No
+    /// I/O.
+    ///
+    /// A name with a `{` has other keys, so rules for `shop*` leave out the name `shop{1}`. The
+    /// rules for a name with a `{` also allow some keys of longer names.
+    #[must_use]
+    pub fn acl_rules(self, name: &str) -> Vec<String> {
+        let mut rules = BTreeSet::new();
+        self.add_rules(name, &mut rules);
+        rules.into_iter().collect()
+    }
+
+    fn add_rules(self, name: &str, rules: &mut BTreeSet<String>) {
+        for (_, fixed, keys) in OTHERS.iter().filter(|(rights, ..)| *rights == self) {
+            rules.extend(fixed.split(' ').map(str::to_owned));
+            rules.extend(keys.iter().map(|key| format!("~{}", acl_pattern(*key, name))));
+        }
+        let Some(kind) = self.kind().map(|at| &KINDS[at]) else { return };
+        rules.extend(kind.commands().iter().map(|command| format!("+{command}")));
+        rules.extend(kind.keys.iter().map(|(key, _)| format!("~{}", acl_pattern(*key, name))));
+        let channels = kind.channels.iter().map(|key| format!("&{}", acl_pattern(*key, name)));
+        // Each client may use the channels of all locks.
+        rules.extend(channels.filter(|it| !it.starts_with("&redisson_lock__channel:")));
+        if let Some(other) = kind.beside {
+            other.add_rules(name, rules);
+        }
+    }
+
     /// A text with all these rights, for an error.
     pub(super) fn advice(self) -> String {
         if let Some(kind) = self.kind() {
@@ -298,7 +385,7 @@ impl Rights {
         match self {
             Self::Status => {
                 "a status needs EVALSHA, EVAL, TYPE, PTTL, TIME, HLEN, HGETALL, HEXISTS and GETRANGE \
-                 on the key of that name"
+                 on the name's keys of each kind"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {
@@ -316,6 +403,31 @@ fn around(key: KeyOf, name: &str) -> (String, String) {
     let whole = key(name);
     let (before, after) = whole.split_once(name).unwrap_or((&whole, ""));
     (before.to_owned(), after.to_owned())
+}
+
+/// The pattern of `ACL SETUSER` for a key or a channel of this name, or of all names that begin
+/// with the text before a final `*`. Keys and channels of a name may continue after the text that
+/// `key` makes (with the id of a client or a condition's name, for example).
+fn acl_pattern(key: KeyOf, name: &str) -> String {
+    // A search for a name such as `lock` could find it in the prefix.
+    let (before, after) = around(key, if name.contains('{') { "{name" } else { "name" });
+    let mut pattern = before.clone();
+    let (stem, more) = name.strip_suffix('*').map_or((name, ""), |stem| (stem, "*"));
+    for it in stem.chars() {
+        match it {
+            // A rule cannot have a space, and in a line for `redis-cli` no quotation mark.
+            ' ' | '"' | '\'' => pattern.push('?'),
+            it if it.is_whitespace() || it.is_control() => pattern.push('?'),
+            '*' | '?' | '[' | ']' | '\\' => pattern.extend(['\\', it]),
+            it => pattern.push(it),
+        }
+    }
+    if !more.is_empty() {
+        pattern.push_str(more);
+    } else if !before.is_empty() || !after.is_empty() {
+        pattern.push_str(if after.starts_with('}') { "}*" } else { "*" });
+    }
+    pattern
 }
 
 impl KindRights {
@@ -397,8 +509,6 @@ impl KindRights {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     /// The texts in the first column of the table in `docs/operations.md`, each with its kind.
@@ -498,6 +608,47 @@ mod tests {
                 assert!(advice.contains(&command.to_uppercase()), "{command}: {advice}");
             }
         }
+    }
+
+    #[test]
+    fn the_documents_name_the_rights_that_belong_to_no_kind() {
+        let rows = documented();
+        for (name, rights) in [
+            ("for each client", Rights::Connect),
+            ("cluster", Rights::Cluster),
+            ("status, slow_wait", Rights::Status),
+            ("replica_acks", Rights::ReplicaAcks),
+            ("behind a name", Rights::Role),
+        ] {
+            let (mut said, known) = (BTreeSet::new(), rights.acl_rules("shop*"));
+            rules_of(&rows, name, &mut said);
+            assert_eq!(said, known.into_iter().collect(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_rules_for_a_name_are_for_no_other() {
+        let keys = |rights: Rights, name| {
+            let mut rules = rights.acl_rules(name);
+            rules.retain(|rule| !rule.starts_with('+'));
+            rules.join(" ")
+        };
+        assert_eq!(
+            keys(Rights::Locks, "lock"),
+            "~lock ~redlatch_asked:{lock}* ~redlatch_queue:{lock}* ~redlatch_window:{lock}*"
+        );
+        assert_eq!(
+            keys(Rights::Latches, "shop*"),
+            "&redisson_countdownlatch__channel__{shop* ~redlatch_request:{shop* ~shop*"
+        );
+        assert_eq!(
+            keys(Rights::ExpirableSemaphores, "a b[*]"),
+            "&redisson_sc:{a?b\\[\\*\\]}* ~a?b\\[\\*\\] ~redlatch_request:{a?b\\[\\*\\]}* ~{a?b\\[\\*\\]}*"
+        );
+        assert_eq!(
+            keys(Rights::Semaphores, "{a}"),
+            "&redisson_sc:{a}* ~redlatch_mark_tagged:{a}* ~redlatch_request:{a}* ~{a}"
+        );
     }
 
     /// The table must have every command that a kind's scripts run. If one is not in the table, a

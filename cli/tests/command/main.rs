@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod acl;
 mod at_least;
 mod common;
 mod guardian;

@@ -1,0 +1,72 @@
+//! `redlatch acl`: the access rights that a name needs.
+
+use std::collections::BTreeSet;
+
+use clap::ValueEnum;
+use redlatch::Rights;
+
+use crate::args::Args;
+use crate::print;
+use crate::trouble::Trouble;
+
+/// The uses of a name or a client, each of which needs rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Use {
+    Lock,
+    /// run --fenced
+    Fenced,
+    /// run --fair
+    Fair,
+    /// run -s, run -x
+    ReadWrite,
+    Condition,
+    Semaphore,
+    /// run --permits
+    ExpirableSemaphore,
+    Latch,
+    Barrier,
+    Election,
+    /// who, ls, top, wait, unlock; slow_wait
+    Status,
+    /// A redis-cluster:// URL
+    Cluster,
+    /// A URL with a host's name, or with Sentinels
+    Role,
+    ReplicaAcks,
+}
+
+impl Use {
+    fn rights(self) -> Rights {
+        match self {
+            Self::Lock => Rights::Locks,
+            Self::Fenced => Rights::FencedLocks,
+            Self::Fair => Rights::FairLocks,
+            Self::ReadWrite => Rights::ReadWriteLocks,
+            Self::Condition => Rights::Conditions,
+            Self::Semaphore => Rights::Semaphores,
+            Self::ExpirableSemaphore => Rights::ExpirableSemaphores,
+            Self::Latch => Rights::Latches,
+            Self::Barrier => Rights::Barriers,
+            Self::Election => Rights::Elections,
+            Self::Status => Rights::Status,
+            Self::Cluster => Rights::Cluster,
+            Self::Role => Rights::Role,
+            Self::ReplicaAcks => Rights::ReplicaAcks,
+        }
+    }
+}
+
+/// Prints one line for `redis-cli`. It asks no server.
+pub(crate) fn acl(args: &Args, name: &str, uses: &[Use], user: &str) -> Result<u8, Trouble> {
+    let name = format!("{}{name}", args.prefix());
+    let uses = uses.iter().map(|it| it.rights());
+    let rules = [Rights::Connect].into_iter().chain(uses);
+    let rules: BTreeSet<_> = rules.flat_map(|rights| rights.acl_rules(&name)).collect();
+    let mut line = format!("ACL SETUSER {user}");
+    for first in ['~', '&', '+'] {
+        for rule in rules.iter().filter(|rule| rule.starts_with(first)) {
+            line = line + " " + rule;
+        }
+    }
+    print((line + "\n").as_bytes())
+}
