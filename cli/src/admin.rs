@@ -13,7 +13,9 @@ use crate::trouble::{NOT_HAD, Trouble, USAGE, say};
 pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u8, Trouble> {
     let client = args.client()?.connect()?;
     if let Some(owner) = owner {
-        return done(client.release_owner(name, owner)?, || format!("{owner} does not have {name}"));
+        return done(client.release_owner(name, owner)?, || {
+            format!("{owner} does not have {name}")
+        });
     }
     let status = client.status(name)?;
     let is_read = status.holders.first().is_some_and(|holder| holder.shared);

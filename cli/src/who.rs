@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::status::{OwnerProcess, Status, StatusKind};
+use redlatch::status::{AskedAt, OwnerProcess, Status, StatusKind};
 use serde_json::{Value, json};
 
 use crate::args::Args;
@@ -94,6 +94,10 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
+fn asked(at: Option<AskedAt>) -> String {
+    at.map_or_else(String::new, |at| format!("; asked at {at} by its clock"))
+}
+
 /// Returns the text about one name.
 fn page(status: &Status) -> String {
     let mut lines = vec![format!("{}: {}", status.name, word(status.kind))];
@@ -106,15 +110,18 @@ fn page(status: &Status) -> String {
             left => format!("{} left", seconds(left)),
         };
         let place = holder.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
-        lines.push(format!("  {verb} {place}; {left}; owner {}", holder.owner));
+        let asked = asked(holder.asked);
+        lines.push(format!("  {verb} {place}; {left}{asked}; owner {}", holder.owner));
     }
     for (place_in_queue, waiter) in (1..).zip(&status.queue) {
         let purpose = if waiter.shared { ", to read" } else { "" };
         let since =
             waiter.waited.map_or_else(String::new, |waited| format!(", for {}", seconds(waited)));
         let place = waiter.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
-        let owner = &waiter.owner;
-        lines.push(format!("  {place_in_queue}. {place} waits{since}{purpose}; owner {owner}"));
+        let (asked, owner) = (asked(waiter.asked), &waiter.owner);
+        lines.push(format!(
+            "  {place_in_queue}. {place} waits{since}{purpose}{asked}; owner {owner}"
+        ));
     }
     if status.listeners > 0 {
         lines.push(format!("  {} other clients wait for a change", status.listeners));

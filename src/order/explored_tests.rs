@@ -204,7 +204,7 @@ impl World {
     /// The server grants the thread a hold of its own.
     fn seat(&mut self, thread: usize, mode: Mode) {
         let asked = Asked { forced: 0, incarnation: 0, at: self.now };
-        let hold = Hold::new(self.id.next_owner_to(mode), TERMS, asked, false);
+        let hold = Hold::new(self.id.next_owner_to(mode, false), TERMS, asked, false);
         let hold = if thread < self.fair { self.in_line(hold) } else { hold };
         let hold = Arc::new(hold);
         let own = Arc::clone(&self.threads[thread]);

@@ -26,9 +26,10 @@ pub(crate) struct LiveOwner {
 }
 
 impl Core {
-    /// Makes a new owner, which is live as long as the returned `LiveOwner`.
-    pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode) -> (Owner, LiveOwner) {
-        let owner = self.id.next_owner_to(mode);
+    /// Makes a new owner, which is live as long as the returned `LiveOwner`. `hears`: see
+    /// [`ClientId::next_owner_to`](crate::scripts::ClientId::next_owner_to).
+    pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode, hears: bool) -> (Owner, LiveOwner) {
+        let owner = self.id.next_owner_to(mode, hears);
         self.owners.live.lock().insert(owner.number());
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }

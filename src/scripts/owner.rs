@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use rand::TryRng as _;
 use rand::rngs::{SysError, SysRng};
@@ -17,12 +18,27 @@ const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
 /// The suffix of an owner that writes, in a read-write lock.
 const WRITES: &str = ":write";
 
+/// The bits of an owner's number below the milliseconds: a counter, and two flags in the lowest
+/// bits. Scripts compare numbers and read their flags, so the numbers must be below 2⁵³, up to
+/// which Lua counts: they are until the year 2248.
+const BELOW_MILLIS: u32 = 10;
+const STEP: u64 = 1 << 2;
+/// The flag of an owner whose process wants to hear when others wait for its lock. (The second flag
+/// is kept for later use, and zero.)
+const HEARS: u64 = 1;
+/// The least number that has a time and flags. An older client's number is a counter, which never
+/// comes so far.
+const WITH_TIME: u64 = 1 << 50;
+
 /// The id of a client, which numbers its acquisitions.
 #[derive(Debug)]
 pub(crate) struct ClientId {
     uuid: String,
     seed: u128,
+    /// The next number that is not an owner's.
     next: AtomicU64,
+    /// The number of the last owner, without its flags.
+    last_owner: AtomicU64,
 }
 
 impl ClientId {
@@ -35,14 +51,15 @@ impl ClientId {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
         let uuid = Uuid::new_v8(bytes);
-        Ok(Self { uuid: uuid.to_string(), seed: uuid.as_u128(), next: AtomicU64::new(1) })
+        let (next, last_owner) = (AtomicU64::new(1), AtomicU64::new(0));
+        Ok(Self { uuid: uuid.to_string(), seed: uuid.as_u128(), next, last_owner })
     }
 
     pub(crate) fn as_str(&self) -> &str {
         &self.uuid
     }
 
-    /// Returns a number that this client has never used before.
+    /// A number that this client has never used for a request or a permit, and never uses again.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -58,11 +75,27 @@ impl ClientId {
     /// command of an old hold cannot touch the next hold, and an acquire may be sent twice. This
     /// process counts the levels of a re-entry. In Redis the count is always 1.
     pub(crate) fn next_owner(&self) -> Owner {
-        self.next_owner_to(Mode::Lock)
+        self.next_owner_to(Mode::Lock, false)
     }
 
-    pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
-        Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
+    /// A fresh owner for a lock held in this mode. `hears`: its process wants to hear when others
+    /// wait for the lock.
+    pub(crate) fn next_owner_to(&self, mode: Mode, hears: bool) -> Owner {
+        let number = self.next_owner_number() | if hears { HEARS } else { 0 };
+        Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
+    }
+
+    /// The present time, followed by a counter, or the number after the last one if the clock was
+    /// set back or more owners are made than a millisecond has numbers. So numbers never fall.
+    fn next_owner_number(&self) -> u64 {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = (now.as_millis() as u64) << BELOW_MILLIS;
+        let after = |last: u64| now.max(last + STEP);
+        let last = self
+            .last_owner
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(after(last)));
+        // The closure refuses nothing.
+        last.map_or_else(after, after)
     }
 }
 
@@ -134,6 +167,13 @@ impl Owner {
         }
     }
 
+    /// When the owner's process made it to ask for the lock, by the clock of that process. `None`:
+    /// the number does not say it.
+    pub(crate) fn asked_at(&self) -> Option<SystemTime> {
+        let number = Some(self.number()).filter(|number| *number >= WITH_TIME)?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(number >> BELOW_MILLIS))
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::Lock { mode, .. } => *mode,
@@ -198,7 +238,43 @@ mod tests {
         let text = first.to_string();
         let (uuid, number) = text.split_once(':').unwrap();
         assert_eq!(Uuid::parse_str(uuid).unwrap().get_version_num(), 8);
-        assert_eq!(number, "1");
+        let number: u64 = number.parse().unwrap();
+        assert!((WITH_TIME..1 << 53).contains(&number), "{number}");
+    }
+
+    #[test]
+    fn a_number_tells_the_time_and_the_flags_and_never_falls() {
+        let (client, before) = (ClientId::random().unwrap(), SystemTime::now());
+        let owners: Vec<_> =
+            (0..2_000).map(|i| client.next_owner_to(Mode::Write, i % 2 == 1)).collect();
+        let after = SystemTime::now();
+        for (i, owner) in owners.iter().enumerate() {
+            assert_eq!(
+                owner.number() & (STEP - 1),
+                i as u64 % 2,
+                "the lowest flag, the other zero"
+            );
+        }
+        assert!(owners.is_sorted_by(|one, next| one.number() + 1 < next.number()));
+        let first = owners[0].asked_at().unwrap();
+        let ms = Duration::from_millis(1);
+        assert!(before - ms <= first && first <= after, "{before:?} {first:?} {after:?}");
+
+        // A clock that was set back.
+        let last = owners[1_999].number() + (1 << 30);
+        client.last_owner.store(last, Ordering::Relaxed);
+        assert_eq!(client.next_owner().number(), last + STEP);
+    }
+
+    #[test]
+    fn the_number_of_an_older_client_or_of_redisson_tells_no_time() {
+        let owner = |number: u64| {
+            let text = format!("0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:{number}");
+            Owner::parse(&text, Mode::Lock).unwrap().asked_at()
+        };
+        assert_eq!((owner(1), owner(WITH_TIME - 1)), (None, None));
+        let second = SystemTime::UNIX_EPOCH + Duration::from_millis(1_800_000_000_123);
+        assert_eq!(owner(1_800_000_000_123 << BELOW_MILLIS | 1), Some(second));
     }
 
     #[test]
@@ -216,9 +292,10 @@ mod tests {
     #[test]
     fn the_longest_number_fits() {
         let next = AtomicU64::new(u64::MAX);
-        let client = ClientId { uuid: Uuid::nil().to_string(), seed: u128::MAX, next };
+        let last_owner = AtomicU64::new(u64::MAX - STEP);
+        let client = ClientId { uuid: Uuid::nil().to_string(), seed: u128::MAX, next, last_owner };
         assert_eq!(client.next_permit(), PermitId::from_number(u128::from(u64::MAX) - 1));
-        client.next.store(u64::MAX, Ordering::Relaxed);
-        assert!(client.next_owner().to_string().ends_with(&u64::MAX.to_string()));
+        let writer = client.next_owner_to(Mode::Write, false);
+        assert!(writer.to_string().ends_with(&format!("{}:write", u64::MAX)));
     }
 }

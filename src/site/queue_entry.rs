@@ -22,7 +22,7 @@ use crate::waiting::{Claim, Listening, QueueSite, Try};
 /// The steps that the entries of all kinds of locks have.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     pub(crate) fn new(site: &Site) -> Self {
-        let (owner, live) = site.core.next_owner_to(site.mode);
+        let (owner, live) = site.core.next_owner_to(site.mode, false);
         Self::of(owner, live)
     }
 

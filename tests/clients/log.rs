@@ -796,7 +796,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
             })
         })
         .collect();
-    let process = format!(", process {}, for ", std::process::id());
+    let process = format!(", process {}, ", std::process::id());
     let said = |name: &str| {
         let mut lines = LOGGER.lines(&format!("{name:?}, held by "));
         lines.retain(|(_, line)| line.contains(&process));
@@ -861,13 +861,14 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     });
     // The client checks again, and logs no more.
     thread::sleep(UNIT * 15);
-    let process = format!(", process {}, for ", std::process::id());
+    let process = format!(", process {}, ", std::process::id());
     for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
         let lines = said(client);
         let [(Level::Warn, line)] = &lines[..] else { panic!("{lines:?}") };
         let waited = line.strip_prefix("waited ").unwrap().split_once(' ').unwrap().0;
         assert!(waited.parse::<f64>().unwrap() <= begun.elapsed().as_secs_f64().round(), "{line}");
-        for part in [" s for \"orders\", held by ", &process, before] {
+        let asked = " UTC by its clock, for ";
+        for part in [" s for \"orders\", held by ", &process, "which asked at ", asked, before] {
             assert!(line.contains(part), "{part} in {line}");
         }
     }

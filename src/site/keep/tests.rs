@@ -44,7 +44,7 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     };
     for mode in [Mode::Lock, Mode::Read, Mode::Write] {
         let site = Site::behind(core, &format!("copied {mode:?}").into(), Gate::new(mode));
-        let owner = core.id.next_owner_to(mode);
+        let owner = core.id.next_owner_to(mode, false);
         site.scripts().acquire(&owner, LEASE, None, false).unwrap();
         let keep = |rest| site.scripts().keep_command(&owner, rest);
         check(&site, &keep, site.scripts().release_command(&owner, Chain::default()));
