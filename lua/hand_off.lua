@@ -74,10 +74,10 @@ local function come_back(owner, came)
     return first and redis.call('linsert', queue, 'before', first, owner) and place
 end
 
--- Returns the owner's position, and 1 if its entry is new. An owner without an entry gets one at
--- the end. `came`: nil at the owner's first request, later the server's time at which it came.
--- Commands that may be refused come before the entry is made. After the first PEXPIRE has written,
--- a server that is out of memory refuses no further command.
+-- Returns the owner's position, 1 if its entry is new, and whether the queue was empty before. An
+-- owner without an entry gets one at the end. `came`: not nil if the owner asks again, and then the time since when it has waited, by
+-- the server's clock. Commands that may be refused come before the entry. The first PEXPIRE also
+-- makes room: after a command that writes, the server refuses no command for lack of memory.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)
@@ -87,11 +87,12 @@ local function stand(owner, came)
     if place then
         return place, 0
     end
-    place = came and come_back(owner, came) or redis.call('rpush', queue, owner) - 1
+    local back = came and come_back(owner, came)
+    place = back or redis.call('rpush', queue, owner) - 1
     if exists == 0 then
         redis.call('pexpire', queue, KEPT)
     end
-    return place, 1
+    return place, 1, not back and place == 0
 end
 
 -- Removes the silent entries ahead of `asker`. The caller has found the lock free although entries

@@ -40,6 +40,9 @@ end
 if held_by == owner then
     raise(left, lease)
 end
+-- Whether the holder is told if this request adds the first entry (`say_wanted` in ../prelude.lua).
+local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(number(held_by)) >= 2^50
+    and not redis.call('lrange', queue, 0, 0)[1]
 
 -- Returns the number n of Redisson's waiters in the queue. If a live waiter of ours has the highest
 -- score, that score shows n: it lies at most one fair wait above n times Redisson's wait. No waiter
@@ -269,4 +272,7 @@ elseif not held_by and place == 1 then
     ask = hesitation
 end
 local redisson = held_by and not is_ours(held_by) or redissons_ahead > 0
+if may_tell then
+    say_wanted(held_by, database, lock)
+end
 return {0, now(), ask, redisson and 1 or 0, back}

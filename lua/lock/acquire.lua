@@ -41,7 +41,7 @@ local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
 if trouble then
     return trouble
 end
-local place, fresh = stand(owner, came)
+local place, fresh, is_first = stand(owner, came)
 local whose = who and not is_ours(who) and 1 or 0
 if not who then
     left, whose = window_left(), 2
@@ -63,5 +63,8 @@ elseif whose == 1 and place > 1 and fresh == 0 then
     -- in line listen for it. This owner asks a second time, so Redisson's client has held the lock
     -- for a while. The first two may have died, or may not know that they are first.
     announce(0, owner)
+end
+if who and is_first then
+    say_wanted(who, database, lock)
 end
 return {now(), left, place, whose, fresh}

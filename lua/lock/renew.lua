@@ -4,11 +4,13 @@
 -- listed: while the slot moves to another server, the lock and the timeout may be at different
 -- servers, and a cluster refuses the script only if both keys are listed.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
---      for of these holds, in ms (0: not known). The reply shows which leases are longer; with a
---      minus before this number, the script cuts them to it. 3..n+2 the owner of each; with `read `
---      before it: the owner reads, and its timeout is renewed, too (docs/read-write-lock.md)
--- reply: for each lock 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 0 =
---        this owner does not have it, else the server's refusal
+--      for of these holds, in ms (0: not known). The reply tells of a longer lease; if it is below
+--      zero, a longer lease is cut to it. 3..n+2 the owner of each; `read ` before it: it reads,
+--      and its timeout is renewed, too (docs/read-write-lock.md); `want ` before all that: the
+--      reply says whether others wait for the lock
+-- reply: for each lock 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 3
+--        and 4 = the same, and others wait, 0 = this owner does not have it, else the server's
+--        refusal
 --
 -- A renewal raises a shorter lease and keeps a longer one, since a thread may have asked for that.
 -- A lease longer than the longest requested one shows that the server's clock was set back. Such a
@@ -47,9 +49,28 @@ local function raise_timeout(key, owner)
     return reply, is_long
 end
 
+-- Whether somebody waits for the lock: a process of ours or a fair thread in a queue, or a Redisson
+-- client, which listens to the public channel. What may not be read counts as empty.
+local function is_wanted(key, shares)
+    local is_tagged = string.find(key, '{', 1, true)
+    local name, mark = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'
+    local queue = (shares and 'redlatch_rwlock_queue' or 'redlatch_queue') .. mark .. name
+    local fair = not shares and redis.pcall('lrange', 'redisson_lock_queue:' .. name, 0, 0) or {}
+    if redis.pcall('exists', queue) == 1 or fair[1] then
+        return true
+    end
+    local public = (shares and 'redisson_rwlock:' or 'redisson_lock__channel:') .. name
+    local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+    return not refused(heard) and heard[2] > heard[4]
+end
+
 local replies = {}
 for i = 1, #ARGV - 2 do
     local key, owner = KEYS[i], ARGV[i + 2]
+    local asks = string.sub(owner, 1, 5) == 'want '
+    if asks then
+        owner = string.sub(owner, 6)
+    end
     local reads = string.sub(owner, 1, 5) == 'read '
     if reads then
         owner = string.sub(owner, 6)
@@ -77,7 +98,10 @@ for i = 1, #ARGV - 2 do
             end
         end
     end
-    if type(reply) == 'table' then
+    if asks and (reply == 1 or reply == 2)
+        and is_wanted(key, reads or string.sub(owner, -6) == ':write') then
+        reply = reply + 2
+    elseif type(reply) == 'table' then
         reply = string.find(reply.err, 'WRONGTYPE') and 0 or reply.err
     end
     replies[i] = reply

@@ -31,7 +31,7 @@ local trouble = mode ~= 'write' and length() and (stuck() or denied('lrem', queu
 if trouble then
     return trouble
 end
-local place, fresh = stand(owner, came)
+local place, fresh, is_first = stand(owner, came)
 local open = not mode and window_left()
 if mode ~= 'write' and not open then
     if not mode then
@@ -55,5 +55,12 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- in line listen for it. This owner asks again, so the hold has lasted for a while: those two
     -- may be dead, or may not know that they are first.
     announce(0, owner)
+end
+-- The other readers learn it from their renewals.
+local MOST_TOLD = 100
+if mode and is_first then
+    for _, holder in ipairs(redis.pcall('hrandfield', lock, MOST_TOLD)) do
+        say_wanted(holder, database, lock)
+    end
 end
 return {now(), open or left or PROVISIONAL, place, whose, fresh}

@@ -229,7 +229,9 @@ impl Pair<'_> {
 
     /// Whether the real server's keys and messages equal the model's.
     fn same(&self, state: &State) -> Result<(), String> {
-        let real = (seen(state), &state.queue, &state.messages);
+        let of_holders = |(_, text): &&(String, String)| !text.starts_with("want ");
+        let messages: Vec<_> = state.messages.iter().filter(of_holders).cloned().collect();
+        let real = (seen(state), &state.queue, &messages);
         let model = &self.model;
         let left = |owner: &Owner| {
             let timeout = model.timeouts.iter().find(|(reader, _)| reader == owner);
@@ -264,7 +266,7 @@ impl Pair<'_> {
     /// The channel and the text of a message.
     fn text(&self, message: Message) -> (String, String) {
         let to = |owner: Owner| own_channel(&uuid(true, usize::from(owner.client.0)));
-        let lock = &self.site.lock;
+        let (lock, named) = (&self.site.lock, |number| wire::named(u64::from(number)));
         match message {
             Message::Grant { owner, now, places, chain, token } => {
                 let kind = match self.model.kind {
@@ -274,12 +276,12 @@ impl Pair<'_> {
                 };
                 let Chain { since, count } = chain;
                 let token = token.map(|token| format!(",{token}")).unwrap_or_default();
-                let number = owner.number;
+                let number = named(owner.number);
                 let details = format!("{kind},{places},{since},{count}{token}");
                 (to(owner), format!("grant {number} {now} 2000 {details} 0 {lock}"))
             }
             Message::Open { owner, left } => {
-                (to(owner), format!("open {} {left} 0 {lock}", owner.number))
+                (to(owner), format!("open {} {left} 0 {lock}", named(owner.number)))
             }
             Message::Public { by_writer } => {
                 (self.site.public.clone(), i64::from(by_writer).to_string())

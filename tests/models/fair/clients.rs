@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::simulated::wire::named;
+
 /// The time after which a silent redlatch waiter counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
 /// The time between two keep-alives that a redlatch process sends for its waiters. A provisional
@@ -87,7 +89,8 @@ impl Client {
     /// An owner whose number is higher than those of all earlier owners.
     pub(crate) fn next_owner(&mut self) -> String {
         self.last_number += 1;
-        format!("{}:{}", self.uuid, self.last_number)
+        let number = self.last_number;
+        format!("{}:{}", self.uuid, if self.is_ours { named(number + 1) } else { number })
     }
 }
 

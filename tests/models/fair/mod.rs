@@ -55,6 +55,7 @@ const SEEN: &[&str] = &[
     "taken up",
     "told by Redisson",
     "tries that took",
+    "wanted",
 ];
 
 #[test]

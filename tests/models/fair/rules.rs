@@ -9,6 +9,7 @@ use super::store::{Message, State};
 use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 use crate::simulated::store::is_ours;
+use crate::simulated::wire::hears;
 
 /// The longest time that a Redisson waiter behind a redlatch waiter may lose: from the last sign of
 /// life of the redlatch waiter until it is known to be dead and another waiter checks.
@@ -43,6 +44,9 @@ pub(crate) fn check_step(
     let mut seen = Vec::new();
     check_keys(step.after)?;
     check_end(step)?;
+    if check_wanted(step)? {
+        seen.push("wanted");
+    }
     check_scores(step)?;
     check_leavers(step, world, &mut seen)?;
     check_comers(step, world, serial, &mut seen)?;
@@ -131,6 +135,20 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
         return Err(format!("{script:?} does not tell {head}"));
     }
     Ok(())
+}
+
+/// A holder that wants to hear it is told once if the first waiter comes to one of our scripts, and
+/// else not at all. Returns whether it was told.
+fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
+    let Step { before, after, .. } = step;
+    let is_by_ours = step.script.is_some_and(|script| !script.is_of_redisson());
+    let is_first = is_by_ours && before.queue.is_empty() && !after.queue.is_empty();
+    let stays = |holder: &&String| before.holders.contains(holder) && hears(holder);
+    let due: Vec<_> = after.holders.iter().filter(|it| is_first && stays(it)).collect();
+    if after.wanted.iter().ne(due.iter().copied()) {
+        return Err(format!("{:?} tells {:?} in place of {due:?}", step.script, after.wanted));
+    }
+    Ok(!due.is_empty())
 }
 
 /// A redlatch waiter learns of Redisson's release, unless it is about to ask anyway.

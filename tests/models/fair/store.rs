@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub(crate) just_come: HashSet<String>,
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
+    /// The holders that were told that somebody waits.
+    pub(crate) wanted: Vec<String>,
 }
 
 /// A message to one waiter.
@@ -143,6 +145,14 @@ const CLIENT_CHANNEL: &str = "redisson_lock__channel:{redlatch:";
 impl State {
     pub(crate) fn of(now: i64, state: state::State) -> Self {
         let state::State { holders, queue, scores, left, messages, .. } = state;
+        let wanted = |(channel, text): &(String, String)| {
+            let number =
+                text.strip_prefix("want ")?.strip_suffix(&format!(" {DATABASE} {LOCK}"))?;
+            let client = channel.strip_prefix(CLIENT_CHANNEL)?.strip_suffix('}')?;
+            Some(format!("{client}:{number}"))
+        };
+        let (wants, messages): (Vec<_>, Vec<_>) =
+            messages.into_iter().partition(|message| wanted(message).is_some());
         Self {
             holders,
             queue,
@@ -152,6 +162,7 @@ impl State {
             },
             scores: scores.into_iter().map(|(owner, score)| (owner, score.ceil() as i64)).collect(),
             lease_ends: (left >= 0).then_some(now + left),
+            wanted: wants.iter().filter_map(wanted).collect(),
             told: messages.iter().map(|(channel, text)| Told::of(channel, text)).collect(),
         }
     }

@@ -8,6 +8,7 @@ use crate::simulated::rules::{Broken, Claim, Step};
 use crate::simulated::scripts::{Call, Script, Texts};
 use crate::simulated::site::Site;
 use crate::simulated::state::State;
+use crate::simulated::wire::named;
 
 pub(crate) const TEXTS: Texts = &[
     (Script::Free, include_str!("../../../lua/lock/free.lua")),
@@ -57,7 +58,7 @@ impl Kind for PlainLock {
     }
 
     fn owner(&self, uuid: &str, number: u64) -> String {
-        format!("{uuid}:{number}")
+        format!("{uuid}:{}", named(number))
     }
 
     fn texts(&self) -> Texts {

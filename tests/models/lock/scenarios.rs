@@ -8,6 +8,7 @@ use super::kind::{PlainLock, TEXTS};
 use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
+use crate::simulated::kind::Kind as _;
 use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Scripts;
 use crate::simulated::shortcuts;
@@ -18,6 +19,8 @@ use crate::simulated::wire::{Again, Chain, Message, Reply, Request, What, own_ch
 
 scenes! {
     TEXTS;
+    mute_waiter: a_waiter_that_may_not_tell_the_holder_waits_all_the_same,
+    older: an_older_clients_holder_is_told_nothing,
     mute_release: without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told,
     demoted: a_replica_takes_no_release,
     silent: places_of_which_nothing_was_heard_are_passed_together,
@@ -345,6 +348,47 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
+/// The first waiter of a holder that wants to hear of it: its first request, and one after its entry
+/// was lost.
+fn first_waiters() -> [Request; 2] {
+    [None, Some(Again { came: 1, sent: None })].map(|again| Request::Acquire {
+        number: 1,
+        lease: LEASE,
+        again,
+    })
+}
+
+fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let mut mute = Direct::without(server, orders(), &["-publish"]);
+    mute.scripts = scripts.clone();
+    let taken = master.run(1, &Request::Acquire { number: 2, lease: LEASE, again: None });
+    ensure(matches!(taken, Reply::Granted { .. }), "it is not free")?;
+    for request in first_waiters() {
+        let reply = mute.run(2, &request);
+        ensure(matches!(reply, Reply::Refused(_)), &format!("a mute waiter: {reply:?}"))?;
+        master.give_up(2);
+    }
+    Ok(())
+}
+
+/// Its number is odd by chance.
+fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    let holder = format!("{}:7", uuid(true, 1));
+    let () = direct.command(&["HSET", "orders", &holder, "1"]);
+    let () = direct.command(&["PEXPIRE", "orders", "30000"]);
+    for request in first_waiters() {
+        let () = direct.command(&["CONFIG", "RESETSTAT"]);
+        let reply = direct.run(2, &request);
+        ensure(matches!(reply, Reply::Refused(_)), &format!("a waiter: {reply:?}"))?;
+        let stats: String = direct.command(&["INFO", "commandstats"]);
+        ensure(!stats.contains("cmdstat_publish"), "it is told")?;
+        direct.give_up(2);
+    }
+    Ok(())
+}
+
 /// A demoted master must refuse to release a lock even if it does not know that lock: the new
 /// master may have it.
 fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
@@ -386,7 +430,8 @@ fn a_shortcut_does_the_same_as_the_rest_would() {
 }
 
 fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
-    let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
+    // The second one wants to hear that others wait.
+    let [owner, other] = [1, 2].map(|number| PlainLock.owner(&uuid(true, number), number as u64));
     let site = orders();
     let Site { lock, queue, window, .. } = &site;
     let held =

@@ -8,6 +8,7 @@ use crate::simulated::rules::{Broken, Claim, Step};
 use crate::simulated::scripts::{Call, Script, Texts};
 use crate::simulated::site::Site;
 use crate::simulated::state::{State, writes};
+use crate::simulated::wire::named;
 
 pub(crate) const TEXTS: Texts = &[
     (Script::Free, include_str!("../../../lua/read_write/free.lua")),
@@ -60,7 +61,7 @@ impl Kind for ReadWriteLock {
 
     fn owner(&self, uuid: &str, number: u64) -> String {
         let writes = if number.is_multiple_of(2) { ":write" } else { "" };
-        format!("{uuid}:{number}{writes}")
+        format!("{uuid}:{}{writes}", named(number))
     }
 
     fn texts(&self) -> Texts {

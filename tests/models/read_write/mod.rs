@@ -65,6 +65,7 @@ const SEEN: &[&str] = &[
     "stops",
     "subscriptions renewed",
     "taken past the queue",
+    "wanted",
     "windows",
 ];
 

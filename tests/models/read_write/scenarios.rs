@@ -14,7 +14,7 @@ use crate::simulated::shortcuts;
 use crate::simulated::site::Site;
 use crate::simulated::specification::scenes;
 use crate::simulated::store::uuid;
-use crate::simulated::wire::{Chain, Reply, Request, What, own_channel};
+use crate::simulated::wire::{Chain, Reply, Request, What, named, own_channel};
 
 scenes! {
     TEXTS;
@@ -298,9 +298,9 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
     // A reader without a message gets this reply, and so does the one that asked.
+    let open = format!("open {} 0 0 prices", named(READS));
     for client in 2..8 {
-        let _heard: i64 =
-            direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
+        let _heard: i64 = direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), &open]);
     }
     let itself = listeners.remove(2).hears();
     ensure(!matches!(itself.what, What::Grant { .. }), "the asking owner gets a message, too")?;

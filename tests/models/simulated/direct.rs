@@ -151,11 +151,14 @@ impl Listener {
         Self(connection, site)
     }
 
+    /// The next message to a waiter.
     pub(crate) fn hears(&mut self) -> Message {
-        let message = self.0.recv_response().unwrap();
-        let message = redis::Msg::from_value(&message)
-            .or_else(|| redis::Msg::from_value(&self.0.recv_response().unwrap()))
-            .unwrap();
-        Message::parse(self.1.kind, &message.get_payload::<String>().unwrap()).unwrap()
+        loop {
+            let message = redis::Msg::from_value(&self.0.recv_response().unwrap());
+            let text = message.and_then(|message| message.get_payload::<String>().ok());
+            if let Some(text) = text.filter(|text| !text.starts_with("want ")) {
+                return Message::parse(self.1.kind, &text).unwrap();
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::simulation::Lock;
 use super::site::Site;
 use super::state::{State, writes};
 use super::store::{is_ours, is_to};
-use super::wire::own_channel;
+use super::wire::{self, own_channel};
 
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
@@ -63,6 +63,9 @@ pub(crate) fn check(
     check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;
+    if check_wanted(step)? {
+        seen.push("wanted");
+    }
     // If an owner is gone from the queue, it has the lock, has left, or is dead.
     for place in &before.queue {
         let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
@@ -175,6 +178,32 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
         return Err(format!("{script:?} leaves {:?} waiting behind readers", after.queue));
     }
     Ok(())
+}
+
+/// Each holder that wants to hear it is told once if the first waiter comes, and else not at all. (A
+/// grant says how many wait.) Returns whether any was told.
+fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
+    let Step { before, after, script, .. } = *step;
+    let is_first = before.queue.is_empty() && !after.queue.is_empty();
+    let stays = |holder: &&String| before.holders.contains(holder) && wire::hears(holder);
+    let due = after.holders.iter().filter(|holder| is_first && stays(holder));
+    let mut due: Vec<_> = due.map(|holder| (&holder[..36], &holder[37..])).collect();
+    let told = after.messages.iter().filter_map(|(channel, text)| {
+        Some((channel, text.strip_prefix("want ")?.split_once(' ')?.0))
+    });
+    for (channel, number) in told.clone() {
+        let is_due = |(uuid, owner): &(&str, &str)| {
+            own_channel(uuid) == *channel && owner.trim_end_matches(":write") == number
+        };
+        let Some(at) = due.iter().position(is_due) else {
+            return Err(format!("{script:?} tells {number} that it is wanted"));
+        };
+        due.remove(at);
+    }
+    if !due.is_empty() {
+        return Err(format!("{script:?} does not tell {due:?} that it is wanted"));
+    }
+    Ok(told.count() > 0)
 }
 
 /// A hold is ended by its owner or by force, and a late copy cuts no lease.

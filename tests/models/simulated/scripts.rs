@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::client::LEASE;
 use super::site::Site;
 use super::state::State;
-use super::wire::{Chain, Request};
+use super::wire::{Chain, Request, number_of};
 
 /// The name of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,9 +197,8 @@ impl Call {
     /// Whether the client expects that the lock is held: at random, by the owner's number, or since
     /// the owner asks again.
     pub(crate) fn is_for_held(&self) -> bool {
-        let even = ['0', '2', '4', '6', '8'];
-        self.script == Script::Acquire
-            && (self.args.len() > 3 || self.args[1].trim_end_matches(":write").ends_with(even))
+        let is_even = || number_of(&self.args[1]).is_some_and(|number| number.is_multiple_of(2));
+        self.script == Script::Acquire && (self.args.len() > 3 || is_even())
     }
 }
 

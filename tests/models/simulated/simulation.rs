@@ -390,8 +390,10 @@ impl<'a> Simulation<'a> {
         self.locks[lock].state = state;
     }
 
+    /// Sends the messages to waiters. (The rules look at those to holders.)
     fn send_messages(&mut self, state: &State) {
-        for (channel, text) in &state.messages {
+        let is_for_waiter = |(_, text): &&(String, String)| !text.starts_with("want ");
+        for (channel, text) in state.messages.iter().filter(is_for_waiter) {
             for connection in 0..self.connections.len() {
                 let latency = self.latency();
                 let there = &mut self.connections[connection];

@@ -4,6 +4,28 @@ use redis::Value;
 
 use super::kind::Kind;
 
+/// The number of an owner as the server knows it: with a time, and for some owners with the flag of
+/// those that want to hear when others wait.
+pub(crate) fn named(number: u64) -> u64 {
+    FIRST + 4 * number + (number >> 1 & 1)
+}
+
+const FIRST: u64 = 1 << 50;
+
+fn above_first(owner: &str) -> Option<u64> {
+    owner[37..].trim_end_matches(":write").parse::<u64>().ok()?.checked_sub(FIRST)
+}
+
+/// The number before it was [named](named).
+pub(crate) fn number_of(owner: &str) -> Option<u64> {
+    above_first(owner).map(|number| number / 4)
+}
+
+/// Whether this owner wants to hear when others wait.
+pub(crate) fn hears(owner: &str) -> bool {
+    above_first(owner).is_some_and(|number| number & 1 == 1)
+}
+
 /// A client's own channel.
 pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
@@ -162,6 +184,7 @@ impl Message {
     pub(crate) fn parse(lock: &dyn Kind, text: &str) -> Option<Self> {
         let (verb, rest) = text.split_once(' ')?;
         let (number, rest) = integer(rest)?;
+        let number = (number as u64).checked_sub(FIRST)? / 4;
         let (what, rest) = match verb {
             "grant" => {
                 let (now, rest) = integer(rest)?;
@@ -188,7 +211,7 @@ impl Message {
             _ => return None,
         };
         let (database, lock) = integer(rest)?;
-        Some(Self { number: number as u64, what, database, lock: lock.to_owned() })
+        Some(Self { number, what, database, lock: lock.to_owned() })
     }
 }
 
