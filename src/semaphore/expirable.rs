@@ -345,14 +345,11 @@ impl ExpirableSemaphore {
         if ids.is_empty() || self.site.release_ids(ids)? {
             return Ok(());
         }
-        let message = "there is no such permit: it was given back before, or its lease has ended; \
-                       nothing was changed";
-        Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name))
+        Err(self.no_such_permit())
     }
 
-    /// Gives a permit a new lease, which begins now. Returns `false` if there is no such permit, or
-    /// its lease has ended. If the new lease ends earlier, a message tells redlatch's waiters, but
-    /// not Redisson's.
+    /// Gives a permit a new lease, which begins now. If the new lease ends earlier, a message tells
+    /// redlatch's waiters, but not Redisson's.
     ///
     /// Use this for a permit that you know only by its id. If a guard of this client has the
     /// permit, the call can only extend the lease. Do not shorten the lease of a permit that a
@@ -360,20 +357,21 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. The other errors are
-    /// those of [`try_set_permits`](Self::try_set_permits).
+    /// [`NotHeld`](ErrorKind::NotHeld) if there is no such permit, or its lease has ended: nothing
+    /// was changed. [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. The
+    /// other errors are those of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
     /// One round trip.
-    #[must_use = "`false`: there is no such permit, and no lease was changed"]
-    pub fn update_lease_time(&self, id: &PermitId, lease: Duration) -> Result<bool, Error> {
+    pub fn update_lease_time(&self, id: &PermitId, lease: Duration) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
         check_lease(&site.name, lease)?;
         let Some(held) = site.held(id) else {
-            return site
-                .once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease));
+            let updated =
+                site.once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease))?;
+            return if updated { Ok(()) } else { Err(self.no_such_permit()) };
         };
         // The call only extends the lease. If it shortened the lease while a renewal is under way,
         // the guard would say "held" for too long.
@@ -394,7 +392,7 @@ impl ExpirableSemaphore {
             trouble.into_error_of(&site.name)
         })?;
         held.updated(sent_at, lease, certain, updated);
-        Ok(updated)
+        if updated { Ok(()) } else { Err(self.no_such_permit()) }
     }
 
     /// Returns the remaining lease of a permit. Returns `None` if there is no such permit or its
@@ -450,6 +448,12 @@ impl ExpirableSemaphore {
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }
         Ok(())
+    }
+
+    fn no_such_permit(&self) -> Error {
+        let message = "there is no such permit: it was given back before, or its lease has ended; \
+                       nothing was changed";
+        Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name)
     }
 
     fn counts(&self) -> Result<PermitCounts, Error> {

@@ -101,18 +101,22 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
     let left = semaphore.remaining_lease(&id).unwrap().unwrap();
     assert!(left <= LONG && left > LONG / 2, "{left:?}");
-    assert!(semaphore.update_lease_time(&id, LONG * 2).unwrap());
+    semaphore.update_lease_time(&id, LONG * 2).unwrap();
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LONG);
-    assert!(semaphore.update_lease_time(&id, LEASE).unwrap());
+    semaphore.update_lease_time(&id, LEASE).unwrap();
     assert!(semaphore.remaining_lease(&id).unwrap().is_none_or(|left| left <= LEASE));
     wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
-    assert!(!semaphore.update_lease_time(&id, LONG).unwrap(), "what has ended is not revived");
+    assert_eq!(
+        semaphore.update_lease_time(&id, LONG).unwrap_err().kind(),
+        ErrorKind::NotHeld,
+        "what has ended is not revived"
+    );
     assert!(!semaphore.try_release(&id).unwrap());
     // A call never makes a guard's lease shorter, and the guard knows its lease.
     let permit = semaphore.with_lease(LONG).acquire().unwrap();
-    assert!(semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap());
+    semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap();
     permit.check(LONG).unwrap();
-    assert!(semaphore.update_lease_time(&permit.id(), UNIT).unwrap());
+    semaphore.update_lease_time(&permit.id(), UNIT).unwrap();
     assert!(semaphore.remaining_lease(&permit.id()).unwrap().unwrap() > LONG);
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
@@ -121,7 +125,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
-    assert!(!semaphore.update_lease_time(&id, LONG).unwrap());
+    assert_eq!(semaphore.update_lease_time(&id, LONG).unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(permit.state(), HoldState::Lost(LostReason::Revoked));
     drop(permit);
     drop(semaphore.acquire_many(3).unwrap());
@@ -208,7 +212,7 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
         wait_subscribed(&server, &channel("shorter"));
         waiter.wait_asleep();
         let begun = Instant::now();
-        assert!(semaphore.update_lease_time(&id, UNIT).unwrap());
+        semaphore.update_lease_time(&id, UNIT).unwrap();
         waiter.join();
         begun.elapsed()
     });
