@@ -22,10 +22,11 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy};
 use crate::lease::{LossCallback, Renewal, Task};
-use crate::lock::Part as _;
 use crate::lock::fenced::{FencedLock, OwnedFencedLockGuard};
+use crate::lock::{HeldLock, Part as _, evals};
 use crate::runtime::Session;
 use crate::scripts::election::{ElectionScripts, Recorded};
+use crate::scripts::eval::{Script, ScriptCall, Value};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{ElectionKeys, FencingToken};
@@ -311,7 +312,9 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Returns the token of this leadership, which is higher than those of all earlier leaderships.
+    evals!();
+
+    /// Returns the token of this earlier, which is higher than those of all earlier leaderships.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
@@ -362,6 +365,12 @@ impl Leadership {
             Err(reason) => *reason,
         };
         term.call(reason, vec![callback]);
+    }
+
+    /// A script runs even between the deposition and the end of the lease, since nobody else leads
+    /// then.
+    fn held(&self) -> Result<&HeldLock, Error> {
+        self.guard.held()
     }
 
     /// Ends the leadership: the next candidate leads.

@@ -80,6 +80,9 @@ pub enum ErrorKind {
     Refused,
     /// The server's answer makes no sense.
     Protocol,
+    /// A [`Script`](crate::Script) ended with an error, which the message has. What the script
+    /// wrote before stays.
+    Script,
     /// The calling thread would wait for itself: it holds the read lock and asks for the write
     /// lock, or it holds a lock and asks for it again through a
     /// [`non_reentrant`](crate::Lock::non_reentrant) handle. Nothing was changed.
@@ -127,6 +130,7 @@ impl ErrorKind {
             | Self::WrongType
             | Self::Refused
             | Self::Protocol
+            | Self::Script
             | Self::LeaseLost
             | Self::NotHeld
             | Self::EndsTooSoon
@@ -513,7 +517,7 @@ mod tests {
         }};
     }
 
-    const ALL: [ErrorKind; 21] = all![
+    const ALL: [ErrorKind; 22] = all![
         Unavailable,
         ResponseTimeout,
         TooManyClients,
@@ -525,6 +529,7 @@ mod tests {
         WrongType,
         Refused,
         Protocol,
+        Script,
         LeaseLost,
         NotHeld,
         EndsTooSoon,

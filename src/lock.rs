@@ -25,6 +25,7 @@ use crate::waiting::Wait;
 
 mod at_least;
 pub(crate) mod condition;
+mod eval;
 pub(crate) mod fair;
 pub(crate) mod fenced;
 mod guard;
@@ -38,6 +39,8 @@ pub(crate) mod reentrant;
 mod together;
 mod verbs;
 
+pub use self::eval::PartGuard;
+pub(crate) use self::eval::evals;
 pub(crate) use self::guard::HeldLocks;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::{Handle, Variant};

@@ -9,6 +9,7 @@ use redlatch_client::Dialer;
 use redlatch_in_memory::{Keys, Peers, Redis};
 use shuttle::rand::{Rng, thread_rng};
 
+use crate::scripts::eval::Script;
 use crate::scripts::lua;
 
 /// The hash of the script that these files of `lua/` make, as a client sends it.
@@ -35,6 +36,7 @@ impl ModelServer {
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
         scripts.extend(read_write::scripts());
+        scripts.push(EVAL.hash().to_owned());
         let redis = Redis::new(Locks::default(), scripts);
         let chance = |most| thread_rng().gen_range(0..=most);
         Arc::new(Self(redlatch_in_memory::Server::start(redis, NOW, 0, chance)))
@@ -50,6 +52,11 @@ impl ModelServer {
 
     pub(crate) fn owner(&self, key: &str) -> Option<Vec<u8>> {
         self.0.with(|locks, _, _| locks.locks.get(key.as_bytes()).cloned())
+    }
+
+    /// The arguments of the users' scripts that have run, in order.
+    pub(crate) fn ran(&self) -> Vec<Vec<u8>> {
+        self.0.with(|locks, _, _| locks.ran.clone())
     }
 
     /// Makes another client take the lock, if it is free.
@@ -115,6 +122,10 @@ struct Locks {
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     /// The number of refused requests for a lock.
     refusals: usize,
+    /// The arguments of the users' scripts that have run, in order.
+    ran: Vec<Vec<u8>>,
+    /// The scripts that have no reply and may run at any time: lock, argument and owner.
+    late: Vec<[Vec<u8>; 3]>,
 }
 
 /// One command or script.
@@ -130,7 +141,7 @@ struct ModelStep<'a> {
 
 impl Locks {
     fn step<'a>(&'a mut self, peers: &'a mut Peers, now: i64) -> ModelStep<'a> {
-        let Self { locks, shared, queues, refusals } = self;
+        let Self { locks, shared, queues, refusals, .. } = self;
         ModelStep { locks, shared, queues, refusals, peers, now: now / 1_000 }
     }
 }
@@ -158,12 +169,44 @@ impl Keys for Locks {
         arguments: &[&[u8]],
     ) -> Value {
         let arguments: &Vec<_> = &arguments.iter().map(|it| it.to_vec()).collect();
+        self.late_ones_run();
+        if sha == EVAL.hash() {
+            return self.runs_or_is_late(arguments);
+        }
         let before = self.locks.get(&arguments[0]).cloned();
         let reply = self.step(peers, now).evaluate(sha, arguments);
         if self.locks.get(&arguments[0]) != before.as_ref() {
             peers.changed(&arguments[0]);
         }
         reply
+    }
+}
+
+impl Locks {
+    /// Runs a user's script: the arguments are the lock, the user's one and the owner. If the user's
+    /// begins with `may be late`, the script may run later, and then its reply is no reply.
+    fn runs_or_is_late(&mut self, arguments: &[Vec<u8>]) -> Value {
+        let [lock, argument, owner] = arguments else { panic!("not the model's script") };
+        if argument.starts_with(b"may be late") && thread_rng().gen_bool(0.5) {
+            self.late.push([lock.clone(), argument.clone(), owner.clone()]);
+            return Value::Nil;
+        }
+        if self.locks.get(lock) != Some(owner) {
+            return Value::Int(0);
+        }
+        self.ran.push(argument.clone());
+        numbers(&[1])
+    }
+
+    fn late_ones_run(&mut self) {
+        let (run, late) =
+            std::mem::take(&mut self.late).into_iter().partition(|_| thread_rng().gen_bool(0.3));
+        self.late = late;
+        for [lock, argument, owner] in Vec::from(run) {
+            if self.locks.get(&lock) == Some(&owner) {
+                self.ran.push(argument);
+            }
+        }
     }
 }
 
@@ -356,6 +399,8 @@ impl ModelStep<'_> {
     }
 }
 
+/// The script of the models' users.
+pub(crate) static EVAL: LazyLock<Script> = LazyLock::new(|| Script::new(""));
 static ACQUIRE: LazyLock<String> =
     script!("lock/free.lua", "lock/queue_up.lua", LOCK_OWNER, "lock/acquire.lua");
 static ACQUIRE_HELD: LazyLock<String> =

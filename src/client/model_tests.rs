@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::Leaseholder;
 use crate::lease::Job;
 use crate::lock::{Lock, LockGuard};
-use crate::model::ModelServer;
+use crate::model::{EVAL, ModelServer};
 use crate::runtime::{Core, Session};
 use crate::scripts::renewal::StillHeld;
 use crate::site::Site;
@@ -121,8 +121,19 @@ fn play(
     lock: fn(&Process) -> Arc<dyn Lock>,
     user: fn(&dyn Lock, &AtomicUsize),
 ) -> usize {
-    let server = ModelServer::start();
-    let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
+    play_on(&ModelServer::start(), processes, threads, lock, user, |_| {})
+}
+
+/// The same, on this server, which is checked at the end.
+fn play_on(
+    server: &Arc<ModelServer>,
+    processes: usize,
+    threads: usize,
+    lock: fn(&Process) -> Arc<dyn Lock>,
+    user: fn(&dyn Lock, &AtomicUsize),
+    check: fn(&ModelServer),
+) -> usize {
+    let processes: Vec<_> = (0..processes).map(|_| Process::start(server)).collect();
     let inside = Arc::new(AtomicUsize::new(0));
     let users: Vec<_> = processes
         .iter()
@@ -141,6 +152,7 @@ fn play(
     }
     processes.into_iter().for_each(Process::end);
     assert_eq!(server.owner(NAME), None, "a hold that nobody has was not released");
+    check(server);
     server.refusals()
 }
 
@@ -149,6 +161,46 @@ fn one_holds_at_a_time_and_every_thread_ends() {
     explore(400, || {
         play(1, 4, Process::lock, user);
     });
+}
+
+/// A script without a reply may run later, but not when another thread has the lock, even if that
+/// thread is of the same process.
+#[test]
+fn a_script_runs_under_no_other_tenancy() {
+    let uses = |lock: &dyn Lock, tenancies: &AtomicUsize| {
+        for _ in 0..ROUNDS {
+            let guard = lock.lock().unwrap();
+            let tenancy = tenancies.fetch_add(1, Ordering::SeqCst);
+            let run = |word| {
+                let argument = format!("{word} {tenancy}");
+                guard.eval(&EVAL, &[], &[argument.as_bytes()])
+            };
+            run("begins").unwrap();
+            if thread_rng().gen_bool(0.5)
+                && let Err(error) = run("may be late")
+            {
+                assert!(error.outcome_unknown(), "{error}");
+            }
+            guard.unlock().unwrap();
+        }
+    };
+    let check = |server: &ModelServer| {
+        let mut present = None;
+        for argument in server.ran() {
+            let argument = String::from_utf8(argument).unwrap();
+            let (word, tenancy) = argument.rsplit_once(' ').unwrap();
+            if word == "begins" {
+                present = Some(tenancy.to_owned());
+            }
+            assert_eq!(present.as_deref(), Some(tenancy), "it ran under another tenancy");
+        }
+    };
+    for (processes, threads) in [(1, 3), (2, 2)] {
+        explore(300, move || {
+            play_on(&ModelServer::start(), processes, threads, Process::lock, uses, check);
+            play_on(&ModelServer::start(), processes, threads, Process::fair_lock, uses, check);
+        });
+    }
 }
 
 /// A process does not ask for a lock that it has.

@@ -3,7 +3,7 @@
 
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, clock};
@@ -17,6 +17,8 @@ use crate::lease::schedule::deadline;
 use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
@@ -76,6 +78,9 @@ pub(crate) struct Hold {
     /// Whether a request of this owner was sent twice, or had an unknown outcome. Then a copy may
     /// arrive after the release, and its effect must be undone.
     pub(crate) in_doubt: bool,
+    /// The number of user's [scripts](crate::Script) of this owner that may still
+    /// run. It is raised under the gate's mutex.
+    scripts: AtomicU32,
     /// The reason of the loss, as the number of a [`LostReason`]. Zero: the hold was not lost. A
     /// thread sets this before it looks for the present tenancy, so that no thread passes the hold
     /// on after that.
@@ -145,6 +150,7 @@ impl Hold {
             live: None,
             asked,
             in_doubt,
+            scripts: AtomicU32::new(0),
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
@@ -364,6 +370,7 @@ impl Hold {
             && !terms.leaves_at_once()
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
+            && !self.may_run_scripts()
             && !self.is_kept_at(now)
             && !self.is_unconfirmed()
             && self.prolonged.load(Ordering::SeqCst) <= self.granted_lease
@@ -374,6 +381,28 @@ impl Hold {
                 // renewal raises it for the next thread.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
+    }
+
+    /// Notes that a script of the user's is about to be sent under this owner. Called under the
+    /// gate's mutex, while the tenancy of the sender is in the seat. No thread passes the hold on
+    /// until [`script_ended`](Self::script_ended).
+    pub(crate) fn script_begins(&self) {
+        self.scripts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that such a script has run, or will never run.
+    pub(crate) fn script_ended(&self) {
+        self.scripts.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether the server may still run a script of the user's under this owner. Then the hold is
+    /// released and not passed on: the owner's next tenancy would be another thread's.
+    fn may_run_scripts(&self) -> bool {
+        #[cfg(soak_mutants)]
+        if mutants::is("a hold that is passed on before its scripts") {
+            return false;
+        }
+        self.scripts.load(Ordering::SeqCst) > 0
     }
 
     /// Keeps the hold (`site/keep.rs`) at least until `until`. The caller has the gate's mutex, and

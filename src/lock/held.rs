@@ -13,10 +13,12 @@ use crate::hold::{HoldLevel, HoldState, Tenancy, check_lease};
 use crate::lease::LossCallback;
 use crate::owner::Owner;
 use crate::runtime::Core;
+use crate::scripts::eval::{ScriptCall, Value};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{FencingToken, Trouble};
 use crate::site::{Leaving, Site, go_together, leave_all};
+use crate::waiting::Wait;
 
 /// One level of a hold. The level ends once. Nothing here depends on the calling thread.
 pub struct HeldLock {
@@ -139,6 +141,13 @@ impl HeldLock {
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }
+    }
+
+    /// Runs a user's script at the server if the lock is held there. The server is not asked if
+    /// this process knows better.
+    pub(crate) fn eval(&self, wait: Wait<'_>, call: &ScriptCall<'_>) -> Result<Value, Error> {
+        self.check(Duration::ZERO)?;
+        self.handle.site.eval(&self.tenancy, wait, call)
     }
 
     pub(super) fn on_lost(&self, callback: LossCallback) {

@@ -81,6 +81,7 @@ mod chain;
 mod changes;
 pub(crate) mod condition;
 pub(crate) mod election;
+pub(crate) mod eval;
 pub(crate) mod expirable_semaphore;
 mod expiry;
 pub(crate) mod fair;
@@ -111,7 +112,9 @@ use redlatch_client::{Command, Failure, Outcome, Route, decimal, error_reply};
 use crate::error::Error;
 
 pub use rights::Rights;
-pub(crate) use trouble::{Trouble, is_transient, not_connected, refused, unfit, unreachable};
+pub(crate) use trouble::{
+    Trouble, failed_script, is_transient, not_connected, refused, unfit, unreachable,
+};
 use trouble::{unacknowledged, unexpected};
 
 pub(crate) use chain::{Chain, ChainClock};

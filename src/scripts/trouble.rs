@@ -328,6 +328,16 @@ fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     (kind, Some(hint))
 }
 
+/// The error of a user's script that ended with this text. If the server refused one of its
+/// commands, the kind says why.
+pub(crate) fn failed_script(text: &str) -> Error {
+    let kind = match meaning(&error_reply(text)).0 {
+        ErrorKind::Refused | ErrorKind::WrongType => ErrorKind::Script,
+        kind => kind,
+    };
+    Error::new(kind, format!("the script ended with an error: {text}"))
+}
+
 /// Whether a server that refuses a command with this error may run the command before long.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Persistent

@@ -1,6 +1,7 @@
 //! Sites. A site is one name in one client: the threads that want the lock and their order, their
 //! requests, the hold, its lease and its release.
 
+mod eval;
 mod gate;
 mod keep;
 mod lease;

@@ -204,7 +204,7 @@ impl Site {
     }
 
     /// The error of an unlock that finds no hold.
-    fn not_held(&self, tenancy: &Tenancy) -> Error {
+    pub(super) fn not_held(&self, tenancy: &Tenancy) -> Error {
         match tenancy.state() {
             HoldState::Lost(reason) => self.lost_error(tenancy, reason),
             _ => self.not_held_by_thread(),

@@ -7,6 +7,7 @@ mod all_kinds;
 #[path = "../common/mod.rs"]
 mod common;
 mod condition;
+mod eval;
 mod exclusion;
 mod fair_lock;
 mod fenced_lock;

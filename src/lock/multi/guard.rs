@@ -1,7 +1,7 @@
 //! The guards of several held locks.
 
-use super::MultiLock;
-use crate::lock::{HeldLock, LockGuard, OwnedLockGuard};
+use super::{MultiLock, Rule};
+use crate::lock::{HeldLock, LockGuard, OwnedLockGuard, PartGuard};
 use crate::owner::Owner;
 use crate::scripts::FencingToken;
 
@@ -61,5 +61,12 @@ impl<O> LockGuard<MultiLock, O> {
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.filter_map(|held| Some((held.name(), held.token()?)))
+    }
+    /// Returns the held lock of this name, to run scripts under it. Returns `None` if no part has
+    /// this name. Also returns `None` for a quorum, since no server sees the majority. No I/O.
+    #[must_use]
+    pub fn part(&self, name: &str) -> Option<PartGuard<'_>> {
+        let levels = self.several().filter(|levels| levels.rule == Rule::All)?;
+        levels.held.iter().find(|held| held.name() == name).map(PartGuard::new)
     }
 }

@@ -91,6 +91,22 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
     }
 }
 
+#[test]
+fn a_script_without_enough_replicas_has_run_and_says_so() {
+    let pair = Pair::start(Duration::ZERO);
+    let client = pair.impatient().connect().unwrap();
+    let guard = taken(&client.reentrant_lock("scripts"));
+    let add = || guard.command("INCR", &["number"], &[]);
+    wait_until("the replica keeps up", SOON, || add().is_ok());
+    let before: i64 = pair.master.connection().get("number").unwrap();
+    pair.cut_off(true);
+    let error = add().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooFewReplicas, "{error}");
+    assert!(error.outcome_unknown() && error.to_string().contains("has run"), "{error}");
+    assert_eq!(pair.master.connection().get::<_, i64>("number").unwrap(), before + 1);
+    pair.cut_off(false);
+}
+
 /// A hold that keeps a lock of this kind and name from others.
 fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     match kind {

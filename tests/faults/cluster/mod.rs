@@ -23,7 +23,7 @@ use crate::common::{
     without_room_for_threads,
 };
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Wait};
+use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Script, Wait};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
 
 fn cluster() -> Cluster {
@@ -73,6 +73,30 @@ fn tracked(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"));
     line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_script_may_use_only_keys_of_the_locks_slot_and_finds_it_after_a_move() {
+    let cluster = cluster();
+    let script = Script::new("return redis.call('incr', KEYS[1])");
+    for client in clients(&cluster, true) {
+        for name in names(&cluster) {
+            let guard = client.reentrant_lock(&name).lock().unwrap();
+            let (own, other) = (format!("{{{name}}}:number"), format!("{{{name}x}}:number"));
+            for keys in [&[&*other][..], &[&*own, &*other]] {
+                let error = guard.eval(&script, keys, &[]).unwrap_err();
+                // A server would have refused it with another kind.
+                assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+                assert!(error.to_string().contains(&other), "{error}");
+            }
+            let first = guard.eval(&script, &[&own], &[]).unwrap().as_int().unwrap();
+            let slot = cluster.slot(&name);
+            cluster.move_slot(slot, cluster.another(slot));
+            let moved = guard.eval(&script, &[&own], &[]).unwrap().as_int();
+            assert_eq!(moved, Some(first + 1));
+            guard.unlock().unwrap();
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use redlatch::status::StatusKind;
-use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Waited};
+use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Script, Value, Waited};
 
 /// A time longer than any test takes. Broken code would wait for that long.
 const LONG: Duration = Duration::from_secs(60);
@@ -30,6 +30,7 @@ scenarios! {
     each_kind_of_lock_is_handed_to_a_waiting_client
     one_thread_at_a_time_of_all_clients_has_a_lock
     tokens_rise
+    a_script_runs_only_under_its_owner
     a_waiter_for_a_condition_is_notified_by_another_client
     permits_of_both_kinds_go_to_a_waiting_client
     a_latch_opens_for_a_waiting_client
@@ -128,6 +129,38 @@ mod scenario {
         let token = first.token();
         first.unlock().unwrap();
         assert!(other.fenced_lock("tokens").lock().unwrap().token() > token);
+    }
+
+    pub(super) fn a_script_runs_only_under_its_owner(one: &Client, other: &Client) {
+        let adds = Script::new("return {redis.call('incr', KEYS[1]), #KEYS, #ARGV, ARGV[1]}");
+        type Of = fn(&Client) -> Box<dyn Lock>;
+        let kinds: [Of; 4] = [
+            |client| Box::new(client.reentrant_lock("plain")),
+            |client| Box::new(client.fair_lock("fair")),
+            |client| Box::new(client.read_write_lock("write").writer().clone()),
+            |client| Box::new(client.fenced_lock("fenced")),
+        ];
+        for (number, kind) in (1..).step_by(2).zip(kinds) {
+            let guard = kind(one).lock().unwrap();
+            let ran = guard.eval(&adds, &["number"], &[b"one", b"two"]).unwrap();
+            let [number, keys, arguments] = [number, 1, 2].map(Value::Int);
+            let first = Value::Bytes(b"one".to_vec());
+            assert_eq!(ran, Value::List(vec![number, keys, arguments, first]));
+            let failed = Script::new("redis.call('incr', KEYS[1]) error({err = 'MINE own'})");
+            let error = guard.eval(&failed, &["number"], &[]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Script, "{error}");
+            assert!(error.to_string().contains("MINE own"), "{error}");
+            assert!(kind(other).force_unlock().unwrap());
+            let present = kind(other).lock().unwrap();
+            let error = guard.eval(&adds, &["number"], &[]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+            assert!(!guard.is_held());
+            present.unlock().unwrap();
+        }
+        let guard = kinds[0](one).lock().unwrap();
+        assert_eq!(guard.command("GET", &["number"], &[]).unwrap().as_int(), Some(8));
+        guard.command("DEL", &["number"], &[]).unwrap();
+        guard.unlock().unwrap();
     }
 
     pub(super) fn a_waiter_for_a_condition_is_notified_by_another_client(

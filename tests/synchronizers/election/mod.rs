@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::common::*;
 use redis::Commands as _;
 use redlatch::election::{Leader, LeaderElection, Leadership};
-use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Taken, Wait};
+use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Script, Taken, Wait};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -21,6 +21,22 @@ fn election(client: &Client, name: &str) -> LeaderElection {
 /// Whether this client leads.
 fn leads(leader: Option<&Leader>, client: &Client) -> bool {
     leader.is_some_and(|leader| leader.who.ends_with(client.id()))
+}
+
+#[test]
+fn a_leaders_script_runs_only_while_it_leads() {
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let elections = clients.each_ref().map(|client| election(client, "scripts"));
+    let first = elections[0].campaign().unwrap();
+    assert_eq!(first.command("INCR", &["number"], &[]).unwrap().as_int(), Some(1));
+    let () = server.connection().del("scripts").unwrap();
+    let second = elections[1].campaign().unwrap();
+    let error = first.command("INCR", &["number"], &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+    let script = Script::new("return redis.call('incr', KEYS[1])");
+    let now = second.eval_within(SOON, &script, &["number"], &[]).unwrap();
+    assert_eq!(now.as_int(), Some(2));
 }
 
 #[test]

@@ -1,0 +1,20 @@
+-- Stands behind a user's script and behind held.lua or ../read_write/writes.lua: runs the user's
+-- script if the owner has the lock. The user's script is the function `script`.
+--
+-- KEYS the user's own; behind them the lock, which is removed before the user's script runs
+-- ARGV the user's own; behind them the owner, which is removed likewise
+-- reply: 0 = this owner does not have the lock, and nothing was changed; {1, result} = the user's
+--        script has run; {0, text} = the user's script ended with this error, and what it wrote
+--        before stays
+--
+-- An error of the user's script is part of the reply. So an error reply comes from the server
+-- itself, which then has not run the user's script, and a client may follow a redirect.
+if held ~= 1 then
+    return held
+end
+local ran, reply = pcall(script)
+local failed = type(reply) == 'table' and reply.err
+if ran and not failed then
+    return {1, reply}
+end
+return {0, tostring(failed or reply)}

@@ -1,0 +1,152 @@
+//! Scripts of the user's that the server runs only while a guard's lock is held.
+
+use std::fmt;
+
+use super::{HeldLock, LockGuard};
+use crate::error::{Error, ErrorKind};
+use crate::scripts::eval::{Script, ScriptCall, Value};
+use crate::waiting::Wait;
+
+/// The three methods of a guard, for a type with a method `held` that returns a `HeldLock`.
+macro_rules! evals {
+    () => {
+        /// Runs a script at the server, in Redis, if this guard's owner has the lock there. The
+        /// server looks at the owner and runs the script in one step. So the script never writes
+        /// after another owner's grant, even if this process slept past the end of its lease.
+        /// [Fencing](crate::guide::fencing) says what this does not cover.
+        ///
+        /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
+        /// keys are those of the server: the client's
+        /// [`prefix`](crate::ClientBuilder::prefix) is not put before them. In a cluster they need
+        /// the slot of the lock's key: put the lock's name in braces into each of them. The
+        /// server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        ///
+        /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
+        /// the client gets no reply, the server may run the script later, but only while this
+        /// guard's owner has the lock. So the lock is then released at the server and not passed to
+        /// another thread of this process. Until the release, a later script of the same guard may
+        /// run before the late one.
+        ///
+        /// ```no_run
+        /// use redlatch::{Error, LockGuard, Script, Value};
+        ///
+        /// fn sell(guard: &LockGuard) -> Result<bool, Error> {
+        ///     let script = Script::new(
+        ///         "if tonumber(redis.call('get', KEYS[1]) or 0) < 1 then return 0 end
+        ///          redis.call('decr', KEYS[1])
+        ///          return 1",
+        ///     );
+        ///     Ok(guard.eval(&script, &["stock"], &[])? == Value::Int(1))
+        /// }
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the script has not run. If
+        ///   the server found that out, the guard reports the loss from here on.
+        /// - [`Script`](ErrorKind::Script) if the script ended with an error: what it wrote before
+        ///   stays. If the server refused a command of the script for want of memory, a right or
+        ///   replicas, the error has that kind.
+        /// - [`NotHeld`](ErrorKind::NotHeld) if the lock was released before,
+        ///   [`Forked`](ErrorKind::Forked) in a forked child, [`Config`](ErrorKind::Config) if the
+        ///   script begins with `#!`, if a key is in another slot than the lock, or if the guard is
+        ///   that of a read lock or of several locks: nothing was sent.
+        /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the script, is
+        ///   unreachable, or does not answer in time. If
+        ///   [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
+        ///   still run until the lock is released. With
+        ///   [`replica_acks`](crate::ClientBuilder::replica_acks),
+        ///   [`TooFewReplicas`](ErrorKind::TooFewReplicas) if the script ran, but too few replicas
+        ///   have its writes.
+        ///
+        /// The lock stays held after every error except `LeaseLost`, `NotHeld` and `Forked`.
+        ///
+        /// # Blocking
+        ///
+        /// One round trip, or two if the server does not have the script yet; at most
+        /// [`response_timeout`](crate::ClientBuilder::response_timeout) for each.
+        pub fn eval(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
+            self.eval_within(Wait::FOREVER, script, keys, args)
+        }
+
+        /// Runs a script as [`eval`](Self::eval) does, for at most `wait`.
+        ///
+        /// # Errors
+        ///
+        /// [`TimedOut`](ErrorKind::TimedOut) if the server did not answer within `wait`, and
+        /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. If
+        /// [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
+        /// still run until the lock is released. The call also returns the errors of
+        /// [`eval`](Self::eval).
+        ///
+        /// # Blocking
+        ///
+        /// At most `wait`, but a reply has 50 ms, or three round trips to a distant server.
+        pub fn eval_within<'a>(
+            &self,
+            wait: impl Into<Wait<'a>>,
+            script: &Script,
+            keys: &[&str],
+            args: &[&[u8]],
+        ) -> Result<Value, Error> {
+            self.held()?.eval(wait.into(), &ScriptCall::of(script, keys, args))
+        }
+
+        /// Runs one command, in Redis, if this guard's owner has the lock there:
+        /// `guard.command("HINCRBY", &["stock"], &[b"chair", b"-1"])`. The parts of the command are
+        /// its name, the keys and the arguments, in this order.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`eval`](Self::eval). [`Script`](ErrorKind::Script) if the server refuses the
+        /// command.
+        ///
+        /// # Blocking
+        ///
+        /// As [`eval`](Self::eval).
+        pub fn command(&self, name: &str, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
+            self.held()?.eval(Wait::FOREVER, &ScriptCall::command(name, keys, args))
+        }
+    };
+}
+
+pub(crate) use evals;
+
+impl<L: ?Sized, O> LockGuard<L, O> {
+    evals!();
+
+    pub(crate) fn held(&self) -> Result<&HeldLock, Error> {
+        self.one().ok_or_else(|| {
+            let message = "the guard holds several locks: run the script under one of them, by \
+                           `part` of a guard of all of them";
+            Error::new(ErrorKind::Config, message.to_owned()).of(&self.name().into())
+        })
+    }
+}
+
+/// One of the locks of a [`MultiLockGuard`](crate::MultiLockGuard), for scripts under that lock.
+/// [`part`](LockGuard::part) returns one.
+#[derive(Clone, Copy)]
+pub struct PartGuard<'a> {
+    held: &'a HeldLock,
+}
+
+impl<'a> PartGuard<'a> {
+    pub(super) fn new(held: &'a HeldLock) -> Self {
+        Self { held }
+    }
+}
+
+impl PartGuard<'_> {
+    evals!();
+
+    fn held(&self) -> Result<&HeldLock, Error> {
+        Ok(self.held)
+    }
+}
+
+impl fmt::Debug for PartGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PartGuard").field(&self.held.name()).finish()
+    }
+}

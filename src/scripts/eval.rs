@@ -1,0 +1,266 @@
+//! A user's scripts, which run only while their owner has the lock.
+
+use std::sync::{LazyLock, OnceLock};
+
+use redis::Value as Reply;
+use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, reply_code};
+
+use super::{Mode, Owner, Replied, Rights, Trouble, granted, unexpected};
+
+// Each stands behind the user's script.
+static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/held.lua", "lock/eval.lua"));
+static IF_WRITES: LazyLock<&str> =
+    LazyLock::new(|| code!("read_write/writes.lua", "lock/eval.lua"));
+/// The script that runs one command.
+static COMMAND: LazyLock<Script> = LazyLock::new(|| Script::new(lua!("lock/command.lua")));
+
+/// A Lua script for [`LockGuard::eval`](crate::LockGuard::eval), which runs it at the server only
+/// if the guard's owner has the lock.
+///
+/// Make it once, for example in a [`LazyLock`](std::sync::LazyLock): the first call computes the
+/// script's hash, and each server gets the text once. In the script, `KEYS` and `ARGV` are the keys
+/// and arguments of the call, and `return` and errors are as in any script of Redis. A script that
+/// begins with `#!` (a shebang with flags) cannot be used.
+///
+/// ```no_run
+/// use redlatch::{Error, LockGuard, Script};
+///
+/// fn sell(guard: &LockGuard, script: &Script) -> Result<Option<i64>, Error> {
+///     // Script::new("return redis.call('decrby', KEYS[1], ARGV[1])")
+///     let left = guard.eval(script, &["stock"], &[b"1"])?;
+///     Ok(left.as_int())
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Script {
+    text: String,
+    if_held: OnceLock<Text>,
+    if_writes: OnceLock<Text>,
+    is_idempotent: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Text {
+    code: String,
+    hash: String,
+}
+
+impl Script {
+    /// Returns the script with this text. No I/O.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        let (if_held, if_writes) = (OnceLock::new(), OnceLock::new());
+        Self { text: text.into(), if_held, if_writes, is_idempotent: false }
+    }
+
+    /// Returns the same script, which the client may send again if the connection breaks before the
+    /// reply. Use it for a script that changes nothing more if it runs a second time, even after
+    /// later scripts of the same guard. No I/O.
+    #[must_use]
+    pub fn idempotent(self) -> Self {
+        Self { is_idempotent: true, ..self }
+    }
+
+    /// Whether the script begins with a shebang. The server reads flags only at the beginning of
+    /// the text that it gets, which is the client's.
+    pub(crate) fn has_shebang(&self) -> bool {
+        self.text.starts_with("#!")
+    }
+
+    /// The hash by which clients call the script under a lock.
+    #[cfg(all(test, models))]
+    pub(crate) fn hash(&self) -> &str {
+        &self.text(Mode::Lock).hash
+    }
+
+    /// The text for the server. The user's text is a function without upvalues, on the lines that
+    /// the user knows from errors.
+    fn text(&self, mode: Mode) -> &Text {
+        let (text, behind) = match mode {
+            Mode::Lock | Mode::Read => (&self.if_held, &IF_HELD),
+            Mode::Write => (&self.if_writes, &IF_WRITES),
+        };
+        text.get_or_init(|| {
+            let code = format!("local script = function(...) {}\nend\n{}", self.text, **behind);
+            let hash = redis::Script::new(&code).get_hash().to_owned();
+            Text { code, hash }
+        })
+    }
+}
+
+/// The result of a [`Script`], or a part of it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// `nil` or `false`, or a key or field that is not there.
+    Nil,
+    /// A number without its fraction, or `true` as 1.
+    Int(i64),
+    /// A text, also that of a status reply such as `OK`.
+    Bytes(Vec<u8>),
+    /// A table, up to its first `nil`.
+    List(Vec<Self>),
+    /// In a list, an error that the script has caught (`redis.pcall`).
+    Error(String),
+}
+
+impl Value {
+    /// Returns the number, if it is one, or a text that is one.
+    #[must_use]
+    pub fn as_int(&self) -> Option<i64> {
+        match self {
+            Self::Int(number) => Some(*number),
+            Self::Bytes(text) => str::from_utf8(text).ok()?.parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the text, if it is one.
+    #[must_use]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Bytes(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// `None`: no script of Redis returns this.
+    fn of(reply: Reply) -> Option<Self> {
+        let list = |parts: Vec<Reply>| parts.into_iter().map(Self::of).collect::<Option<_>>();
+        Some(match reply {
+            Reply::Nil => Self::Nil,
+            Reply::Int(number) => Self::Int(number),
+            Reply::Boolean(is) => Self::Int(is.into()),
+            Reply::BulkString(text) => Self::Bytes(text),
+            Reply::SimpleString(text) | Reply::VerbatimString { text, .. } => {
+                Self::Bytes(text.into_bytes())
+            }
+            Reply::Okay => Self::Bytes(b"OK".to_vec()),
+            Reply::Double(number) => Self::Bytes(number.to_string().into_bytes()),
+            Reply::Array(parts) | Reply::Set(parts) => Self::List(list(parts)?),
+            Reply::Map(pairs) => {
+                Self::List(list(pairs.into_iter().flat_map(|(key, value)| [key, value]).collect())?)
+            }
+            Reply::ServerError(error) => {
+                let detail = error.details().unwrap_or_default();
+                Self::Error(format!("{} {detail}", error.code()))
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// A script with its keys and arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct ScriptCall<'a> {
+    script: &'a Script,
+    pub(crate) keys: &'a [&'a str],
+    arguments: &'a [&'a [u8]],
+    /// The argument behind the user's.
+    last: Option<&'a str>,
+}
+
+/// How a user's script has ended.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// The owner does not have the lock, so the script has not run.
+    NotHeld,
+    Done(Value),
+    /// With this error.
+    Failed(String),
+}
+
+impl<'a> ScriptCall<'a> {
+    pub(crate) fn of(script: &'a Script, keys: &'a [&'a str], arguments: &'a [&'a [u8]]) -> Self {
+        Self { script, keys, arguments, last: None }
+    }
+
+    pub(crate) fn command(name: &'a str, keys: &'a [&'a str], arguments: &'a [&'a [u8]]) -> Self {
+        Self { script: &COMMAND, keys, arguments, last: Some(name) }
+    }
+
+    pub(crate) fn has_shebang(&self) -> bool {
+        self.script.has_shebang()
+    }
+
+    /// Sends the script under this owner of a lock. Also returns whether a copy of it may still
+    /// run, whatever the result is.
+    pub(crate) fn send(
+        &self,
+        route: &Route,
+        lock: &str,
+        owner: &Owner,
+        acks: Option<ReplicaAcks>,
+    ) -> (Result<Replied<Ran>, Trouble>, bool) {
+        let text = self.script.text(owner.mode());
+        let send = |command: &str, what: &str| {
+            let command = self.of_owner([command, what], lock, owner).acknowledged(acks);
+            if self.script.is_idempotent {
+                route.call_twice(&command, || command.clone())
+            } else {
+                (route.call_once(&command), false)
+            }
+        };
+        let (mut outcome, mut in_doubt) = send("EVALSHA", &text.hash);
+        if is_unknown_script(&outcome) {
+            let (again, is_copied) = send("EVAL", &text.code);
+            (outcome, in_doubt) = (again, in_doubt || is_copied);
+        }
+        if is_other_data(&outcome) {
+            outcome = Ok(Reply::Int(0));
+        }
+        let ran = granted(outcome, in_doubt, Rights::Locks, ran);
+        let may_run = in_doubt || matches!(ran, Err(Trouble::Unknown(_)));
+        (ran, may_run)
+    }
+
+    fn of_owner(&self, call: [&str; 2], lock: &str, owner: &Owner) -> Command {
+        let (owner, mut digits) = (owner.text(), [0; 20]);
+        let mut parts = Vec::with_capacity(6 + self.keys.len() + self.arguments.len());
+        parts.extend(call.map(str::as_bytes));
+        parts.push(decimal(self.keys.len() as u64 + 1, &mut digits));
+        parts.extend(self.keys.iter().map(|key| key.as_bytes()));
+        parts.push(lock.as_bytes());
+        parts.extend(self.arguments);
+        parts.extend(self.last.map(str::as_bytes));
+        parts.push(&owner);
+        Command::plain(&parts)
+    }
+}
+
+fn is_unknown_script(outcome: &Outcome) -> bool {
+    is_refused(outcome, "NOSCRIPT")
+}
+
+/// Whether other data was written over the lock.
+fn is_other_data(outcome: &Outcome) -> bool {
+    is_refused(outcome, "WRONGTYPE")
+}
+
+fn is_refused(outcome: &Outcome, code: &str) -> bool {
+    matches!(outcome, Err(Failure::Refused(cause)) if reply_code(&cause.error) == code)
+}
+
+fn odd() -> Trouble {
+    unexpected(&Reply::Array(Vec::new()))
+}
+
+fn ran(reply: Reply) -> Result<Ran, Trouble> {
+    let mut parts = match reply {
+        Reply::Int(0) => return Ok(Ran::NotHeld),
+        Reply::Array(parts) if parts.len() <= 2 => parts,
+        other => return Err(unexpected(&other)),
+    };
+    // A list ends at its first `nil`.
+    let result = if parts.len() == 2 { parts.pop() } else { None };
+    match (parts.pop(), result) {
+        (Some(Reply::Int(1)), result) => {
+            let value = Value::of(result.unwrap_or(Reply::Nil));
+            value.map(Ran::Done).ok_or_else(odd)
+        }
+        (Some(Reply::Int(0)), Some(Reply::BulkString(text))) => {
+            Ok(Ran::Failed(String::from_utf8_lossy(&text).into_owned()))
+        }
+        _ => Err(odd()),
+    }
+}

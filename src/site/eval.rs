@@ -1,0 +1,122 @@
+//! A user's scripts under the hold of a tenancy.
+//!
+//! An owner names a hold, and threads pass holds on. So the owner's field at the server does not
+//! show whose tenancy the hold is, and a late script of a tenancy could run under the next one. Two
+//! things prevent that. A script begins under the gate's mutex, while its tenancy is in the seat.
+//! From then on no thread passes the hold on, until a reply shows that the script cannot run later.
+//! Without such a reply the hold is released at its end, and then no script of its owner can run.
+
+use std::sync::Arc;
+
+use redlatch_client::{slot_of, was_cut};
+
+use super::site::Site;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, Leaseholder, Tenancy};
+use crate::scripts::eval::{Ran, ScriptCall, Value};
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
+use crate::scripts::{Mode, Replied, Trouble, failed_script};
+use crate::waiting::Wait;
+
+impl Site {
+    /// Runs a user's script at the server if the tenancy has the lock there.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, or two if the server does not know the script yet.
+    pub(crate) fn eval(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        wait: Wait<'_>,
+        call: &ScriptCall<'_>,
+    ) -> Result<Value, Error> {
+        self.check_call(call)?;
+        wait.check(&self.core, &self.name)?;
+        let Some(hold) = self.script_begins(tenancy) else { return Err(self.not_held(tenancy)) };
+        let _limited = wait.limits(&self.core);
+        let acks = self.core.config.replica_acks;
+        let (ran, may_run) = call.send(&self.route, &self.name, &hold.owner, acks);
+        #[cfg(soak_mutants)]
+        let may_run = may_run && !mutants::is("a script without a reply that counts as not run");
+        if !may_run {
+            hold.script_ended();
+        }
+        let state = if may_run {
+            "whether the script has run is not known; it can still run until the lock is released"
+        } else {
+            "the script has not run"
+        };
+        let done = match ran {
+            Ok(Replied { reply: Ran::NotHeld, .. }) => {
+                self.lose_hold(&hold, hold.why_gone());
+                return Err(self.not_held(tenancy).unknown(may_run));
+            }
+            Ok(Replied { reply: Ran::Failed(text), .. }) => {
+                let state = "what it wrote before that stays";
+                return Err(failed_script(&text).of(&self.name).now(state));
+            }
+            Ok(Replied { reply: Ran::Done(value), unacknowledged: None, .. }) => Ok(value),
+            Ok(Replied { reply: Ran::Done(_), unacknowledged: Some(error), .. }) => {
+                let state = "the script has run, and a failover may undo it";
+                return Err(error.of(&self.name).unknown(true).now(state));
+            }
+            Err(trouble) => Err(trouble),
+        };
+        done.map_err(|trouble: Trouble| {
+            let cut = was_cut().then(|| wait.check_cancelled(&self.name));
+            match cut {
+                Some(Err(_)) => {
+                    let message = "the call was cancelled before the server answered".to_owned();
+                    Error::new(ErrorKind::Cancelled, message).unknown(may_run)
+                }
+                _ => trouble.into_error(),
+            }
+            .of(&self.name)
+            .now(state)
+        })
+    }
+
+    /// Fails if the script cannot run under this lock, before anything is sent.
+    fn check_call(&self, call: &ScriptCall<'_>) -> Result<(), Error> {
+        let unusable = |message: String| Err(Error::new(ErrorKind::Config, message).of(&self.name));
+        if self.mode == Mode::Read {
+            // A late script of one reader would run under another's tenancy.
+            return unusable(
+                "a read lock runs no scripts, since all readers of a process share one owner: take \
+                 the write lock"
+                    .to_owned(),
+            );
+        }
+        if call.has_shebang() {
+            return unusable(
+                "a script that begins with `#!` cannot be used: leave that line out".to_owned(),
+            );
+        }
+        if self.core.is_cluster() {
+            let slot = slot_of(self.name.as_bytes());
+            let other = call.keys.iter().find(|key| slot_of(key.as_bytes()) != slot);
+            if let Some(key) = other {
+                return unusable(format!(
+                    "the key {key:?} is in another slot of the cluster than the lock: use a key \
+                     with the lock's name in braces, as in {{name}}:key; nothing was sent"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// `None`: the tenancy does not have the hold.
+    fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
+        self.gate.with_seat(|seat| {
+            // A pass needs the gate's mutex, too. So it comes before this, and the tenancy has
+            // ended, or it finds the script.
+            let is_its = seat?.has(tenancy) && tenancy.is_held();
+            is_its.then(|| {
+                let hold = tenancy.hold().into_owned();
+                hold.script_begins();
+                hold
+            })
+        })
+    }
+}
