@@ -1,5 +1,7 @@
 //! Scripts that run only while their guard's owner has the lock.
 
+mod stops;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -8,10 +10,9 @@ use std::time::Duration;
 use crate::common::*;
 use redis::{Commands as _, Connection};
 use redlatch::{
-    CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, MultiLock, OwnedLockGuard,
-    Script, Value, Wait,
+    CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, MultiLock, OwnedLockGuard, Script, Value, Wait, Attempt,
 };
-use redlatch_testkit::{Action, Direction, Proxy};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// Adds one to a number, and says what the script got.
 const ADDS: &str = "return {redis.call('incr', KEYS[1]), #KEYS, #ARGV, ARGV[1]}";
