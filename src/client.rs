@@ -407,7 +407,7 @@ impl ClientBuilder {
     }
 }
 
-/// Handles a script's message to an owner of this client that no longer waits.
+/// Handles a script's message to an owner of this client that has the lock, or no longer waits.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),
@@ -421,5 +421,9 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
         Message::Open { database, lock, .. } => {
             site::give_up_unclaimed(core, owner, *database, lock);
         }
+        Message::Wanted { database, lock } if *database == core.database() => {
+            core.members.known(lock).iter().for_each(|member| member.hear_wanted(owner));
+        }
+        Message::Wanted { .. } => {}
     }
 }

@@ -397,6 +397,20 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::AtLeast(least))
     }
 
+    /// Returns the same lock, whose holder hears within milliseconds that another process waits for
+    /// it: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
+    ///
+    /// A hold that lasts for 100 ms costs one request more, and the first waiter's request sends one
+    /// message. Threads of this process pass the lock to each other only if all of them want to
+    /// hear, or none.
+    #[must_use]
+    fn with_wanted(&self) -> Self
+    where
+        Self: Sized,
+    {
+        self.varied(Variant::Hearing)
+    }
+
     /// Returns the same lock, through a handle that is not re-entrant. If the calling thread
     /// already holds the lock, every method of this handle that takes the lock fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be

@@ -2,10 +2,11 @@
 //! reason of its loss.
 
 use std::num::NonZero;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::cut::LeaseCut;
@@ -13,7 +14,7 @@ use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::lease::schedule::deadline;
+use crate::lease::schedule::{LOOKED_AFTER, TRACKED_AFTER, deadline};
 use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
@@ -93,7 +94,31 @@ pub(crate) struct Hold {
     /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
     /// `site/keep.rs`.
     pub(crate) kept_until: AtomicU64,
+    /// Whether others than threads of this process wait for the lock, as far as the server has
+    /// said.
+    is_wanted: AtomicBool,
+    /// See [`attention`](Self::attention). (It is boxed, since most holds have none.)
+    attention: OnceLock<Box<Attention>>,
 }
+
+/// How a hold learns that others wait for the lock.
+#[derive(Debug, Default)]
+pub(crate) struct Attention {
+    /// The client's own channel, on which scripts say that. `None`: not yet, or the owner does not
+    /// [hear](Owner::hears) it.
+    own: OnceLock<Subscription>,
+    /// The time, on [`clock`], from which the server must be asked although no renewal is due.
+    /// [`FIRST`], or [`NEVER`].
+    look_at: AtomicU64,
+    /// Whether a thread is to be called when others come to wait.
+    calls: AtomicBool,
+    /// The number of messages that said that others wait.
+    heard: AtomicU64,
+}
+
+/// The first look, some time after the grant or the last pass.
+const FIRST: u64 = 0;
+const NEVER: u64 = u64::MAX;
 
 /// Keeps an owner [live](LiveOwner), from before its first request until its hold is released or no
 /// thread wants it.
@@ -156,6 +181,11 @@ impl Hold {
             trouble: Mutex::new(None),
             tracked: AtomicBool::new(false),
             kept_until: AtomicU64::new(0),
+            is_wanted: AtomicBool::new(false),
+            attention: match owner.hears() {
+                true => OnceLock::from(Box::default()),
+                false => OnceLock::new(),
+            },
         }
     }
 
@@ -188,7 +218,8 @@ impl Hold {
         details: GrantDetails,
         registered: Option<Arc<Registered>>,
     ) -> Self {
-        Self { details, _registered: registered.map(Box::new), ..self }
+        let is_wanted = AtomicBool::new(details.places > 0);
+        Self { details, _registered: registered.map(Box::new), is_wanted, ..self }
     }
 
     /// The same hold, with a fair lock's line.
@@ -215,6 +246,67 @@ impl Hold {
     /// Whether another process handed the hold on with a lease longer than that of its terms.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.terms.nanos()
+    }
+
+    /// How the hold learns that others wait. `None`: nobody wants to know, and it costs nothing.
+    pub(crate) fn attention(&self) -> Option<&Attention> {
+        self.attention.get().map(|attention| &**attention)
+    }
+
+    /// Notes that a thread is to be called when others come to wait. Without renewals, the server is
+    /// asked from time to time. `is_renewed`: the watchdog renews the hold now.
+    pub(crate) fn calls(&self, is_renewed: bool) {
+        let quiet =
+            || Box::new(Attention { look_at: AtomicU64::new(NEVER), ..Attention::default() });
+        let attention = self.attention.get_or_init(quiet);
+        attention.calls.store(true, Ordering::SeqCst);
+        if !is_renewed {
+            let next = clock::now().saturating_add(self.terms.nanos() / LOOKED_AFTER);
+            attention.look_at.fetch_min(next, Ordering::SeqCst);
+        }
+    }
+
+    /// The time from which the server must be asked whether others wait. The hold was granted, or
+    /// last passed, at `granted`.
+    pub(super) fn look_at(&self, granted: u64) -> u64 {
+        match self.attention().map(|it| it.look_at.load(Ordering::SeqCst)) {
+            None => NEVER,
+            Some(FIRST) => {
+                let third = self.terms.nanos() / LOOKED_AFTER;
+                granted.saturating_add(TRACKED_AFTER.min(third))
+            }
+            Some(at) => at,
+        }
+    }
+
+    /// Begins such a question.
+    pub(super) fn looks(&self, now: u64, is_renewed: bool) {
+        if let Some(it) = self.attention() {
+            let again = it.calls.load(Ordering::SeqCst) && !is_renewed;
+            let next = now.saturating_add(self.terms.nanos() / LOOKED_AFTER);
+            it.look_at.store(if again { next } else { NEVER }, Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::SeqCst)
+    }
+
+    /// Takes the message that others wait.
+    pub(crate) fn hear_wanted(&self) {
+        // This order: an answer that says otherwise is older, and finds the count changed.
+        if let Some(attention) = self.attention() {
+            attention.heard.fetch_add(1, Ordering::SeqCst);
+        }
+        self.is_wanted.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes the server's answer whether others wait. The question was sent when so many messages
+    /// had come: a later message is newer than the answer.
+    pub(crate) fn told_wanted(&self, is_wanted: bool, heard: u64) {
+        if self.attention().is_some_and(|it| is_wanted || it.heard() == heard) {
+            self.is_wanted.store(is_wanted, Ordering::SeqCst);
+        }
     }
 
     /// The kind of synchronizer to which the hold belongs.
@@ -439,6 +531,23 @@ impl Hold {
 
     pub(crate) fn unconfirm(&self) {
         self.unconfirmed.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Attention {
+    /// The number of messages that said that others wait.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::SeqCst)
+    }
+
+    /// Listens to the client's own channel, as long as the hold lasts.
+    pub(crate) fn listen(&self, listen: impl FnOnce() -> Subscription) {
+        self.own.get_or_init(listen);
+    }
+
+    /// Whether the hold listens.
+    pub(crate) fn listens(&self) -> bool {
+        self.own.get().is_some()
     }
 }
 

@@ -306,7 +306,8 @@ impl Seat {
     /// watched lease if a level wants the watchdog, and otherwise the longest lease.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
-        self.levels.watched().map_or_else(fixed, Terms::watched)
+        let terms = self.levels.watched().map_or_else(fixed, Terms::watched);
+        terms.hearing(self.tenancy.hold().terms.hears())
     }
 
     /// The longest lease of the levels that want no watchdog.

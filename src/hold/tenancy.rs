@@ -11,7 +11,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
 use super::hold::Hold;
 use crate::error::LostReason;
-use crate::lease::LossCallback;
+use crate::lease::{LossCallback, WantedCallback};
 use crate::name::Name;
 use crate::observe::Event;
 use crate::runtime::{Core, Count};
@@ -81,9 +81,9 @@ const HAD: u8 = 1;
 const LOST: u8 = 2;
 
 enum End {
-    /// The tenancy has not ended; its thread may wait on a condition. These callbacks run at a
-    /// loss.
-    NotYet(Vec<LossCallback>),
+    /// The tenancy has not ended, though its thread may wait on a condition. Has the callbacks for
+    /// a loss, and those for others that come to wait, each with whether it was called since.
+    NotYet(Vec<LossCallback>, Vec<(WantedCallback, bool)>),
     Released,
     Lost(LostReason),
 }
@@ -106,7 +106,7 @@ impl Tenancy {
             thread,
             began: AtomicU64::new(since),
             token: AtomicU64::new(token.map_or(0, NonZero::get)),
-            end: Mutex::new(End::NotYet(Vec::new())),
+            end: Mutex::new(End::NotYet(Vec::new(), Vec::new())),
             ended: AtomicBool::new(false),
             index: AtomicU32::new(0),
             heard: AtomicU8::new(0),
@@ -224,8 +224,8 @@ impl Tenancy {
         match *self.end.lock() {
             End::Lost(reason) => return HoldState::Lost(reason),
             End::Released => return HoldState::Released,
-            End::NotYet(_) if self.ended.load(Ordering::Acquire) => return HoldState::Released,
-            End::NotYet(_) => {}
+            End::NotYet(..) if self.ended.load(Ordering::Acquire) => return HoldState::Released,
+            End::NotYet(..) => {}
         }
         let hold = self.hold();
         if let Some(reason) = hold.lost() {
@@ -276,11 +276,30 @@ impl Tenancy {
             return None;
         }
         match &mut *self.end.lock() {
-            End::NotYet(callbacks) => callbacks.push(callback),
+            End::NotYet(callbacks, _) => callbacks.push(callback),
             End::Lost(reason) => return Some((*reason, callback)),
             End::Released => {}
         }
         None
+    }
+
+    /// Registers `callback`, which is called each time that others come to wait for the lock.
+    pub(crate) fn on_wanted(&self, callback: WantedCallback) {
+        if let End::NotYet(_, wanted) = &mut *self.end.lock() {
+            wanted.push((callback, false));
+        }
+    }
+
+    /// Takes the news whether others wait for the lock. Returns the callbacks to call: those that
+    /// were not called since others came to wait.
+    pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
+        let mut end = self.end.lock();
+        let End::NotYet(_, wanted) = &mut *end else { return Vec::new() };
+        let fresh = wanted.iter_mut().filter_map(|(callback, is_called)| {
+            let was_called = std::mem::replace(is_called, is_wanted);
+            (is_wanted && !was_called).then(|| Arc::clone(callback))
+        });
+        fresh.collect()
     }
 
     /// Notes that the thread has left the hold. From here on its guards no longer report "held",
@@ -341,8 +360,12 @@ impl Tenancy {
 
     fn finish(&self, how: End) -> Option<Vec<LossCallback>> {
         let mut end = self.end.lock();
-        let End::NotYet(callbacks) = &mut *end else { return None };
-        let callbacks = std::mem::take(callbacks);
+        let End::NotYet(callbacks, wanted) = &mut *end else { return None };
+        let (mut callbacks, wanted) = (std::mem::take(callbacks), std::mem::take(wanted));
+        if !wanted.is_empty() {
+            // They are dropped where the others are, since that runs the user's code, too.
+            callbacks.push(Box::new(move |_| drop(wanted)));
+        }
         *end = how;
         self.ended.store(true, Ordering::Release);
         Some(callbacks)

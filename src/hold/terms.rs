@@ -19,17 +19,18 @@ pub struct Terms {
     lease: u64,
     is_watched: bool,
     leaves_at_once: bool,
+    hears: bool,
 }
 
 impl Terms {
     /// Terms with this lease, which the watchdog renews.
     pub(crate) const fn watched(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false }
+        Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false, hears: false }
     }
 
     /// Terms with this lease, which is never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false }
+        Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false, hears: false }
     }
 
     /// The same terms, for a thread that will leave the hold to its end as soon as it has it. Such
@@ -38,6 +39,17 @@ impl Terms {
     /// has left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }
+    }
+
+    /// The same terms, for a thread whose process wants to hear (or not) when others wait for the
+    /// lock.
+    pub(crate) const fn hearing(self, hears: bool) -> Self {
+        Self { hears, ..self }
+    }
+
+    /// Whether the process wants to hear when others wait for the lock.
+    pub(crate) fn hears(self) -> bool {
+        self.hears
     }
 
     /// Whether the terms are those of a thread that leaves its hold to its end.

@@ -15,7 +15,7 @@ use redlatch_client::sync::{Mutex, clock};
 use super::hold::Hold;
 use crate::error::LostReason;
 use crate::lease::schedule::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
-use crate::lease::{Alarm, Renewal, Task};
+use crate::lease::{Alarm, OnWanted, Renewal, Task};
 use crate::name::Name;
 use crate::observe::Event;
 use crate::runtime::{Core, Count};
@@ -54,6 +54,12 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// The object that asks the server whether it still has the hold when the tracked key has
     /// changed.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
+
+    /// Begins to listen for the message that others wait for the lock. This does no I/O.
+    fn listen(&self, _hold: &Hold) {}
+
+    /// Takes the news that others wait for the lock, or that they do so no longer.
+    fn heed(&self) {}
 
     /// Handles the loss of the hold, and reports it to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
@@ -115,12 +121,20 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.longer() };
+        let wanted = hold.attention().map(|attention| {
+            let (itself, hold, heard) = (Arc::clone(self), Arc::clone(&hold), attention.heard());
+            let told = move |is_wanted| {
+                hold.told_wanted(is_wanted, heard);
+                itself.heed();
+            };
+            Box::new(told) as Box<OnWanted>
+        });
         let itself = Arc::clone(self);
         let renewed = Box::new(move |sent_at, renewed: Result<StillHeld, &Arc<str>>, resent| {
             hold.longer_heard(longer, renewed.map_err(drop), resent);
             itself.renewed(&hold, sent_at, certain, renewed);
         });
-        Renewal { kind, key, owner, lease, longer, urgent, until, renewed }
+        Renewal { kind, key, owner, lease, longer, urgent, until, renewed, wanted }
     }
 
     /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the part of
@@ -191,9 +205,10 @@ impl<T: Leaseholder> Task for T {
         let renewing = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
-            (Arc::clone(&renewing.hold), renewing.begins(lease, now))
+            let looks = renewing.looks(now);
+            (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
         });
-        let Some((hold, lease)) = renewing else {
+        let Some((hold, lease, looks)) = renewing else {
             // An alarm for the next hold is set now, so that its thread need not wake the watchdog
             // to set one.
             if self.expects_hold(now) {
@@ -205,8 +220,12 @@ impl<T: Leaseholder> Task for T {
             self.lose_hold(&hold, LostReason::LeaseExpired);
             return None;
         }
+        if looks {
+            // This comes before the question, so that nobody comes to wait unnoticed in between.
+            self.listen(&hold);
+        }
         self.arm();
-        lease.map(|lease| self.renewal(hold, Some(lease)))
+        (looks || lease.is_some()).then(|| self.renewal(hold, lease))
     }
 }
 
@@ -221,7 +240,16 @@ impl Renewing<'_> {
     /// The time of the next action: tracking, renewal or end.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
-        due.at.min(self.tracked_from(holder))
+        due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
+    }
+
+    /// Begins a question whether others wait for the lock, if one is due.
+    fn looks(&self, now: u64) -> bool {
+        let looks = self.hold.look_at(self.state.taken_at) <= now;
+        if looks {
+            self.hold.looks(now, self.state.watched.is_some());
+        }
+        looks
     }
 
     /// The time from which the server should track the hold's key. `u64::MAX`: it tracks the key

@@ -220,6 +220,6 @@ impl Callbacks {
 /// Runs a user's callback, and catches its panic.
 pub(super) fn call(name: &Name, client: &str, callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
-        log::error!(target: TARGET, "an on_lost callback of {name:?} panicked [client {client}]");
+        log::error!(target: TARGET, "a callback of {name:?} panicked [client {client}]");
     }
 }

@@ -66,7 +66,11 @@ pub(crate) struct Renewal {
     /// The deadline of the hold if this renewal fails.
     pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
+    /// Gets the server's answer whether others wait for the lock. `None`: it is not asked.
+    pub(crate) wanted: Option<Box<OnWanted>>,
 }
+
+pub(crate) type OnWanted = dyn Fn(bool) + Send + Sync;
 
 /// Receives the time at which the renewal was sent, the server's answer, and whether the renewal
 /// was sent twice.
@@ -87,6 +91,8 @@ enum WheelItem {
 
 /// Called once, if the hold is lost.
 pub(crate) type LossCallback = Box<dyn FnOnce(LostReason) + Send>;
+/// Called each time that others come to wait for the lock.
+pub(crate) type WantedCallback = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -101,6 +107,8 @@ pub(crate) enum Job {
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
+    /// Messages may have been missed that others wait, so the holds that listen for them ask.
+    AskIfWanted,
     /// In a cluster: these slots (sorted) have another server now.
     Moved(Vec<u16>),
     Service(Vec<Arc<Lane>>),
@@ -200,6 +208,12 @@ impl Watchdog {
         let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
+    /// Makes each hold that listens for it ask whether others wait for its lock.
+    pub(crate) fn ask_if_wanted(&self) {
+        // The receiver goes away only at the end of the client.
+        let _ = self.jobs.send(Job::AskIfWanted);
+    }
+
     /// Makes the renewer open a connection to a server, whose outage may be over.
     pub(crate) fn look_at(&self, node: Arc<Node>) {
         // The receiver goes away only at the end of the client.
@@ -254,6 +268,21 @@ impl Watchdog {
             let call = move || callbacks::call(&name, &client, || callback(reason));
             self.callbacks.run(Box::new(call));
         }
+    }
+
+    /// Runs a callback of a name's guard that is wanted, if `is_held` by then. Does not wait for it.
+    pub(crate) fn call_wanted(
+        &self,
+        name: &Name,
+        callback: WantedCallback,
+        is_held: impl FnOnce() -> bool + Send + 'static,
+    ) {
+        let (name, client) = (name.clone(), self.callbacks.client());
+        self.callbacks.run(Box::new(move || {
+            if is_held() {
+                callbacks::call(&name, &client, || callback());
+            }
+        }));
     }
 
     /// Runs a user's code on the callbacks' thread. Does not wait for it.

@@ -227,6 +227,60 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.on_lost(Box::new(callback)));
     }
 
+    /// Returns whether others wait for the lock, as far as this process knows: threads of this
+    /// process, or other processes. No I/O.
+    ///
+    /// The threads of this process are known at once. Other processes are known as
+    /// [`on_wanted`](Self::on_wanted) says, if the handle is [`with_wanted`](Lock::with_wanted) or the
+    /// guard has such a callback; otherwise only those that waited when the lock was granted. If a
+    /// waiter of another process gives up, this says `false` again after at most a third of the
+    /// lease.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        each!(&self.held, held => held.is_wanted())
+    }
+
+    /// Registers `callback`, which the client calls each time that others come to wait for the lock
+    /// while nobody waited before. The holder may save its state and leave early. If others wait
+    /// already, the client calls it soon.
+    ///
+    /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls it some
+    ///   milliseconds after another process or thread has begun to wait, once the lock has been held
+    ///   for 100 ms. If the message is lost, it calls at the next renewal.
+    /// - Through another handle, and if a thread of this process that used another handle has passed
+    ///   the lock on, the client calls it within a third of the lease: the answer to each renewal
+    ///   says whether others wait. A fixed lease is not renewed, so the client asks at each third of
+    ///   it.
+    /// - Redisson's clients send no message, so the client finds them by these answers only.
+    /// - A thread of this process is noticed at once.
+    ///
+    /// Callbacks run on a thread of the client, one after the other. This one may block, unlock the
+    /// lock or panic, but others wait behind it, also those of [`on_lost`](Self::on_lost). It is not
+    /// called once the guard has left the lock. Of several locks that are held together, the client
+    /// calls it for each.
+    ///
+    /// ```no_run
+    /// use std::sync::mpsc;
+    /// use std::time::Duration;
+    ///
+    /// # fn upload(_: usize) {}
+    /// fn work(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+    ///     let guard = lock.with_wanted().lock()?;
+    ///     let (sender, wanted) = mpsc::channel();
+    ///     guard.on_wanted(move || drop(sender.send(())));
+    ///     for part in 0.. {
+    ///         upload(part);
+    ///         if wanted.try_recv().is_ok() {
+    ///             break; // Another process goes on with the next part.
+    ///         }
+    ///     }
+    ///     guard.unlock()
+    /// }
+    /// ```
+    pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
+        each!(&self.held, held => held.on_wanted(Arc::new(callback)));
+    }
+
     /// Makes the rest of a [fixed lease](Lock::with_lease) at least this long, counted from the
     /// call. It never shortens a lease. A job can so keep a short lease, and extend it as long as it
     /// makes progress. [`remaining`](Self::remaining) then says how long the lock is certainly held.

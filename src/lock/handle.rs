@@ -24,6 +24,8 @@ pub enum Variant {
     NonReentrant,
     /// The lock is held for at least this time.
     AtLeast(Duration),
+    /// The holder hears that others wait.
+    Hearing,
 }
 
 /// The handle of any lock: a client, a name, and the terms on which a thread takes the lock.
@@ -79,8 +81,9 @@ impl Handle {
                 if let Some(lease) = terms.watched_lease() {
                     self.site.core.watches_for(lease);
                 }
-                Self { terms, ..self.clone() }
+                Self { terms: terms.hearing(self.terms.hears()), ..self.clone() }
             }
+            Variant::Hearing => Self { terms: self.terms.hearing(true), ..self.clone() },
             Variant::NonReentrant => Self { is_reentrant: false, ..self.clone() },
             Variant::AtLeast(least) => Self { least: Some(least), ..self.clone() },
         }

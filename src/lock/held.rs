@@ -10,7 +10,7 @@ use redlatch_client::sync::{clock, is_forked};
 use super::Handle;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldLevel, HoldState, Tenancy, check_lease};
-use crate::lease::LossCallback;
+use crate::lease::{LossCallback, WantedCallback};
 use crate::owner::Owner;
 use crate::runtime::Core;
 use crate::scripts::eval::{ScriptCall, Value};
@@ -155,6 +155,16 @@ impl HeldLock {
             let site = &self.handle.site;
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
+    }
+
+    pub(super) fn on_wanted(&self, callback: WantedCallback) {
+        if !is_forked() {
+            self.handle.site.on_wanted(&self.tenancy, callback);
+        }
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        !is_forked() && self.handle.site.is_wanted(&self.tenancy)
     }
 
     pub(super) fn unlock(self) -> Result<(), Error> {

@@ -49,7 +49,12 @@ pub(super) fn acquire_of(
     let Site { core, name, .. } = &*handle.site;
     // This is the driver, which calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
-    waiting::acquire(&Hooks { handle, together }, (core, name), &claim)
+    let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
+    if !matches!(acquired, Ok(Some(_))) {
+        // A thread that waited may be gone from the queue.
+        handle.sites().for_each(|site| site.heed_threads());
+    }
+    acquired
 }
 
 impl Hooks<'_, '_> {
@@ -65,7 +70,7 @@ impl Hooks<'_, '_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
-        let (mut entry, writer) = (QueueEntry::new(site), writing.hold().owner);
+        let (mut entry, writer) = (QueueEntry::new(site, claim.need.terms), writing.hold().owner);
         let at_once = Claim { thread: claim.thread, need: claim.need, wait: Wait::NONE };
         let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
             Ok(Try::Granted(tenancy) | Try::Shared(tenancy)) => tenancy,
@@ -227,7 +232,10 @@ impl Synchronizer for Hooks<'_, '_> {
             let gate = &self.handle.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
                 GateOutcome::Leads => Ok(Enter::Leads(None)),
-                GateOutcome::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                GateOutcome::Queued(waiter) => {
+                    self.handle.sites().for_each(|site| site.heed_threads());
+                    Ok(Enter::Queued(waiter))
+                }
                 GateOutcome::Occupied => Ok(Enter::NotNow),
                 GateOutcome::Joined(tenancy) => {
                     if !self.handle.ensure_lease(&tenancy)? {
@@ -315,7 +323,7 @@ impl Synchronizer for Hooks<'_, '_> {
             together.give_back_later_locks();
         }
         let is_new = request_state.is_none();
-        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site));
+        let entry = request_state.get_or_insert_with(|| QueueEntry::new(site, claim.need.terms));
         if let Some(together) = self.together.filter(|_| is_new)
             && let Some(tried) = together.ask(site, entry, claim)?
         {

@@ -124,7 +124,7 @@ impl<'a> Together<'a> {
             if !site.gate.lead_beside() {
                 return Ok(None);
             }
-            let lead = Lead::new(Some(QueueEntry::new(site)));
+            let lead = Lead::new(Some(QueueEntry::new(site, claim.need.terms)));
             leaderships.push(LeadershipGuard::new(site, Some(lead)));
         }
         self.is_asked.set(true);

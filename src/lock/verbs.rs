@@ -513,6 +513,18 @@ macro_rules! own_verbs {
                 #[doc = concat!(
                     "Returns the same `",
                     stringify!($lock),
+                    "`, whose holder hears that others wait."
+                )]
+                ///
+                /// See [`Lock::with_wanted`](crate::Lock::with_wanted). No I/O.
+                #[must_use]
+                pub fn with_wanted(&self) -> Self {
+                    Lock::with_wanted(self)
+                }
+
+                #[doc = concat!(
+                    "Returns the same `",
+                    stringify!($lock),
                     "`, through a handle that is not re-entrant."
                 )]
                 ///

@@ -131,6 +131,7 @@ impl Dispatcher {
                     self.give_to(&node, Job::RenewAll);
                 }
             }
+            Job::AskIfWanted => self.give_all(|| Job::AskIfWanted),
             Job::Connected => self.give_all(|| Job::Connected),
             Job::End => {}
         }

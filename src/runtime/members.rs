@@ -23,6 +23,14 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// A question whether others wait, for each hold that listens for them.
+    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
+        Vec::new()
+    }
+
+    /// Takes the message that others wait for the lock that this owner has.
+    fn hear_wanted(&self, _owner: u64) {}
+
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
     /// then.
     #[cfg(feature = "in-memory")]
@@ -72,6 +80,7 @@ type KindId = (TypeId, &'static str);
 trait MembersOfKind: Send + Sync + fmt::Debug {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
+    fn known(&self, name: &str) -> Option<Arc<dyn Member>>;
     fn sweep(&self);
     fn close(&self);
 }
@@ -83,6 +92,10 @@ impl<T: Member> MembersOfKind for Registry<T> {
 
     fn all(&self) -> Vec<Arc<dyn Member>> {
         Self::all(self).into_iter().map(|one| one as Arc<dyn Member>).collect()
+    }
+
+    fn known(&self, name: &str) -> Option<Arc<dyn Member>> {
+        Self::known(self, name).map(|one| one as Arc<dyn Member>)
     }
 
     fn sweep(&self) {
@@ -122,6 +135,11 @@ impl Members {
 
     pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
         self.kinds().iter().flat_map(|kind| kind.all()).collect()
+    }
+
+    /// The members of this name, of each kind.
+    pub(crate) fn known(&self, name: &str) -> Vec<Arc<dyn Member>> {
+        self.kinds().iter().filter_map(|kind| kind.known(name)).collect()
     }
 
     /// The names of the locks that a thread holds.

@@ -22,6 +22,8 @@ pub(crate) enum Message<'a> {
     /// The owner is the first in the queue. The lock is left to other clients for the time `left`
     /// (which may be zero), and the owner should ask after that time.
     Open { left: Duration, database: i64, lock: &'a str },
+    /// Others wait for this lock, which the owner has.
+    Wanted { database: i64, lock: &'a str },
     /// The owner's wait for a condition is over. `waiting` is the key of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
 }
@@ -59,6 +61,10 @@ impl<'a> Message<'a> {
                 let (left, rest) = word(rest)?;
                 let (database, lock) = word(rest)?;
                 Message::Open { left: Duration::from_millis(left), database, lock }
+            }
+            "want" => {
+                let (database, lock) = word(rest)?;
+                Message::Wanted { database, lock }
             }
             "notify" => {
                 let (database, waiting) = word(rest)?;
@@ -162,6 +168,8 @@ mod tests {
         assert_eq!(Message::parse(message), Some(said));
         let said = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
         assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, said)));
+        let said = Message::Wanted { database: 0, lock: "a lock" };
+        assert_eq!(Message::parse(b"want 9 0 a lock"), Some((9, said)));
         let said = Message::Notified { database: 3, waiting: "a key " };
         assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, said)));
     }

@@ -76,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) changes: Arc<ChangedNames>,
     /// Whether the log has reported that some changes are not kept.
     forgets: AtomicBool,
+    /// Whether a hold has ever listened for the message that others wait.
+    listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
     /// The long waits. Each wait adds and removes itself.
@@ -141,6 +143,7 @@ impl Core {
             changes: Arc::default(),
             server_clock: Arc::default(),
             forgets: AtomicBool::new(false),
+            listens_for_wants: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
             counts: Counted::default(),
             waits: Mutex::default(),
@@ -330,6 +333,12 @@ impl Core {
         }
     }
 
+    /// Notes that a hold is about to listen for the message that others wait. From here on, each
+    /// confirmation of the channel makes the holds that listen ask.
+    pub(crate) fn listens_for_wants(&self) {
+        self.listens_for_wants.store(true, Ordering::SeqCst);
+    }
+
     /// Wakes the subscriber of a server from its read.
     pub(crate) fn wake_subscriber(&self, node: &Arc<Node>) {
         if !self.is_cluster() {
@@ -430,9 +439,18 @@ impl Host for Hosted {
         self.core.upgrade().inspect(|core| core.watchdog.wake_subscriber(node));
     }
 
+    fn hears_anew(&self) {
+        let core = self.core.upgrade();
+        if let Some(core) = core.filter(|core| core.listens_for_wants.load(Ordering::SeqCst)) {
+            core.watchdog.ask_if_wanted();
+        }
+    }
+
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        let named = self.recipients.named(owner);
+        // A holder need not be registered.
+        let is_for_holder = matches!(message, Message::Wanted { .. });
+        let named = self.recipients.named(owner).filter(|_| !is_for_holder);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {
             self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &message));
         }

@@ -191,6 +191,12 @@ impl Renewer {
                 }
             }
             Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
+            Job::AskIfWanted => {
+                let mut members = self.core.members.all();
+                members.retain(|member| self.is_home(member.name()));
+                let renewals = members.into_iter().flat_map(Member::ask_if_wanted).collect();
+                self.renew_each(renewals);
+            }
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
                 // A renewal may have reached the server since.

@@ -174,6 +174,11 @@ impl Owner {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(number >> BELOW_MILLIS))
     }
 
+    /// Whether scripts tell its process that others wait for its lock.
+    pub(crate) fn hears(&self) -> bool {
+        self.number() >= WITH_TIME && self.number() & HEARS != 0
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::Lock { mode, .. } => *mode,

@@ -15,7 +15,8 @@ use crate::scripts::{LockKeys, Mode, Owner};
 
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    Done(StillHeld),
+    /// The second value: others wait for the lock. It is `false` if that was not asked.
+    Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),
     /// The hold was renewed, but too few replicas have the renewal.
@@ -64,17 +65,18 @@ impl RenewalKind {
     }
 }
 
+/// Of each hold: its key, its owner, and whether to ask if others wait for the lock.
 pub(crate) fn renew_command<'a>(
     renewals: RenewalKind,
-    holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
+    holds: impl Iterator<Item = (&'a str, &'a Owner, bool)> + Clone,
     lease: Duration,
     longer: Longer,
     acks: Option<ReplicaAcks>,
 ) -> Command {
-    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
-    let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
+    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, ..)| key.as_bytes()).collect();
+    let reads = holds.clone().filter(|(_, owner, _)| owner.mode() == Mode::Read);
     let timeouts: Vec<_> =
-        reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
+        reads.map(|(key, owner, _)| LockKeys::read_timeout(key, &owner.to_string())).collect();
     let mut digits = [0; 20];
     let mut arguments: Vec<&[u8]> = Vec::with_capacity(2 + keys.len());
     keys.extend(timeouts.iter().map(String::as_bytes));
@@ -86,9 +88,10 @@ pub(crate) fn renew_command<'a>(
     };
     arguments.push(longest.as_bytes());
     let owners: Vec<_> = holds
-        .map(|(_, owner)| match owner.mode() {
-            Mode::Read => [b"read ", &*owner.text()].concat(),
-            Mode::Lock | Mode::Write => owner.text().to_vec(),
+        .map(|(_, owner, asks)| {
+            let (asks, reads) = (if asks { "want " } else { "" }, owner.mode() == Mode::Read);
+            let reads = if reads { "read " } else { "" };
+            [asks.as_bytes(), reads.as_bytes(), &*owner.text()].concat()
         })
         .collect();
     arguments.extend(owners.iter().map(Vec::as_slice));
@@ -112,8 +115,10 @@ pub(crate) fn renewed(
     let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
         // The hold is lost, however many replicas have this.
-        Ok(StillHeld::No) => Renewed::Done(StillHeld::No),
-        Ok(held) => unacknowledged.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
+        Ok((StillHeld::No, _)) => Renewed::Done(StillHeld::No, false),
+        Ok((held, is_wanted)) => {
+            unacknowledged.clone().map_or(Renewed::Done(held, is_wanted), Renewed::Unacknowledged)
+        }
         Err(refusal) => Renewed::Failed(refusal),
     };
     Ok(reply.into_iter().map(renewed).collect())
@@ -126,16 +131,18 @@ fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
     }
 }
 
-/// Reads the answer about one hold.
+/// Whether one hold was renewed, and whether others wait for the lock.
 fn is_renewed(
     reply: Value,
     rights: Rights,
     address: impl FnOnce() -> Arc<str>,
-) -> Result<StillHeld, Error> {
+) -> Result<(StillHeld, bool), Error> {
     match reply {
-        Value::Int(1) => Ok(StillHeld::Yes),
-        Value::Int(2) => Ok(StillHeld::TooLong),
-        Value::Int(0) => Ok(StillHeld::No),
+        Value::Int(0) => Ok((StillHeld::No, false)),
+        Value::Int(1) => Ok((StillHeld::Yes, false)),
+        Value::Int(2) => Ok((StillHeld::TooLong, false)),
+        Value::Int(3) => Ok((StillHeld::Yes, true)),
+        Value::Int(4) => Ok((StillHeld::TooLong, true)),
         Value::BulkString(refusal) => {
             let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
             Err(refused(&Cause::said(error, address()), rights))
@@ -154,13 +161,13 @@ pub(crate) fn extend(
     acks: Option<ReplicaAcks>,
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
-    let hold = std::iter::once((key, owner));
+    let hold = std::iter::once((key, owner, false));
     let command = renew_command(renewals, hold, lease, Longer::Kept, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
     let Replied { mut reply, unacknowledged, .. } = granted(outcome, in_doubt, rights, each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
     let address = || route.lane().endpoint().health().address();
-    if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == StillHeld::No {
+    if is_renewed(reply, rights, address).map_err(Trouble::Refused)?.0 == StillHeld::No {
         return Ok(false);
     }
     unacknowledged.map_or(Ok(true), |unacknowledged| Err(Trouble::Unknown(unacknowledged)))
@@ -173,10 +180,13 @@ mod tests {
     #[test]
     fn an_error_of_one_of_several_servers_names_it() {
         let refusal = b"READONLY You can't write against a read only replica.".to_vec();
-        let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
+        let reply = Value::Array(vec![Value::Int(3), Value::Int(0), Value::BulkString(refusal)]);
         let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();
-        let [Renewed::Done(StillHeld::Yes), Renewed::Done(StillHeld::No), Renewed::Failed(error)] =
-            &renewed[..]
+        let [
+            Renewed::Done(StillHeld::Yes, true),
+            Renewed::Done(StillHeld::No, false),
+            Renewed::Failed(error),
+        ] = &renewed[..]
         else {
             panic!("{renewed:?}")
         };

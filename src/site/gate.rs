@@ -281,6 +281,20 @@ impl Gate {
         })
     }
 
+    /// Whether threads of this process wait.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.state.lock().queue.first().is_some()
+    }
+
+    /// Calls `heed` with each tenant, and whether others wait for the lock.
+    pub(super) fn heed(&self, mut heed: impl FnMut(&Arc<Tenancy>, bool)) {
+        let mut state = self.state.lock();
+        let has_waiters = state.queue.first().is_some();
+        let Some(seat) = &state.side(self.mode).seat else { return };
+        let is_wanted = has_waiters || seat.tenancy.hold().is_wanted();
+        seat.tenancies().for_each(|tenancy| heed(tenancy, is_wanted));
+    }
+
     /// All tenants, with their hold counts.
     pub(crate) fn tenants(&self) -> Vec<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {

@@ -11,6 +11,7 @@ mod site;
 pub(crate) mod standing;
 mod together;
 mod unclaimed;
+mod wanted;
 
 pub(crate) use crate::order::{GateOutcome, LockNeed};
 pub(crate) use gate::Gate;

@@ -21,8 +21,9 @@ use crate::waiting::{Claim, Listening, QueueSite, Try};
 
 /// The steps that the entries of all kinds of locks have.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
-    pub(crate) fn new(site: &Site) -> Self {
-        let (owner, live) = site.core.next_owner_to(site.mode, false);
+    /// An entry for a thread with these terms.
+    pub(crate) fn new(site: &Site, terms: Terms) -> Self {
+        let (owner, live) = site.core.next_owner_to(site.mode, terms.hears());
         Self::of(owner, live)
     }
 
@@ -163,7 +164,7 @@ impl QueueEntry {
             }
         };
         if let (Acquired::Granted { .. }, Some(unacknowledged)) = (&reply, unacknowledged) {
-            let error = self.taken_back(site, in_doubt, unacknowledged);
+            let error = self.taken_back(site, claim.need.terms, in_doubt, unacknowledged);
             site.fail_before(arrivals, &error);
             return Err(error);
         }
@@ -231,8 +232,14 @@ impl QueueEntry {
     /// Gives back a grant that too few replicas have. The entry gets a new owner for the next
     /// leader's request.
     #[inline(never)]
-    fn taken_back(&mut self, site: &Arc<Site>, in_doubt: bool, unacknowledged: Error) -> Error {
-        let mut used = std::mem::replace(self, Self::new(site));
+    fn taken_back(
+        &mut self,
+        site: &Arc<Site>,
+        terms: Terms,
+        in_doubt: bool,
+        unacknowledged: Error,
+    ) -> Error {
+        let mut used = std::mem::replace(self, Self::new(site, terms));
         let inbox = used.take_inbox();
         let left = used.leaves(site, EntryEvent::Unacknowledged { in_doubt, inbox });
         // The owner stays live until its grant has been given back.

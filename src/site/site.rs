@@ -1,6 +1,7 @@
 //! A site: one name in one client, with the threads that want the lock, the hold and its renewal.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use redlatch_client::Route;
@@ -34,6 +35,8 @@ pub(crate) struct Site {
     pub(crate) mode: Mode,
     /// The entry of the timing wheel for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
+    /// Whether a guard has ever wanted to be called when others wait.
+    pub(super) has_calls: AtomicBool,
 }
 
 const FENCED: &str = "fenced";
@@ -70,7 +73,8 @@ impl Site {
 
     fn new(core: Arc<Core>, name: Name, gate: Gate, is_fenced: bool) -> Self {
         let (route, mode) = (core.route(&name), gate.mode());
-        Self { is_fenced, name, route, gate, mode, core, alarm: Mutex::new(None) }
+        let (alarm, has_calls) = (Mutex::new(None), AtomicBool::new(false));
+        Self { is_fenced, name, route, gate, mode, core, alarm, has_calls }
     }
 
     pub(super) fn keys(&self) -> LockKeys<'_> {
@@ -238,6 +242,14 @@ impl Member for Site {
         self.early_renewal().into_iter().collect()
     }
 
+    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
+        Self::ask_if_wanted(&self).into_iter().collect()
+    }
+
+    fn hear_wanted(&self, owner: u64) {
+        Self::hear_wanted(self, owner);
+    }
+
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
         Leaseholder::age(&self, by).into_iter().collect()
@@ -299,6 +311,14 @@ impl Leaseholder for Site {
 
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<Self>::downgrade(self)
+    }
+
+    fn listen(&self, hold: &Hold) {
+        self.listen_for(hold);
+    }
+
+    fn heed(&self) {
+        self.heed_others();
     }
 
     /// Only the thread that takes the tenancies out of the seat reports the loss to them. No loss

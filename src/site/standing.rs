@@ -28,7 +28,7 @@ impl Recipient for Arc<QueuedThread> {
             // name, and has lost its entry. The next keep-alive finds that out. If the waiter asked
             // at once, the two locks might grant it again and again in turn.
             Message::Grant(_) => false,
-            Message::Open { .. } | Message::Notified { .. } => true,
+            Message::Open { .. } | Message::Notified { .. } | Message::Wanted { .. } => true,
         }
     }
 }

@@ -15,4 +15,5 @@ mod hand_off;
 mod multi_lock;
 mod read_write;
 mod reentrant_lock;
+mod wanted;
 mod watchdog;

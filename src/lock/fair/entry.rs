@@ -50,7 +50,7 @@ impl FairEntry {
     ) -> Self {
         Self {
             queue: Arc::clone(queue),
-            entry: QueueEntry::new(&queue.site),
+            entry: QueueEntry::new(&queue.site, terms),
             thread: Arc::clone(thread),
             terms,
             leads,
@@ -284,7 +284,7 @@ impl FairEntry {
     /// thread's next request has a new entry at the end of the queue, under a new owner.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
-        let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site));
+        let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site, self.terms));
         self.was_queued = false;
         if let Some(tenancy) = passed {
             let _ = queue.site.leave(&tenancy, None, Leaving::Posted);

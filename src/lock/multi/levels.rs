@@ -9,7 +9,7 @@ use redlatch_client::sync::{Mutex, clock};
 use super::votes;
 use crate::error::{Error, ErrorKind, Passing};
 use crate::hold::HoldState;
-use crate::lease::LossCallback;
+use crate::lease::{LossCallback, WantedCallback};
 use crate::lock::HeldLock;
 use crate::name::Name;
 use crate::runtime::Core;
@@ -114,6 +114,14 @@ impl GuardLevels {
                 }
             }));
         }
+    }
+
+    pub(in crate::lock) fn on_wanted(&self, callback: WantedCallback) {
+        self.held.iter().for_each(|held| held.on_wanted(Arc::clone(&callback)));
+    }
+
+    pub(in crate::lock) fn is_wanted(&self) -> bool {
+        self.held.iter().any(HeldLock::is_wanted)
     }
 
     /// First raises all locks, then leaves them to expire. A lock that was left is not taken back,

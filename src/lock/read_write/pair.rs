@@ -52,6 +52,16 @@ impl Member for Pair {
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
 
+    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
+        let sites = [&self.read, &self.write].map(Arc::clone);
+        sites.into_iter().flat_map(Member::ask_if_wanted).collect()
+    }
+
+    fn hear_wanted(&self, owner: u64) {
+        Member::hear_wanted(&*self.read, owner);
+        Member::hear_wanted(&*self.write, owner);
+    }
+
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, by: u64) -> Vec<Renewal> {
         let sites = [&self.read, &self.write].map(Arc::clone);

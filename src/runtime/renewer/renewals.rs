@@ -70,7 +70,7 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.key, &due.owner));
+                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.wanted.is_some()));
                 // A query writes nothing, so it needs no replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
@@ -103,11 +103,14 @@ impl Renewer {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
                         match reply {
-                            Renewed::Done(held) => {
+                            Renewed::Done(held, is_wanted) => {
                                 if due.lease.is_some() {
                                     accepted.push(Arc::clone(&due.key));
                                 }
                                 tell(due, Ok(held));
+                                if held != StillHeld::No {
+                                    due.wanted.as_ref().inspect(|told| told(is_wanted));
+                                }
                             }
                             Renewed::Failed(refusal) => {
                                 refused = true;

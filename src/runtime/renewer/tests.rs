@@ -53,7 +53,17 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
         });
         let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
         let (lease, longer) = (Some(LEASE), Longer::Kept);
-        Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, until: 0, renewed }
+        Renewal {
+            kind,
+            key: key.into(),
+            owner,
+            lease,
+            longer,
+            urgent: false,
+            until: 0,
+            renewed,
+            wanted: None,
+        }
     });
     core.watchdog.renew_now(renewals.into());
     wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
@@ -182,8 +192,17 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
             let owner = to.id.next_owner();
             let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
             let longer = Longer::Kept;
-            let renewal =
-                Renewal { kind, key, owner, lease, longer, urgent: false, until: 0, renewed };
+            let renewal = Renewal {
+                kind,
+                key,
+                owner,
+                lease,
+                longer,
+                urgent: false,
+                until: 0,
+                renewed,
+                wanted: None,
+            };
             to.watchdog.renew_now(vec![renewal]);
         });
     }

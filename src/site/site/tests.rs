@@ -53,7 +53,7 @@ fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     let server = Server::start().unwrap();
     let session = session(&server);
     let site = Site::of(session.core(), "not ours");
-    let mut entry = <QueueEntry>::new(&site);
+    let mut entry = <QueueEntry>::new(&site, Terms::watched(LEASE));
     for _ in 0..100_000 {
         let terms = Terms::watched(LEASE);
         let hold = Hold::new(entry.owner, terms, Asked::now(&site), false);
@@ -115,7 +115,7 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let thread = Thread::current();
     let need = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
     let claim = Claim { thread: &thread, need, wait: Wait::FOREVER };
-    let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site));
+    let (mut listening, mut entry) = (Listening::default(), QueueEntry::new(&site, need.terms));
     let busy = entry.ask(&mut listening, &site, &claim, None);
     assert!(matches!(busy, Ok(Try::Busy(_))), "{busy:?}");
     assert!(listening.companion.is_some());

@@ -10,7 +10,8 @@ use std::time::Duration;
 use crate::common::*;
 use redis::{Commands as _, Connection};
 use redlatch::{
-    CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, MultiLock, OwnedLockGuard, Script, Value, Wait, Attempt,
+    Attempt, CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, MultiLock,
+    OwnedLockGuard, Script, Value, Wait,
 };
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
@@ -266,7 +267,7 @@ fn turns(script: &Script) -> Vec<Turn> {
                     let guard = lock.lock().unwrap();
                     let result = guard.eval(&script, &["number"], &[b"1"]);
                     let owner = guard.owner().unwrap();
-                    turns.lock().unwrap().push(Turn { owner, result });
+                    turns.lock().unwrap().push(Turn { owner: owner.to_string(), result });
                     guard.unlock().unwrap();
                 }
             })
@@ -327,7 +328,7 @@ fn a_script_that_was_cut_off_may_still_run_but_not_under_the_next_owner() {
     server.pause();
     let error =
         guard.eval_within(Duration::from_millis(1), &adds(), &["number"], &[b"1"]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.kind(), ErrorKind::ResponseTimeout, "{error}");
     assert!(error.outcome_unknown(), "{error}");
     let token = CancelToken::new();
     token.cancel();

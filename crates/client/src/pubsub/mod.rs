@@ -103,6 +103,10 @@ pub trait Host: Send + Sync {
     /// Handles a message on the client's own channel that is no control message. It is called on a
     /// subscriber's thread with no mutex held.
     fn message(&self, message: &[u8]);
+
+    /// Takes the news that a channel of the client's own was confirmed, perhaps again: messages may
+    /// have been missed until now. Called on a subscriber's thread with no mutex held.
+    fn hears_anew(&self) {}
 }
 
 impl fmt::Debug for PubSub {
@@ -185,15 +189,21 @@ impl PubSub {
 
     /// Listens to a channel. Its messages arrive once the subscription is confirmed.
     pub fn listen(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, ChannelKind::Shared)
+        self.listen_to(channel, ChannelKind::Shared, |node| self.host.tell(&node))
     }
 
     /// As [`listen`](Self::listen), for a channel that no other thread listens to.
     pub fn listen_once(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, ChannelKind::Single)
+        self.listen_to(channel, ChannelKind::Single, |node| self.host.tell(&node))
     }
 
-    fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
+    /// `tell` wakes the subscriber thread of a server from its read.
+    fn listen_to(
+        &self,
+        channel: &Arc<str>,
+        kind: ChannelKind,
+        tell: impl FnOnce(Arc<Node>),
+    ) -> Subscription {
         let mut state = self.state.lock();
         // Look the home up under the mutex: `moved` runs after the servers know of a move, and then
         // finds this entry.
@@ -215,14 +225,14 @@ impl PubSub {
         if again {
             entry.ask_again();
         }
-        let mut tell = None;
+        let mut reading = None;
         if new || again {
             // If the channel's slot moves meanwhile, the server redirects the subscriber.
             entry.move_to(home.number());
-            tell = self.want(&mut state, &home, &entry);
+            reading = self.want(&mut state, &home, &entry);
         }
         drop(state);
-        tell.inspect(|node| self.host.tell(node));
+        reading.map(tell);
         Subscription { entry }
     }
 
@@ -273,6 +283,15 @@ impl PubSub {
     /// Listens to the client's own channel, on which scripts send messages for this key's waiters.
     /// The version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
+        self.listen_to_own_by(key, |node| self.host.tell(&node))
+    }
+
+    /// As [`listen_to_own`](Self::listen_to_own), but soon, and without I/O in this call.
+    pub fn listen_to_own_soon(&self, key: &str) -> Subscription {
+        self.listen_to_own_by(key, |node| self.host.tell_soon(node))
+    }
+
+    fn listen_to_own_by(&self, key: &str, tell: impl FnOnce(Arc<Node>)) -> Subscription {
         if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
@@ -286,7 +305,7 @@ impl PubSub {
             drop(state);
             Subscription { entry: Arc::clone(own) }
         } else {
-            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own)
+            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own, tell)
         }
     }
 

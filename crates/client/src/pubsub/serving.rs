@@ -137,6 +137,9 @@ impl<'a> Serving<'a> {
                 self.look()?;
             }
             entry.answered(Confirmation::Confirmed);
+            if entry.kind() == ChannelKind::Own {
+                self.pubsub.host.hears_anew();
+            }
         }
         Ok(())
     }

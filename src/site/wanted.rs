@@ -1,0 +1,88 @@
+//! How a holder hears that others wait for its lock.
+//!
+//! A thread of this process shows itself in the gate's queue. Other processes add an entry to a
+//! queue at the server: the script that adds the first one sends `want` on the holder's own channel,
+//! if its owner [hears](crate::scripts::Owner::hears). Redis stores no messages, so the hold listens
+//! first and then asks (it *looks*), and asks again when the client may have missed a message. The
+//! answer to each renewal says it, too.
+//!
+//! - *heard in time*: a hold whose guard has a callback, or whose owner hears, learns that others
+//!   wait by message, or at the latest by a renewal or a look, a third of its lease later. It listens
+//!   before it looks: if a waiter came in between, neither the message nor the look would tell.
+//! - *nothing for nothing*: a hold whose owner does not hear, and whose guards have no callback,
+//!   costs no command and no key.
+//! - *called once*: a callback is called once for each time that the hold becomes wanted, as far as
+//!   this process knows, and not after its guard has left the lock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::site::Site;
+use crate::hold::{Hold, Leaseholder, Tenancy};
+use crate::lease::{Renewal, WantedCallback};
+
+impl Site {
+    /// Registers `callback` for a tenancy.
+    pub(crate) fn on_wanted(self: &Arc<Self>, tenancy: &Tenancy, callback: WantedCallback) {
+        tenancy.on_wanted(callback);
+        self.has_calls.store(true, Ordering::SeqCst);
+        self.with_hold(|renewing| renewing.hold.calls(renewing.state.watched.is_some()));
+        self.arm();
+        self.heed();
+    }
+
+    /// Whether others wait for the lock, as far as this process knows.
+    pub(crate) fn is_wanted(&self, tenancy: &Tenancy) -> bool {
+        tenancy.is_held() && (tenancy.hold().is_wanted() || self.gate.has_waiters())
+    }
+
+    /// Notes that a thread of this process has come to wait, or waits no longer.
+    #[inline]
+    pub(crate) fn heed_threads(&self) {
+        if self.has_calls.load(Ordering::SeqCst) {
+            self.heed_others();
+        }
+    }
+
+    /// Has those callbacks called whose guards have just become wanted.
+    pub(super) fn heed_others(&self) {
+        let mut due = Vec::new();
+        self.gate.heed(|tenancy, is_wanted| {
+            let callbacks = tenancy.heed(is_wanted);
+            if !callbacks.is_empty() {
+                due.push((Arc::clone(tenancy), callbacks));
+            }
+        });
+        for (tenancy, callbacks) in due {
+            for callback in callbacks {
+                let tenancy = Arc::clone(&tenancy);
+                self.core.watchdog.call_wanted(&self.name, callback, move || tenancy.is_held());
+            }
+        }
+    }
+
+    /// Takes the message that others wait for the lock of this owner.
+    pub(super) fn hear_wanted(&self, owner: u64) {
+        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
+            hold.hear_wanted();
+            self.heed_others();
+        }
+    }
+
+    /// Listens for such messages, as long as the hold lasts.
+    pub(super) fn listen_for(&self, hold: &Hold) {
+        if hold.owner.hears()
+            && let Some(attention) = hold.attention()
+        {
+            self.core.listens_for_wants();
+            attention.listen(|| self.core.pubsub.listen_to_own_soon(&self.name));
+        }
+    }
+
+    /// A question whether others wait, if the hold listens.
+    pub(super) fn ask_if_wanted(self: &Arc<Self>) -> Option<Renewal> {
+        let hold = self.gate.hold()?;
+        let listens = hold.attention().is_some_and(|attention| attention.listens());
+        listens.then(|| self.renewal(hold, None))
+    }
+}

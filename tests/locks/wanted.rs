@@ -1,0 +1,352 @@
+//! A holder hears that others wait for its lock: by message, by the answers to its renewals and
+//! questions, and from its own process.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Commands as _;
+use redlatch::{Client, Lock, LockGuard, OwnedLockGuard};
+use redlatch_testkit::Server;
+
+use crate::common::{
+    HOUR, LONG, RENEWED, SOON, UNIT, channel, client, has_own_process, own_channel, server, spawn,
+    wait_in_line, wait_subscribed, wait_until, watched,
+};
+
+/// How often a callback was called.
+#[derive(Clone, Default)]
+struct Calls(Arc<AtomicUsize>);
+
+impl Calls {
+    fn of<L: ?Sized, O>(guard: &LockGuard<L, O>) -> Self {
+        let calls = Self::default();
+        calls.count(guard);
+        calls
+    }
+
+    fn count<L: ?Sized, O>(&self, guard: &LockGuard<L, O>) {
+        let calls = self.clone();
+        guard.on_wanted(move || {
+            calls.0.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+
+    fn so_far(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn wait(&self, calls: usize) {
+        wait_until("the holder hears", SOON, || self.so_far() >= calls);
+        assert_eq!(self.so_far(), calls);
+    }
+}
+
+/// A process that waits and that no message tells of: as if the message were lost.
+fn wait_unsaid(server: &Server, queue: &str) {
+    let waiter = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1";
+    let _: usize = server.connection().rpush(queue, waiter).unwrap();
+}
+
+fn listens(server: &Server, guard: &LockGuard) {
+    wait_subscribed(server, &own_channel(guard.owner().unwrap().as_str()));
+}
+
+/// Takes the lock, and releases it when the guard is dropped.
+fn waits(lock: impl Lock + 'static) -> crate::common::Running<()> {
+    spawn(move || drop(lock.lock().unwrap()))
+}
+
+/// Each kind, with the lock for which another client waits.
+fn each_kind(holder: &Client, other: &Client) -> Vec<(LockGuard, Box<dyn FnOnce() + Send>)> {
+    fn waiter(lock: impl Lock + 'static) -> Box<dyn FnOnce() + Send> {
+        Box::new(move || drop(lock.lock().unwrap()))
+    }
+    let shared = other.read_write_lock("read");
+    let alone = other.read_write_lock("written");
+    vec![
+        (
+            holder.reentrant_lock("plain").with_wanted().lock().unwrap(),
+            waiter(other.reentrant_lock("plain")),
+        ),
+        (
+            holder.fenced_lock("fenced").with_wanted().lock().unwrap().into(),
+            waiter(other.fenced_lock("fenced")),
+        ),
+        (holder.fair_lock("fair").with_wanted().lock().unwrap(), waiter(other.fair_lock("fair"))),
+        (
+            holder.read_write_lock("read").reader().with_wanted().lock().unwrap(),
+            waiter(shared.writer().clone()),
+        ),
+        (
+            holder.read_write_lock("written").writer().with_wanted().lock().unwrap(),
+            waiter(alone.reader().clone()),
+        ),
+        (
+            holder.reentrant_lock("{tagged}:1").with_wanted().lock().unwrap(),
+            waiter(other.reentrant_lock("{tagged}:1")),
+        ),
+    ]
+}
+
+/// The lease is an hour, so no renewal tells the holder.
+#[test]
+fn a_holder_of_any_kind_hears_by_message() {
+    let server = server();
+    let (holder, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    for (guard, waiter) in each_kind(&holder, &other) {
+        let calls = Calls::of(&guard);
+        listens(&server, &guard);
+        // The first look comes after 100 ms.
+        thread::sleep(UNIT * 3);
+        assert!(!guard.is_wanted(), "{}", guard.name());
+        assert_eq!(calls.so_far(), 0, "{}", guard.name());
+        let waits = spawn(waiter);
+        calls.wait(1);
+        assert!(guard.is_wanted(), "{}", guard.name());
+        guard.unlock().unwrap();
+        waits.join();
+        assert_eq!(calls.so_far(), 1);
+    }
+}
+
+/// No client listens for the message of a waiter that comes at once.
+#[test]
+fn a_holder_listens_first_and_then_looks() {
+    let server = server();
+    let (holder, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    for (guard, waiter) in each_kind(&holder, &other) {
+        let waits = spawn(waiter);
+        let calls = Calls::of(&guard);
+        calls.wait(1);
+        guard.unlock().unwrap();
+        waits.join();
+    }
+}
+
+#[test]
+fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
+    let server = server();
+    let client = watched(&server, RENEWED);
+    // With the flag and without it.
+    for (name, lock) in [
+        ("told", client.reentrant_lock("told").with_wanted()),
+        ("untold", client.reentrant_lock("untold")),
+    ] {
+        let guard = lock.lock().unwrap();
+        let calls = Calls::of(&guard);
+        thread::sleep(UNIT * 3);
+        let queue = format!("redlatch_queue:{{{name}}}");
+        for times in 1..=2 {
+            wait_unsaid(&server, &queue);
+            let begun = Instant::now();
+            calls.wait(times);
+            assert!(begun.elapsed() < RENEWED, "{:?}", begun.elapsed());
+            assert!(guard.is_wanted());
+            // The waiter gives up.
+            let _: usize = server.connection().del(&queue).unwrap();
+            wait_until("it is wanted no longer", SOON, || !guard.is_wanted());
+        }
+        assert_eq!(calls.so_far(), 2);
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("fixed").with_lease(RENEWED);
+    for lock in [lock.with_wanted(), lock] {
+        let guard = lock.lock().unwrap();
+        let calls = Calls::of(&guard);
+        thread::sleep(RENEWED / 2);
+        wait_unsaid(&server, "redlatch_queue:{fixed}");
+        wait_until("the holder hears", RENEWED / 2, || calls.so_far() == 1);
+        assert!(guard.is_held());
+        let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_holder_finds_redissons_waiters_at_its_renewal() {
+    let server = server();
+    let guard = watched(&server, RENEWED).reentrant_lock("shared").with_wanted().lock().unwrap();
+    let calls = Calls::of(&guard);
+    let mut redisson = server.connection();
+    redis::cmd("SUBSCRIBE").arg(channel("shared")).exec(&mut redisson).unwrap();
+    calls.wait(1);
+    assert!(guard.is_wanted());
+    drop(redisson);
+    wait_until("it is wanted no longer", SOON, || !guard.is_wanted());
+}
+
+#[test]
+fn a_holder_asks_again_when_it_may_have_missed_a_message() {
+    let server = server();
+    let guard = watched(&server, HOUR).reentrant_lock("missed").with_wanted().lock().unwrap();
+    let calls = Calls::of(&guard);
+    listens(&server, &guard);
+    thread::sleep(UNIT * 5);
+    wait_unsaid(&server, "redlatch_queue:{missed}");
+    thread::sleep(UNIT);
+    assert_eq!(calls.so_far(), 0);
+    let _: usize = redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "pubsub"])
+        .query(&mut server.connection())
+        .unwrap();
+    calls.wait(1);
+}
+
+/// The process asks nobody about its own threads.
+#[test]
+fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
+    let server = server();
+    let client = watched(&server, HOUR);
+    for lock in [client.reentrant_lock("own").with_wanted(), client.reentrant_lock("own")] {
+        let guard = lock.lock().unwrap();
+        let calls = Calls::of(&guard);
+        for times in 1..=3 {
+            let (waiter, wait) = (lock.clone(), UNIT * 20);
+            let waits = spawn(move || waiter.try_lock_for(wait).unwrap().into_option().is_some());
+            calls.wait(times);
+            assert!(guard.is_wanted());
+            // A second one changes nothing.
+            let second = lock.clone();
+            let more = spawn(move || second.try_lock_for(UNIT).unwrap().into_option().is_some());
+            assert!(!more.join() && !waits.join());
+            assert!(!guard.is_wanted());
+        }
+        assert_eq!(calls.so_far(), 3);
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_to_which_the_lock_was_passed_hears_too() {
+    let server = server();
+    let (client, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    let lock = client.reentrant_lock("passed").with_wanted();
+    let guard = lock.lock().unwrap();
+    let next = lock.clone();
+    let other = other.reentrant_lock("passed");
+    let passed = spawn(move || {
+        let guard = next.lock().unwrap();
+        let calls = Calls::of(&guard);
+        calls.wait(1);
+        guard.unlock().unwrap();
+    });
+    passed.wait_queued();
+    guard.unlock().unwrap();
+    waits(other).join();
+    passed.join();
+}
+
+#[test]
+fn a_callback_that_comes_when_others_wait_already_is_called() {
+    let server = server();
+    let (holder, other, third) =
+        (watched(&server, HOUR), watched(&server, HOUR), watched(&server, HOUR));
+    let first = holder.reentrant_lock("granted").lock().unwrap();
+    let lock = other.reentrant_lock("granted");
+    let second = spawn(move || {
+        let guard = lock.lock().unwrap();
+        assert!(guard.is_wanted(), "the grant says how many wait");
+        let calls = [Calls::of(&guard), Calls::of(&guard)];
+        calls.iter().for_each(|calls| calls.wait(1));
+    });
+    wait_in_line(&server, "granted", 1);
+    let third = waits(third.reentrant_lock("granted"));
+    wait_in_line(&server, "granted", 2);
+    drop(first);
+    second.join();
+    third.join();
+}
+
+#[test]
+fn a_callback_may_unlock_and_panic() {
+    let server = server();
+    let (holder, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    let guard = holder.reentrant_lock("left").with_wanted().lock_owned().unwrap();
+    let kept: Arc<Mutex<Option<OwnedLockGuard>>> = Arc::default();
+    let leaves = Arc::clone(&kept);
+    guard.on_wanted(|| panic!("planted"));
+    guard.on_wanted(move || {
+        let guard = leaves.lock().unwrap().take();
+        guard.unwrap().unlock().unwrap();
+    });
+    *kept.lock().unwrap() = Some(guard);
+    waits(other.reentrant_lock("left")).join();
+    assert!(kept.lock().unwrap().is_none());
+}
+
+#[test]
+fn a_guard_that_has_left_is_called_no_more() {
+    let server = server();
+    let (holder, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    let lock = holder.reentrant_lock("over").with_wanted();
+    let guard = lock.lock().unwrap();
+    let calls = Calls::of(&guard);
+    guard.unlock().unwrap();
+    let again = lock.lock().unwrap();
+    let heard = Calls::of(&again);
+    let waits = waits(other.reentrant_lock("over"));
+    heard.wait(1);
+    drop(again);
+    waits.join();
+    assert_eq!(calls.so_far(), 0);
+}
+
+#[test]
+fn several_locks_are_wanted_if_one_is() {
+    let server = server();
+    let (holder, other) = (watched(&server, HOUR), watched(&server, HOUR));
+    let both = holder.multi_lock(["one", "two"]).unwrap().with_wanted().lock().unwrap();
+    let calls = Calls::of(&both);
+    assert!(!both.is_wanted());
+    let waits = waits(other.reentrant_lock("two"));
+    calls.wait(1);
+    assert!(both.is_wanted());
+    both.unlock().unwrap();
+    waits.join();
+}
+
+#[test]
+fn a_writer_may_come_while_the_same_process_reads() {
+    let server = server();
+    let client = watched(&server, HOUR);
+    let lock = client.read_write_lock("both");
+    let guard = lock.reader().with_wanted().lock().unwrap();
+    let calls = Calls::of(&guard);
+    let waits = waits(lock.writer().clone());
+    calls.wait(1);
+    guard.unlock().unwrap();
+    waits.join();
+}
+
+/// A hold that nobody wants to hear of costs what it did before.
+#[test]
+fn a_holder_that_does_not_want_to_hear_is_told_nothing() {
+    if !has_own_process() {
+        return;
+    }
+    let server = server();
+    let (holder, other) = (watched(&server, LONG), watched(&server, LONG));
+    let mut messages = server.connection();
+    redis::cmd("PSUBSCRIBE").arg("*{redlatch:*").exec(&mut messages).unwrap();
+    let guard = holder.reentrant_lock("quiet").lock().unwrap();
+    let waits = waits(other.reentrant_lock("quiet"));
+    wait_in_line(&server, "quiet", 1);
+    guard.unlock().unwrap();
+    waits.join();
+    let wanted = |message: &redis::Value| format!("{message:?}").contains("want ");
+    messages.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut heard = 0;
+    while let Ok(message) = messages.recv_response() {
+        assert!(!wanted(&message), "{message:?}");
+        heard += 1;
+    }
+    assert!(heard > 1, "the grant at least");
+}
