@@ -194,12 +194,24 @@ impl CyclicBarrier {
     /// Arrives, and blocks until all parties have arrived. At the end of `wait`, breaks the barrier
     /// and returns [`TimedOut`](Waited::TimedOut). All other ways to wait are short forms of this
     /// one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the barrier
+    /// breaks, as in [`wait_cancellable`](Self::wait_cancellable). The other errors are those of
+    /// [`wait_for`](Self::wait_for).
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }
 
     /// Makes the barrier usable again. Waiting parties get an error of kind
     /// [`Broken`](ErrorKind::Broken). Returns `false` if no number of parties is set.
+    ///
+    /// # Errors
+    ///
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
+    /// message says whether the barrier may have been reset. The other errors are those of
+    /// [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -212,6 +224,12 @@ impl CyclicBarrier {
     /// Removes the barrier. Waiting parties get an error of kind [`Broken`](ErrorKind::Broken),
     /// unless their generation has tripped. Returns `false` if there was no barrier.
     ///
+    /// # Errors
+    ///
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
+    /// message says whether the barrier may have been removed. The other errors are those of
+    /// [`parties`](Self::parties).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -220,6 +238,10 @@ impl CyclicBarrier {
     }
 
     /// Returns whether the barrier is broken, or has no number of parties.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -245,6 +267,10 @@ impl CyclicBarrier {
     }
 
     /// Returns how many parties wait. The result may be out of date when the call returns.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`parties`](Self::parties).
     ///
     /// # Blocking
     ///

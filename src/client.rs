@@ -100,6 +100,10 @@ impl Client {
     /// # Ok(()) }
     /// ```
     ///
+    /// # Errors
+    ///
+    /// The errors of [`ClientBuilder::connect`]. After an error nothing stays behind.
+    ///
     /// # Blocking
     ///
     /// Up to 17 s, if the server stops answering during the call.
@@ -109,6 +113,10 @@ impl Client {
 
     /// As [`connect`](Self::connect), but the first call that needs the server connects: see
     /// [`ClientBuilder::connect_lazy`]. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ClientBuilder::connect_lazy`]. A server that is away is no error here.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect_lazy()
     }

@@ -120,6 +120,10 @@ impl LeaderElection {
 
     /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. With zero, the call
     /// tries once.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`campaign`](Self::campaign): this process does not lead.
     pub fn campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
         self.run(wait.into()).map(Attempt::of)
     }
@@ -136,6 +140,11 @@ impl LeaderElection {
 
     /// Blocks until this process leads, or returns [`NotTaken`] at the end of `wait`. All other
     /// ways to campaign are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: this process does
+    /// not lead. The other errors are those of [`campaign`](Self::campaign).
     pub fn campaign_within<'a>(
         &self,
         wait: impl Into<Wait<'a>>,

@@ -86,6 +86,11 @@ impl CountDownLatch {
     /// that a name for one run leaves no key behind. Threads that still wait at the end of this
     /// time get an error of kind [`Expired`](ErrorKind::Expired).
     ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// changed. The other errors are those of [`try_set_count`](Self::try_set_count).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -97,6 +102,13 @@ impl CountDownLatch {
 
     /// Sets the latch's time to live, counted from now. [`Duration::MAX`] removes it. Returns
     /// `false` if the latch has no count.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
+    /// [`Duration::MAX`]): nothing was changed. [Server trouble](ErrorKind#server-trouble) if the
+    /// server refuses or does not answer; the message says whether the time may have been set. The
+    /// other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -110,6 +122,10 @@ impl CountDownLatch {
 
     /// Returns the latch's time to live: `None` if the latch has no count, [`Duration::MAX`] if it
     /// has no time to live.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///

@@ -136,6 +136,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// [`try_lock`](Self::try_lock). If `wait` is too long for the clock, this is
     /// [`lock`](Self::lock).
     ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock): the call has taken nothing.
+    ///
     /// # Blocking
     ///
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
@@ -150,6 +154,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Takes the lock, or returns [`NotTaken`] at `deadline`, as [`try_lock_for`](Self::try_lock_for)
     /// does after its `wait`. If `deadline` has passed, the call tries once.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock).
     fn try_lock_until(&self, deadline: Instant) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, deadline.into())
     }
@@ -190,6 +198,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// call is not re-entrant: even if the calling thread holds the lock, the call waits for its
     /// release (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the same queues.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock).
+    ///
     /// # Blocking
     ///
     /// Blocks until the call has the lock. If only the calling thread can release the lock, the
@@ -199,27 +211,47 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Takes the lock if that is possible now, for a guard that belongs to no thread.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock). A failed request is an error, never [`NotTaken`].
     fn try_lock_owned(&self) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }
 
     /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] after `wait`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock).
     fn try_lock_owned_for(&self, wait: Duration) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
 
     /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] at `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock).
     fn try_lock_owned_until(&self, deadline: Instant) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, deadline.into())
     }
 
     /// Takes the lock for a guard that belongs to no thread, or fails when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock_cancellable`](Self::lock_cancellable).
     fn lock_owned_cancellable(&self, token: &CancelToken) -> Result<OwnedLockGuard, Error> {
         LockGuard::take(self, token.into())
     }
 
     /// Takes the lock for a guard that belongs to no thread, or returns [`NotTaken`] at the end of
     /// `wait`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock_within`](Self::lock_within).
     fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Attempt<OwnedLockGuard>, Error> {
         LockGuard::try_take(self, wait)
     }
@@ -368,6 +400,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`with_hold_at_least`](Self::with_hold_at_least): nobody holds the lock.
     fn try_once_per(&self, interval: Duration) -> Result<Attempt<LockGuard>, Error>
     where
         Self: Sized,

@@ -203,6 +203,10 @@ impl Condition {
     /// lock again. Returns whether the thread was notified in time. The thread holds the lock in
     /// both cases. If `wait` is zero, the call does not release the lock.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`wait`](Self::wait).
+    ///
     /// # Blocking
     ///
     /// The sleep ends after at most `wait`. Then the call asks the server whether the thread was
@@ -319,6 +323,10 @@ impl Condition {
     /// Waits while `condition` returns true. Calls `condition` with the lock held, before the first
     /// wait and after each wake-up.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`wait`](Self::wait), in any of the waits.
+    ///
     /// # Blocking
     ///
     /// Each wait blocks as [`wait`](Self::wait) does.
@@ -332,6 +340,10 @@ impl Condition {
 
     /// Waits while `condition` returns true, for as long as `wait` allows. Returns
     /// [`TimedOut`](Waited::TimedOut) if `condition` still returns true at the end of `wait`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///
@@ -418,6 +430,10 @@ impl Condition {
 
     /// Notifies all waiters, and returns their number. The waiters return from their waits one
     /// after the other, each when it has the lock again.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`notify_one`](Self::notify_one).
     ///
     /// # Blocking
     ///

@@ -179,6 +179,11 @@ impl Semaphore {
     /// release of a permit makes a semaphore without a time to live
     /// ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists) does not).
     ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// changed. The other errors are those of [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -192,6 +197,12 @@ impl Semaphore {
     /// Sets the semaphore's time to live, counted from now. [`Duration::MAX`] removes it.
     /// Returns `false` if there is no semaphore.
     ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
+    /// [`Duration::MAX`]): nothing was changed. The other errors are those of
+    /// [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -203,6 +214,10 @@ impl Semaphore {
 
     /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
     /// the semaphore has no time to live.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -221,6 +236,10 @@ impl Semaphore {
     /// those of a dead process. To change the size of a semaphore in use, call
     /// [`add_permits`](Self::add_permits) once, from one process.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -230,6 +249,10 @@ impl Semaphore {
 
     /// Adds `permits` to the number of free permits. `permits` may be negative. After a negative
     /// change, the number of free permits may be negative until enough permits are given back.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -285,6 +308,10 @@ impl Semaphore {
     ///
     /// As in Redisson, waiters are not notified, and go on waiting. A later release of a taken
     /// permit makes a new semaphore.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///

@@ -178,6 +178,11 @@ impl ExpirableSemaphore {
     /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
     /// semaphore and all its permits are gone, as after a [`delete`](Self::delete).
     ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// changed. The other errors are those of [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -193,6 +198,10 @@ impl ExpirableSemaphore {
     /// none. If more than `permits` are taken now, their holders keep them. The number of free
     /// permits is then negative until enough permits have returned.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -203,6 +212,10 @@ impl ExpirableSemaphore {
 
     /// Adds `permits`, which may be negative, to the size of the semaphore. After a negative
     /// change, the number of free permits may be negative until enough permits have returned.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -216,6 +229,10 @@ impl ExpirableSemaphore {
     /// taken permit reports the loss at its next renewal. As in Redisson, waiters are not notified,
     /// and wait until there are permits again.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`try_set_permits`](Self::try_set_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -227,6 +244,12 @@ impl ExpirableSemaphore {
     /// Sets the semaphore's time to live, counted from now. When this time ends, the semaphore and
     /// all its permits are gone, as after a [`delete`](Self::delete). [`Duration::MAX`] removes the
     /// time to live. Returns `false` if there is no semaphore.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
+    /// [`Duration::MAX`]): nothing was changed. The other errors are those of
+    /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -240,6 +263,10 @@ impl ExpirableSemaphore {
 
     /// Returns the semaphore's time to live: `None` if there is no semaphore, [`Duration::MAX`] if
     /// the semaphore has no time to live.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -270,6 +297,10 @@ impl ExpirableSemaphore {
 
     /// Returns how many permits are taken, on all machines, with leases that have not ended.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`available_permits`](Self::available_permits).
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -278,6 +309,10 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the size of the semaphore: the number of all permits, free or taken.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -397,6 +432,10 @@ impl ExpirableSemaphore {
 
     /// Returns the remaining lease of a permit. Returns `None` if there is no such permit or its
     /// lease has ended, and [`Duration::MAX`] for a Redisson permit without a lease.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///

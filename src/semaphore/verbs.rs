@@ -74,6 +74,10 @@ macro_rules! permit_verbs {
 
                 /// Takes one permit, or returns [`NotTaken`] after `wait`.
                 ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire`](Self::acquire): the call has taken nothing.
+                ///
                 /// # Blocking
                 ///
                 /// Blocks for at most `wait`: see
@@ -84,6 +88,10 @@ macro_rules! permit_verbs {
 
                 /// Takes one permit, or returns [`NotTaken`] at `deadline`. If `deadline` has
                 /// passed, the call tries once.
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire`](Self::acquire).
                 pub fn try_acquire_until(&self, deadline: Instant) -> Result<Attempt<$one>, Error> {
                     self.take_one(deadline.into()).map(Attempt::of)
                 }
@@ -129,6 +137,10 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together, as [`acquire`](Self::acquire) takes one.
                 ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire`](Self::acquire): the call has taken no permit.
+                ///
                 /// # Blocking
                 ///
                 /// Blocks until that many permits are free, or for ever if the semaphore has fewer
@@ -140,12 +152,20 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together if that many are free now and no thread of this
                 /// process waits for any: see [`try_acquire`](Self::try_acquire).
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`try_acquire`](Self::try_acquire).
                 pub fn try_acquire_many(&self, permits: u32) -> Result<Attempt<$many>, Error> {
                     self.take(permits, Wait::NONE).map(Attempt::of)
                 }
 
                 /// Takes all of `permits` together, or returns [`NotTaken`] after `wait`: see
                 /// [`try_acquire_for`](Self::try_acquire_for).
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire_many`](Self::acquire_many).
                 pub fn try_acquire_many_for(
                     &self,
                     permits: u32,
@@ -156,6 +176,10 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together, or returns [`NotTaken`] at `deadline`: see
                 /// [`try_acquire_until`](Self::try_acquire_until).
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire_many`](Self::acquire_many).
                 pub fn try_acquire_many_until(
                     &self,
                     permits: u32,
@@ -166,6 +190,10 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together, or fails when `token` is cancelled: see
                 /// [`acquire_cancellable`](Self::acquire_cancellable).
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire_cancellable`](Self::acquire_cancellable).
                 pub fn acquire_many_cancellable(
                     &self,
                     permits: u32,
@@ -176,6 +204,10 @@ macro_rules! permit_verbs {
 
                 /// Takes all of `permits` together, or returns [`NotTaken`] at the end of `wait`:
                 /// see [`acquire_within`](Self::acquire_within).
+                ///
+                /// # Errors
+                ///
+                /// The errors of [`acquire_within`](Self::acquire_within).
                 pub fn acquire_many_within<'a>(
                     &self,
                     permits: u32,
