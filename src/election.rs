@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy};
 use crate::lease::{LossCallback, Renewal, Task};
 use crate::lock::fenced::{FencedLock, OwnedFencedLockGuard};
+use crate::owner::Owner;
 use crate::lock::{HeldLock, Part as _, evals};
 use crate::runtime::Session;
 use crate::scripts::election::{ElectionScripts, Recorded};
@@ -118,14 +119,29 @@ impl LeaderElection {
         self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
+    /// Leads if that is possible now. Returns [`NotTaken`] if another process leads.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, and two more if this process comes to lead.
+    pub fn try_campaign(&self) -> Result<Attempt<Leadership>, Error> {
+        self.run(Wait::NONE).map(Attempt::of)
+    }
+
     /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. With zero, the call
     /// tries once.
     ///
     /// # Errors
     ///
     /// The errors of [`campaign`](Self::campaign): this process does not lead.
-    pub fn campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
+    pub fn try_campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
         self.run(wait.into()).map(Attempt::of)
+    }
+
+    /// Blocks until this process leads, or returns [`NotTaken`] at `deadline`. If that has passed,
+    /// the call tries once.
+    pub fn try_campaign_until(&self, deadline: Instant) -> Result<Attempt<Leadership>, Error> {
+        self.run(deadline.into()).map(Attempt::of)
     }
 
     /// Blocks until this process leads, or fails when `token` is cancelled.
@@ -329,6 +345,41 @@ impl Leadership {
         self.guard.token()
     }
 
+    /// Returns the election's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.guard.name()
+    }
+
+    /// Returns the owner under which the server stores the leadership, as
+    /// [`LockGuard::owner`](crate::LockGuard::owner) does for a lock. No I/O.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        Owner::of(&self.resigns.0.tenancy.hold().owner)
+    }
+
+    /// Returns the state of the leadership, as far as this process knows it. It is
+    /// [`Lost`](HoldState::Lost) once this process is deposed, although the lease lasts for the
+    /// grace then. No I/O.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        let term = &self.resigns.0;
+        if self.is_leader() || is_forked() {
+            return self.guard.state();
+        }
+        term.goes_on
+            .lock()
+            .as_ref()
+            .map_or_else(|reason| HoldState::Lost(*reason), |_| self.guard.state())
+    }
+
+    /// Returns how long this process certainly leads if no renewal succeeds any longer: the rest of
+    /// its lease without the grace. Zero if this process was deposed. No I/O.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.resigns.0.left()
+    }
+
     /// Returns whether this process leads and was not deposed: its lease lasts for longer than the
     /// grace. Once this returns `false`, it never returns `true` again. No I/O.
     #[must_use]
@@ -417,8 +468,8 @@ impl Drop for Resigns {
             return;
         }
         // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may
-        // have the term now, could be the thread that drops them. (No caller
-        // asks why a resigned term is over.)
+        // have the term now, could be the thread that drops them. (No caller asks why a
+        // resigned term is over.)
         let _unheard = self.0.end(LostReason::LeaseExpired);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));

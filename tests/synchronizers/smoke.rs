@@ -304,7 +304,7 @@ fn an_election_works() {
     let server = server();
     let [one, other] = two(&server).map(|client| client.leader_election("smoke"));
     let leads = one.campaign().unwrap();
-    assert!(answered(|| other.campaign_for(SHORT)).into_option().is_none());
+    assert!(answered(|| other.try_campaign_for(SHORT)).into_option().is_none());
     assert_eq!(other.leader().unwrap().unwrap().token, leads.token());
     let waits = spawn(move || other.campaign().unwrap());
     waits.wait_queued();

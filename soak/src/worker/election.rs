@@ -30,8 +30,8 @@ impl Worker {
             let taken = self.acquire_with(about, how, stay, |how| {
                 let led = match how {
                     How::Lock => election.campaign().map(Taken),
-                    How::Try => election.campaign_for(Duration::ZERO),
-                    How::For(wait) => election.campaign_for(wait),
+                    How::Try => election.try_campaign(),
+                    How::For(wait) => election.try_campaign_for(wait),
                     How::Cancelled(wait) => {
                         cancelled(wait, |token| election.campaign_cancellable(token).map(Taken))
                     }

@@ -44,6 +44,12 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// Returns the semaphore's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.semaphore.name()
+    }
+
     /// Returns the number of permits.
     #[must_use]
     pub fn permits(&self) -> u32 {
@@ -136,7 +142,7 @@ impl Drop for Permit {
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
-            .field("name", &self.semaphore.name())
+            .field("name", &self.name())
             .field("permits", &self.permits)
             .finish()
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::common::*;
 use redis::Commands as _;
 use redlatch::election::{Leader, LeaderElection, Leadership};
-use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Script, Taken, Wait};
+use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Script, Taken, Wait, HoldState};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
@@ -48,8 +48,10 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     let first = elections[0].campaign().unwrap();
     assert!(first.is_leader());
     first.check(RENEWED / 4).unwrap();
-    assert!(answered(|| elections[1].campaign_for(Duration::ZERO)).into_option().is_none());
-    assert!(answered(|| elections[1].campaign_for(UNIT)).into_option().is_none());
+    assert!(answered(|| elections[1].try_campaign()).into_option().is_none());
+    let until = || Instant::now() + UNIT;
+    assert!(answered(|| elections[1].try_campaign_until(until())).into_option().is_none());
+    assert!(answered(|| elections[1].try_campaign_for(UNIT)).into_option().is_none());
     let known = elections[1].leader().unwrap().unwrap();
     assert!(leads(Some(&known), &clients[0]), "{known:?}");
     assert_eq!((known.token, &known), (first.token(), &elections[0].leader().unwrap().unwrap()));
@@ -139,7 +141,8 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
         let (why, deposed) = told.recv_timeout(SOON).unwrap();
         assert_eq!(why, LostReason::LeaseExpired);
-        assert!(!leadership.is_leader());
+        assert!(!leadership.is_leader() && leadership.remaining().is_zero());
+        assert_eq!(leadership.state(), HoldState::Lost(LostReason::LeaseExpired));
         let refused = leadership.check(Duration::ZERO).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::LeaseLost, "{refused}");
         let (second, since) = waits.join();
@@ -163,7 +166,10 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
     let its = tell.clone();
     first.on_deposed(move |why| its.send(("first", why)).unwrap());
     first.resign().unwrap();
-    let second = election.campaign().unwrap();
+    let second = election.try_campaign().unwrap().into_option().unwrap();
+    assert_eq!((second.name(), second.state()), ("taken", HoldState::Held));
+    assert!(second.remaining() > RENEWED / 2 && second.remaining() <= RENEWED * 9 / 10);
+    assert_eq!(client.status("taken").unwrap().holders[0].owner, second.owner());
     let its = tell.clone();
     second.on_deposed(move |why| its.send(("second", why)).unwrap());
     let () = server.connection().del("taken").unwrap();
@@ -171,6 +177,8 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
     second.on_deposed(move |why| tell.send(("late", why)).unwrap());
     assert_eq!(told.recv_timeout(SOON).unwrap(), ("late", LostReason::Revoked));
     assert!(!second.is_leader() && election.leader().unwrap().is_none());
+    assert_eq!(second.state(), HoldState::Lost(LostReason::Revoked));
+    assert_eq!(second.remaining(), Duration::ZERO);
     assert_eq!(second.resign().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
@@ -348,7 +356,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         let (token, its) = (CancelToken::new(), campaigns.clone());
         let cancels = token.clone();
         let waits = spawn(move || match ends {
-            "a limit" => its.campaign_for(UNIT).map(drop_some),
+            "a limit" => its.try_campaign_for(UNIT).map(drop_some),
             _ => its.campaign_cancellable(&token).map(|it| drop_some(Taken(it))),
         });
         proxy.wait_fired(fired + 1, SOON);

@@ -108,6 +108,7 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     let two = permit.split(2).unwrap();
     assert_eq!((permit.permits(), two.permits()), (3, 2));
     drop(permit.split(1).unwrap());
+    assert_eq!(permit.name(), "split");
     wait_permits(&server, "split", 2);
     permit.merge(two).unwrap();
     assert_eq!(permit.permits(), 4);

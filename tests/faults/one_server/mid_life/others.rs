@@ -404,7 +404,7 @@ impl Play<'_> {
     /// Asserts that another client becomes the leader, is on record, and resigns.
     pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
-        let leads = self.good(election.campaign_for(SOON));
+        let leads = self.good(election.try_campaign_for(SOON));
         let leads =
             leads.into_option().unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
         let leader = self.good(election.leader());
@@ -419,7 +419,7 @@ fn before_campaign(it: &Play<'_>) {
         let _ = leads.resign();
     }
     it.take_away();
-    if let Ok(leads) = it.clear(election.campaign_for(SOON)) {
+    if let Ok(leads) = it.clear(election.try_campaign_for(SOON)) {
         let leads = leads.into_option().expect("nobody leads");
         drop(it.clear(leads.resign()));
     }
@@ -436,7 +436,7 @@ fn leadership(it: &Play<'_>) {
     let leads = leads.unwrap();
     let (next, go_on) = (it.rich.other.leader_election(&it.name), mpsc::channel::<()>());
     let waiter = spawn(move || {
-        next.campaign_for(SOON).map(|got| {
+        next.try_campaign_for(SOON).map(|got| {
             // Blocks until the sender is dropped.
             let _ = go_on.1.recv();
             got.into_option().map(|got| got.token())
@@ -462,7 +462,7 @@ fn candidacy(it: &Play<'_>) {
     let (election, theirs) =
         (it.poor.leader_election(&it.name), it.rich.other.leader_election(&it.name));
     let leads = it.good(theirs.campaign());
-    let waiter = spawn(move || match election.campaign_for(LONGER)? {
+    let waiter = spawn(move || match election.try_campaign_for(LONGER)? {
         Taken(leads) => leads.resign(),
         NotTaken => Ok(()),
     });
