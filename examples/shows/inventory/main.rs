@@ -1,5 +1,6 @@
-//! Shows what happens to a shop's stock when several processes sell it at once: without a lock,
-//! with a lock, with a fair lock, and with a lock whose holders are killed in the middle of a sale.
+//! Prints the fate of a shop's stock when several processes sell it at once: without a lock, with
+//! one, with a fair one, with one whose holders are killed in mid-sale, and with one whose holders
+//! are stopped past the end of their leases and then write: plainly, or in a script of the guard.
 //!
 //! ```sh
 //! cargo run --example inventory
@@ -41,13 +42,16 @@ const WORK: Duration = Duration::from_micros(500);
 /// Enough time for the change. If the lock may end sooner, the sale does not rely on it.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// Sells until nothing is left: the work of each thread of each process.
+/// Sells until nothing is left: the work of each thread of each process. `trap` is the accident that
+/// may happen between the check of the lock and the sale.
 fn sell_out(
     stock: &mut Stock,
     lock: Option<&dyn Lock>,
-    work: impl Fn(&mut Stock, i64) -> Result<(), Trouble>,
+    duty: &Duty,
+    trap: impl Fn(&mut Stock, i64) -> Result<(), Trouble>,
 ) -> Result<Receipts, Trouble> {
     let mut receipts = Receipts::default();
+    let slack = SLACK.min(duty.lease / 4);
     loop {
         let asked = Instant::now();
         let guard = lock.map(|lock| lock.lock()).transpose()?;
@@ -58,15 +62,21 @@ fn sell_out(
         if left <= 0 {
             return Ok(receipts);
         }
-        work(stock, left)?;
+        thread::sleep(WORK);
         // A lock with a lease can be lost, for example while a laptop sleeps. The guard knows this.
-        if guard.as_ref().is_some_and(|guard| guard.check(SLACK).is_err()) {
+        if guard.as_ref().is_some_and(|guard| guard.check(slack).is_err()) {
             continue;
         }
-        // The write, which relies on the check.
-        stock.sell_one(left)?;
-        receipts.sold += 1;
-        // The guard is dropped here, which releases the lock.
+        trap(stock, left)?;
+        // The later write. If the process was stopped since the check, the lock may be lost, and
+        // only the server can know that in time.
+        let is_sold = match &guard {
+            Some(guard) if duty.is_fenced => stock.sell_one_under(guard, left)?,
+            _ => stock.sell_one(left).map(|()| true)?,
+        };
+        receipts.sold += u64::from(is_sold);
+        receipts.refused += u64::from(!is_sold);
+        // Here the guard is dropped, which releases the lock.
     }
 }
 
@@ -74,6 +84,8 @@ fn sell_out(
 #[derive(Clone, Copy, Default)]
 struct Receipts {
     sold: u64,
+    /// Sales that the server refused, since the lock was lost.
+    refused: u64,
     longest_wait: Duration,
 }
 
@@ -85,14 +97,12 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     let client = Client::builder(&duty.url).watchdog_timeout(duty.lease).connect()?;
     let lock = duty.guard.lock(&client, &keys.lock);
 
-    let work = |stock: &mut Stock, left| {
-        thread::sleep(WORK);
+    let trap = |stock: &mut Stock, left| {
         if duty.deadly.contains(&left) && stock.dies_first(left)? {
-            // The lock is held, the stock was read, and nothing is sold yet.
+            // With the lock held, the stock looked at, and nothing sold yet. The process is killed
+            // now, or stopped until others have sold.
             job.say("in mid-sale");
-            loop {
-                thread::park();
-            }
+            let _goes_on = job.wait_line();
         }
         Ok(())
     };
@@ -106,12 +116,13 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     thread::scope(|scope| {
         let sellers: Vec<_> = stocks
             .iter_mut()
-            .map(|stock| scope.spawn(|| sell_out(stock, lock.as_deref(), work)))
+            .map(|stock| scope.spawn(|| sell_out(stock, lock.as_deref(), duty, trap)))
             .collect();
         let mut all = Receipts::default();
         for seller in sellers {
             let receipts = seller.join().map_err(|_| "a thread panicked")??;
             all.sold += receipts.sold;
+            all.refused += receipts.refused;
             all.longest_wait = all.longest_wait.max(receipts.longest_wait);
         }
         Ok(all)
@@ -153,56 +164,79 @@ struct Scenario {
     lease: Duration,
     /// How many processes are killed while they hold the lock.
     kills: usize,
+    /// How many processes are stopped while they hold the lock, until others have sold.
+    stops: usize,
+    /// Whether a sale is a script of the guard.
+    is_fenced: bool,
     /// What the reader should look at.
     story: String,
 }
 
 impl Scenario {
+    fn name(&self) -> String {
+        let how = if self.is_fenced { ", eval" } else { "" };
+        format!("{}{how}", self.guard.name())
+    }
+
     fn is_guarded(&self) -> bool {
         self.guard != Guard::Nothing
+    }
+
+    /// Whether each sale must be right.
+    fn is_safe(&self) -> bool {
+        self.is_guarded() && (self.stops == 0 || self.is_fenced)
     }
 }
 
 fn scenarios(options: &Options) -> Vec<Scenario> {
     let lease = Duration::from_secs(30);
-    let short = Duration::from_secs(2);
+    let (short, shortest) = (Duration::from_secs(2), Duration::from_millis(100));
+    let plain =
+        |guard, story| Scenario { guard, lease, kills: 0, stops: 0, is_fenced: false, story };
     let mut scenarios = vec![
-        Scenario {
-            guard: Guard::Nothing,
-            lease,
-            kills: 0,
-            story: "No lock. Threads that look at the same moment all see the last item, and all\n\
-                    sell it. Watch the stock fall below zero."
+        plain(
+            Guard::Nothing,
+            "No lock. Threads that look at the same moment all see the last item, and all\n\
+             sell it. Watch the stock fall below zero."
                 .to_owned(),
-        },
-        Scenario {
-            guard: Guard::ReentrantLock,
-            lease,
-            kills: 0,
-            story: "The same under a ReentrantLock. One sale at a time is slower, but each sees\n\
-                    what the one before has left: the stock ends at zero."
+        ),
+        plain(
+            Guard::ReentrantLock,
+            "The same under a ReentrantLock. One sale at a time is slower, but each sees\n\
+             what the one before has left: the stock ends at zero."
                 .to_owned(),
-        },
-        Scenario {
-            guard: Guard::FairLock,
-            lease,
-            kills: 0,
-            story: "The same under a FairLock: all threads stand in one queue, and the thread that came\n\
-                    first is served first, of whichever process it is."
+        ),
+        plain(
+            Guard::FairLock,
+            "The same under a FairLock: all threads stand in one queue, and the thread that came\n\
+             first is served first, of whichever process it is."
                 .to_owned(),
-        },
+        ),
     ];
     if options.kills > 0 {
-        scenarios.push(Scenario {
-            guard: Guard::ReentrantLock,
-            lease: short,
-            kills: options.kills,
-            story: format!(
-                "The ReentrantLock again, and processes are killed (SIGKILL) in mid-sale, while\n\
-                 they hold it. Nobody releases it then. Its lease of {} s ends, and the others go on.",
-                short.as_secs()
-            ),
-        });
+        let story = format!(
+            "The ReentrantLock again, and processes are killed (SIGKILL) in mid-sale, while\n\
+             they hold it. Nobody releases it then. Its lease of {} s ends, and the others go on.",
+            short.as_secs()
+        );
+        let (lease, kills) = (short, options.kills);
+        scenarios.push(Scenario { lease, kills, ..plain(Guard::ReentrantLock, story) });
+    }
+    for is_fenced in [false, true].into_iter().filter(|_| options.stops > 0) {
+        let story = if is_fenced {
+            "The same, but each sale is a script of the guard (`eval`): the server runs it only\n\
+             while the lock is held, and refuses the late ones."
+                .to_owned()
+        } else {
+            format!(
+                "The ReentrantLock, and processes are stopped (SIGSTOP) between the check of their\n\
+                 lock and the sale, past the end of its lease of {} ms. They wake up, and sell late.",
+                shortest.as_millis()
+            )
+        };
+        let (lease, stops) = (shortest, options.stops);
+        let plain = plain(Guard::ReentrantLock, story);
+        scenarios.push(Scenario { lease, stops, is_fenced, ..plain });
     }
     scenarios
 }
@@ -211,8 +245,8 @@ fn main() -> ExitCode {
     if let Some(job) = Job::from_env() {
         let told = Duty::of(&job).and_then(|duty| keep_shop(&job, &duty));
         match told {
-            Ok(Receipts { sold, longest_wait }) => {
-                job.say(&format!("closed {sold} {}", longest_wait.as_micros()));
+            Ok(Receipts { sold, refused, longest_wait }) => {
+                job.say(&format!("closed {sold} {} {refused}", longest_wait.as_micros()));
             }
             Err(trouble) => job.say(&format!("failed {}", trouble.to_string().replace('\n', " "))),
         }
@@ -281,7 +315,7 @@ fn show(options: &Options) -> Result<bool, Trouble> {
     screen.say(&table::draw(&outcomes))?;
     Ok(outcomes
         .iter()
-        .all(|(scenario, outcome)| !scenario.is_guarded() || outcome.faults().is_empty()))
+        .all(|(scenario, outcome)| !scenario.is_safe() || outcome.faults().is_empty()))
 }
 
 fn is_broken_pipe(trouble: &Trouble) -> bool {

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 pub(crate) const HELP: &str = "\
 Several processes sell the same stock through Redis, with a look at the stock and a later change
-of it: without a lock, under a lock, under a fair lock, and under a lock whose holders are killed
-in mid-sale.
+of it: without a lock, under a lock, under a fair lock, under a lock whose holders are killed in
+mid-sale, and under a lock whose holders are stopped past its lease, and then sell.
 
 Usage: cargo run --example inventory -- [options]
 
@@ -16,7 +16,8 @@ Usage: cargo run --example inventory -- [options]
   --processes <n>   how many processes sell (4)
   --threads <n>     with how many threads each (8)
   --stock <n>       how many items there are, in each run (3000)
-  --kills <n>       how many holders are killed in the last run, 2 s each (3); 0 leaves it out
+  --kills <n>       how many holders are killed in the fourth run, 2 s each (3); 0 leaves it out
+  --stops <n>       how many holders are stopped in each of two more runs (3); 0 leaves them out
   -h, --help        this
 
 Exit status: 0 if all is well, 1 if a guarded run sold more or less than the stock or lost a sale,
@@ -29,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) threads: usize,
     pub(crate) stock: u64,
     pub(crate) kills: usize,
+    pub(crate) stops: usize,
 }
 
 pub(crate) enum Asked {
@@ -38,7 +40,8 @@ pub(crate) enum Asked {
 
 /// Reads the arguments after the program's name: `--name value` or `--name=value`.
 pub(crate) fn read(args: impl Iterator<Item = OsString>) -> Result<Asked, String> {
-    let mut options = Options { url: None, processes: 4, threads: 8, stock: 3_000, kills: 3 };
+    let mut options =
+        Options { url: None, processes: 4, threads: 8, stock: 3_000, kills: 3, stops: 3 };
     let mut args = args.map(|arg| {
         arg.into_string().map_err(|arg| format!("{} is not UTF-8", arg.to_string_lossy()))
     });
@@ -62,6 +65,7 @@ pub(crate) fn read(args: impl Iterator<Item = OsString>) -> Result<Asked, String
             "--threads" => options.threads = number(name, &value()?, 1, 256)? as usize,
             "--stock" => options.stock = number(name, &value()?, 1, 1_000_000)?,
             "--kills" => options.kills = number(name, &value()?, 0, 20)? as usize,
+            "--stops" => options.stops = number(name, &value()?, 0, 20)? as usize,
             _ => return Err(format!("{arg} is not an option")),
         }
     }

@@ -35,8 +35,9 @@ pub(crate) struct Duty {
     pub(crate) threads: usize,
     pub(crate) guard: Guard,
     pub(crate) lease: Duration,
-    /// For each of these numbers, the first process that sees this many items left is killed.
+    /// The first process that sees so many items left is killed or stopped.
     pub(crate) deadly: Vec<i64>,
+    pub(crate) is_fenced: bool,
 }
 
 impl Duty {
@@ -50,6 +51,7 @@ impl Duty {
             self.guard.name().to_owned(),
             self.lease.as_millis().to_string(),
             self.deadly.iter().map(i64::to_string).collect::<Vec<_>>().join(","),
+            self.is_fenced.to_string(),
         ];
         Worker::spawn("shop", &args.each_ref().map(String::as_str))
     }
@@ -65,6 +67,7 @@ impl Duty {
             guard: guard.ok_or("no such guard")?,
             lease: Duration::from_millis(job.arg(5).parse()?),
             deadly: job.arg(6).split_terminator(',').map(str::parse).collect::<Result<_, _>>()?,
+            is_fenced: job.arg(7).parse()?,
         })
     }
 }
@@ -82,6 +85,8 @@ pub(crate) struct Outcome {
     pub(crate) fewest: u64,
     pub(crate) most: u64,
     pub(crate) killed: usize,
+    pub(crate) stopped: usize,
+    pub(crate) refused: u64,
 }
 
 impl Outcome {
@@ -130,6 +135,7 @@ pub(crate) fn run(
         scenario,
         receipts: HashMap::new(),
         killed: 0,
+        stopped: 0,
         left: shop.stock as i64,
         since: Instant::now(),
         waits_for_lease: false,
@@ -160,6 +166,7 @@ struct Run<'a> {
     /// The receipts of the processes that ended without being killed, by number.
     receipts: HashMap<usize, Receipts>,
     killed: usize,
+    stopped: usize,
     left: i64,
     /// The time at which `left` last changed.
     since: Instant,
@@ -172,6 +179,8 @@ struct Process {
     number: usize,
     worker: Worker,
     state: State,
+    /// How many items were left when it was stopped.
+    stopped_at: Option<i64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,7 +200,12 @@ impl Process {
 
 impl Run<'_> {
     fn start(&self, number: usize) -> Process {
-        let (stock, kills) = (self.shop.stock, self.scenario.kills as u64);
+        let stock = self.shop.stock;
+        let [kills, stops] = [self.scenario.kills, self.scenario.stops].map(|it| it as u64);
+        // Spread over the sale: with three kills, the first is when a quarter is sold. The last
+        // stop is at the last item, which two processes sell then.
+        let killed = (1..=kills).map(|part| stock * part / (kills + 1));
+        let stopped = (0..stops).map(|part| stock * part / stops);
         let duty = Duty {
             url: self.shop.url.to_owned(),
             prefix: self.shop.prefix.to_owned(),
@@ -199,10 +213,10 @@ impl Run<'_> {
             threads: self.shop.threads,
             guard: self.scenario.guard,
             lease: self.scenario.lease,
-            // Spread over the sale: of three kills, the first comes when a quarter is sold.
-            deadly: (1..=kills).map(|part| (stock * part / (kills + 1)).max(1) as i64).collect(),
+            deadly: killed.chain(stopped).map(|left| left.max(1) as i64).collect(),
+            is_fenced: self.scenario.is_fenced,
         };
-        Process { number, worker: duty.start(), state: State::Starting }
+        Process { number, worker: duty.start(), state: State::Starting, stopped_at: None }
     }
 
     /// Watches the processes until all have reached this state.
@@ -229,6 +243,7 @@ impl Run<'_> {
                 }
             }
             self.look_at_stock(screen)?;
+            self.wake(screen)?;
             if self.processes.iter().all(|process| process.state >= state) {
                 return Ok(());
             }
@@ -243,12 +258,16 @@ impl Run<'_> {
         match word {
             "ready" => process.state = State::Ready,
             "closed" => {
-                let (sold, wait) = rest.split_once(' ').ok_or("a process mumbles at its end")?;
-                let (sold, longest_wait) = (sold.parse()?, Duration::from_micros(wait.parse()?));
-                self.receipts.insert(process.number, Receipts { sold, longest_wait });
+                let words: Vec<u64> = rest.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+                let [sold, wait, refused] = words[..] else {
+                    return Err("a process mumbles at its end".into());
+                };
+                let longest_wait = Duration::from_micros(wait);
+                self.receipts.insert(process.number, Receipts { sold, refused, longest_wait });
                 process.state = State::Closed;
             }
             // "in mid-sale": the process waits here until it is killed.
+            "in" if self.scenario.stops > 0 => self.stop(place, screen)?,
             "in" => self.kill(place, screen)?,
             // "failed", and the reason.
             _ => return Err(format!("process {}: {rest}", process.number).into()),
@@ -271,6 +290,32 @@ impl Run<'_> {
             thousands(self.left.unsigned_abs()),
             self.processes[place].number
         ))?;
+        Ok(())
+    }
+
+    /// Stops a process that is in mid-sale, until others have sold.
+    fn stop(&mut self, place: usize, screen: &mut Screen) -> Result<(), Trouble> {
+        let left = self.stock.0.left()?;
+        let process = &mut self.processes[place];
+        process.worker.sigstop();
+        process.stopped_at = Some(left);
+        self.stopped += 1;
+        screen.say(&format!(
+            "   {} left: process {} is stopped in mid-sale",
+            thousands(left.unsigned_abs()),
+            process.number
+        ))?;
+        Ok(())
+    }
+
+    fn wake(&mut self, screen: &mut Screen) -> Result<(), Trouble> {
+        for process in &mut self.processes {
+            if process.stopped_at.take_if(|left| *left != self.left).is_some() {
+                process.worker.send_line("go on");
+                process.worker.sigcont();
+                screen.say(&format!("   process {} wakes up, and sells", process.number))?;
+            }
+        }
         Ok(())
     }
 
@@ -342,6 +387,8 @@ impl Run<'_> {
             fewest: by_place.iter().min().copied().unwrap_or(0),
             most: by_place.iter().max().copied().unwrap_or(0),
             killed: self.killed,
+            stopped: self.stopped,
+            refused: self.receipts.values().map(|receipts| receipts.refused).sum(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redis::{Commands, Connection, RedisResult};
+use redlatch::{Error, ErrorKind, LockGuard, Script};
 
 /// The keys of one run, with a separate prefix.
 #[derive(Clone)]
@@ -35,6 +36,7 @@ pub(crate) struct Stock {
     connection: Connection,
     keys: Keys,
     process: usize,
+    sale: Script,
 }
 
 impl Stock {
@@ -42,7 +44,8 @@ impl Stock {
         let connection = redis::Client::open(url)?.get_connection_with_timeout(TIMEOUT)?;
         connection.set_read_timeout(Some(TIMEOUT))?;
         connection.set_write_timeout(Some(TIMEOUT))?;
-        Ok(Self { connection, keys, process })
+        let sale = Script::new("redis.call('decr', KEYS[1]) redis.call('rpush', KEYS[2], ARGV[1])");
+        Ok(Self { connection, keys, process, sale })
     }
 
     pub(crate) fn fill(&mut self, items: u64) -> RedisResult<()> {
@@ -64,6 +67,18 @@ impl Stock {
             .decr(&self.keys.items, 1)
             .rpush(&self.keys.ledger, format!("{} {seen}", self.process))
             .exec(&mut self.connection)
+    }
+
+    /// Does the same in one script, which the server runs only while the guard's lock is held.
+    /// `false`: the lock was lost, and nothing was sold.
+    pub(crate) fn sell_one_under(&self, guard: &LockGuard, seen: i64) -> Result<bool, Error> {
+        let Keys { items, ledger, .. } = &self.keys;
+        let line = format!("{} {seen}", self.process);
+        match guard.eval(&self.sale, &[items, ledger], &[line.as_bytes()]) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::LeaseLost => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns `true` to the first process only: at this number of items, one process dies.

@@ -5,16 +5,30 @@ use std::time::Duration;
 use crate::run::Outcome;
 use crate::{Guard, Scenario};
 
-const COLUMNS: usize = 9;
+const COLUMNS: usize = 11;
 
 const HEAD: [[&str; COLUMNS]; 2] = [
-    ["", "", "", "over-", "", "sales", "longest", "sales of", ""],
-    ["", "killed", "sold", "sold", "lost", "per s", "wait", "a process", "verdict"],
+    ["", "", "", "", "over-", "", "", "sales", "longest", "sales of", ""],
+    [
+        "",
+        "killed",
+        "stopped",
+        "sold",
+        "sold",
+        "late",
+        "lost",
+        "per s",
+        "wait",
+        "a process",
+        "verdict",
+    ],
 ];
 
 const NOTES: &str = "
 A sale changes the stock and the ledger in one transaction, so that a kill
 leaves no half of one: those killed in mid-sale had looked, and sold nothing.
+Late: sales after which the stock was not what their process had seen, less one:
+another thread sold in between.
 Lost: items that left the stock, or that a process says it sold, which the
 ledger does not have.
 Sales of a process: the fewest and the most. A killed one's count with those of
@@ -44,30 +58,34 @@ pub(crate) fn draw(outcomes: &[(Scenario, Outcome)]) -> String {
     text.push('\n');
     for (scenario, outcome) in outcomes {
         let faults = outcome.faults();
-        if scenario.is_guarded() && !faults.is_empty() {
-            let name = scenario.guard.name();
+        if scenario.is_safe() && !faults.is_empty() {
+            let name = scenario.name();
             text.push_str(&format!("\n{name} FAILED: {}.\n", faults.join(", ")));
         }
     }
     text.push_str(NOTES);
     text.push_str(&fairness(outcomes));
     text.push_str(&stale_looks(outcomes));
+    text.push_str(&stops(outcomes));
     text
 }
 
 fn row(scenario: &Scenario, outcome: &Outcome) -> [String; COLUMNS] {
     let guarded = scenario.is_guarded();
-    let verdict = match guarded {
+    let verdict = match scenario.is_safe() {
         true if outcome.faults().is_empty() => "sold out",
         true => "FAILED",
         false if outcome.oversold > 0 => "OVERSOLD",
+        false if outcome.stale > 0 => "LATE SALES",
         false => "luck",
     };
     [
-        scenario.guard.name().to_owned(),
+        scenario.name(),
         outcome.killed.to_string(),
+        outcome.stopped.to_string(),
         thousands(outcome.sold),
         thousands(outcome.oversold),
+        thousands(outcome.stale),
         thousands(outcome.lost),
         rate(outcome),
         if guarded { duration(outcome.longest_wait) } else { "-".to_owned() },
@@ -87,7 +105,8 @@ fn spread(outcome: &Outcome) -> String {
 /// Describes the cost and the gain of a fair lock.
 fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     let undisturbed = |guard| {
-        let mut found = outcomes.iter().filter(|(run, _)| run.guard == guard && run.kills == 0);
+        let mut found =
+            outcomes.iter().filter(|(run, _)| run.guard == guard && run.kills + run.stops == 0);
         found.next().map(|(_, outcome)| outcome)
     };
     let (Some(fair), Some(other)) =
@@ -108,10 +127,29 @@ fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
+/// What a stopped process does when it wakes up.
+fn stops(outcomes: &[(Scenario, Outcome)]) -> String {
+    let of = |is_fenced| {
+        let mut found = outcomes.iter().filter(|(run, _)| run.stops > 0);
+        found.find(|(run, _)| run.is_fenced == is_fenced).map(|(_, outcome)| outcome)
+    };
+    let (Some(plain), Some(fenced)) = (of(false), of(true)) else { return String::new() };
+    format!(
+        "\nOf processes that were stopped past their lease, {} sales were late. As scripts of the\n\
+         guard {} were late, and {} were refused.\n",
+        thousands(plain.stale),
+        thousands(fenced.stale),
+        thousands(fenced.refused),
+    )
+}
+
 /// Describes the stale sales: only the last items are oversold, but every sale may be stale.
 fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     let (mut stale, mut sold) = ([0; 2], [0; 2]);
     for (scenario, outcome) in outcomes {
+        if scenario.stops > 0 {
+            continue;
+        }
         let guarded = usize::from(scenario.is_guarded());
         stale[guarded] += outcome.stale;
         sold[guarded] += outcome.sold;
@@ -119,7 +157,7 @@ fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     let [stale, sold] = [stale.map(thousands), sold.map(thousands)];
     format!(
         "\nThe stock changed between the look and the sale in {} of {} sales\n\
-         without a lock, and in {} of {} with one.",
+         without a lock, and in {} of {} with one, unless a process was stopped.\n",
         stale[0], sold[0], stale[1], sold[1]
     )
 }
