@@ -10,8 +10,7 @@ use crate::election::{Changes, Leader, LeaderElection, Leadership};
 use crate::observe::MetricsObserver;
 use crate::observe::{Event, Kind, Observer, Way};
 use crate::status::{
-    AskedAt, Counts, Held, Holder, OwnerProcess, ServerState, Snapshot, Status, StatusKind, Waiter,
-    Waiting,
+    Counts, Held, Holder, OwnerProcess, ServerState, Snapshot, Status, StatusKind, Waiter, Waiting,
 };
 use crate::{
     Attempt, CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Credentials,
@@ -35,7 +34,6 @@ macro_rules! each {
 }
 
 each!(goes_anywhere crosses_a_panic moves: [
-    AskedAt,
     Attempt<OwnedLockGuard>,
     Box<dyn Lock>,
     CancelToken,

@@ -21,7 +21,16 @@ pub(crate) fn unix_millis<S: Serializer>(
     time: &SystemTime,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    millis(&time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(), serializer)
+    some_unix_millis(&Some(*time), serializer)
+}
+
+/// Since 1970.
+pub(crate) fn some_unix_millis<S: Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    some_millis(&time.map(since), serializer)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! sends no request: it says what this client holds and waits for.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -111,8 +110,11 @@ pub struct Holder {
     pub left: Duration,
     /// When the owner's process asked for the lock, by the clock of that process. `None` if the owner
     /// does not say it, as the owner of a Redisson client or of a permit.
-    #[cfg_attr(feature = "serde", serde(rename = "asked_at_ms"))]
-    pub asked: Option<AskedAt>,
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
+    )]
+    pub asked: Option<SystemTime>,
     /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
 }
@@ -134,43 +136,13 @@ pub struct Waiter {
     )]
     pub waited: Option<Duration>,
     /// When the owner's process asked for the lock, as for a [`Holder`].
-    #[cfg_attr(feature = "serde", serde(rename = "asked_at_ms"))]
-    pub asked: Option<AskedAt>,
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
+    )]
+    pub asked: Option<SystemTime>,
     /// The owner's process. `None` if it is unknown.
     pub process: Option<OwnerProcess>,
-}
-
-/// The time at which a process asked for a lock, by the clock of that process. As text it is the
-/// date and the time of day in UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct AskedAt(
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::json::unix_millis"))]
-    pub  SystemTime,
-);
-
-impl AskedAt {
-    fn of(owner: &Owner) -> Option<Self> {
-        owner.of_lock(Mode::Lock)?.asked_at().map(Self)
-    }
-}
-
-impl fmt::Display for AskedAt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let since = self.0.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let (seconds, millis) = (since.as_secs(), since.subsec_millis());
-        // A year that begins in March has its leap day at its end, and 400 years have 146,097 days.
-        let days = seconds / 86_400 + 719_468;
-        let (era, day) = (days / 146_097, days % 146_097);
-        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-        let day = day - (365 * year + year / 4 - year / 100);
-        let month = (5 * day + 2) / 153;
-        let day = day - (153 * month + 2) / 5 + 1;
-        let month = if month < 10 { month + 3 } else { month - 9 };
-        let year = 400 * era + year + u64::from(month <= 2);
-        let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
-        write!(f, "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{millis:03} UTC")
-    }
 }
 
 /// The process of an owner, found by the name of its connections. The process is unknown for a
@@ -274,7 +246,8 @@ impl Status {
         };
         let asked = |holder: &Holder| match holder.asked {
             Some(at) if !is_ours(&holder.owner) => {
-                format!(", which asked at {at} by its clock")
+                let ago = SystemTime::now().duration_since(at).unwrap_or_default();
+                format!(", which asked {:.0} s ago by its clock", ago.as_secs_f64())
             }
             _ => String::new(),
         };
@@ -391,13 +364,13 @@ impl Status {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| {
             let owner = written(owner);
-            let asked = AskedAt::of(&owner);
+            let asked = owner.of_lock(Mode::Lock).and_then(|it| it.asked_at());
             let left = time(left).unwrap_or(Duration::MAX);
             Holder { owner, shared, levels, left, asked, process: None }
         };
         let waiter = |(owner, shared, waited, _)| {
             let owner = written(owner);
-            let asked = AskedAt::of(&owner);
+            let asked = owner.of_lock(Mode::Lock).and_then(|it| it.asked_at());
             Waiter { owner, shared, waited: time(waited), asked, process: None }
         };
         let waits_for = found.queue.first().map_or(String::new(), |(.., kind)| kind.clone());
@@ -471,21 +444,6 @@ mod tests {
     use redis::Value;
 
     use super::*;
-
-    #[test]
-    fn the_time_of_a_question_is_shown_in_utc() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00:00.007 UTC"),
-            (951_782_399, "2000-02-28 23:59:59.007 UTC"),
-            (951_782_400, "2000-02-29 00:00:00.007 UTC"),
-            (1_709_251_199, "2024-02-29 23:59:59.007 UTC"),
-            (1_798_761_599, "2026-12-31 23:59:59.007 UTC"),
-            (4_107_542_400, "2100-03-01 00:00:00.007 UTC"),
-        ] {
-            let at = SystemTime::UNIX_EPOCH + Duration::from_millis(seconds * 1_000 + 7);
-            assert_eq!(AskedAt(at).to_string(), text);
-        }
-    }
 
     #[test]
     fn a_status_finds_the_client_of_a_permit_by_its_id() {

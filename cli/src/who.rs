@@ -1,8 +1,8 @@
 //! `redlatch who` and `redlatch ls`: the holders of names, and their waiters.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use redlatch::status::{AskedAt, OwnerProcess, Status, StatusKind};
+use redlatch::status::{OwnerProcess, Status, StatusKind};
 use serde_json::{Value, json};
 
 use crate::args::Args;
@@ -94,8 +94,9 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-fn asked(at: Option<AskedAt>) -> String {
-    at.map_or_else(String::new, |at| format!("; asked at {at} by its clock"))
+fn asked(at: Option<SystemTime>) -> String {
+    let ago = at.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+    ago.map_or_else(String::new, |ago| format!("; asked {} ago by its clock", seconds(ago)))
 }
 
 /// Returns the text about one name.

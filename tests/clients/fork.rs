@@ -269,7 +269,7 @@ fn use_election(election: &LeaderElection) {
     is_forked(election.campaign());
     is_forked(election.try_campaign());
     is_forked(election.try_campaign_for(UNIT));
-    is_forked(election.try_campaign_until(Instant::now()));
+    is_forked(election.try_campaign_until(std::time::Instant::now()));
     is_forked(election.campaign_cancellable(&CancelToken::new()));
     is_forked(election.campaign_within(UNIT));
     is_forked(election.with_watchdog(LONG).with_grace(UNIT).campaign());

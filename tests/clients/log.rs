@@ -867,8 +867,8 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         let [(Level::Warn, line)] = &lines[..] else { panic!("{lines:?}") };
         let waited = line.strip_prefix("waited ").unwrap().split_once(' ').unwrap().0;
         assert!(waited.parse::<f64>().unwrap() <= begun.elapsed().as_secs_f64().round(), "{line}");
-        let asked = " UTC by its clock, for ";
-        for part in [" s for \"orders\", held by ", &process, "which asked at ", asked, before] {
+        let asked = " s ago by its clock, for ";
+        for part in [" s for \"orders\", held by ", &process, "which asked ", asked, before] {
             assert!(line.contains(part), "{part} in {line}");
         }
     }

@@ -57,7 +57,13 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     drop((held, fenced, slot, id, elected));
     waiting.into_iter().for_each(Running::join);
     // Each request has a key with the client's id.
-    let anonymous = |it: String| it.replace(one.id(), "ONE").replace(other.id(), "OTHER");
+    // An owner's number is a time.
+    let anonymous = |it: String| match it.split_once(":rwlock_timeout") {
+        Some((owner, _)) => owner.trim_end_matches(|it: char| it.is_ascii_digit()).to_owned(),
+        None => it,
+    };
+    let anonymous =
+        |it: String| anonymous(it).replace(one.id(), "ONE").replace(other.id(), "OTHER");
     let mut found: Vec<_> = found.into_iter().map(anonymous).collect();
     // These keys exist only for a moment.
     found.retain(|it| !it.starts_with("redlatch_asked"));

@@ -22,6 +22,7 @@ fn a_status_is_what_the_command_prints() {
     let mut status = to_value(client.status("orders").unwrap()).unwrap();
     let left = take_millis(&mut status["holders"][0], "left_ms");
     assert!((LONG.as_millis() / 2..=LONG.as_millis()).contains(&left), "{left}");
+    assert!(take_millis(&mut status["holders"][0], "asked_at_ms") > 1_700_000_000_000);
     let process = client.status("orders").unwrap().holders.remove(0).process.unwrap();
     assert_eq!(
         status,
@@ -33,6 +34,7 @@ fn a_status_is_what_the_command_prints() {
                 "shared": false,
                 "levels": 1,
                 "left_ms": null,
+                "asked_at_ms": null,
                 "process": {
                     "name": process.name,
                     "address": &*process.address,

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::common::*;
 use redis::Commands as _;
 use redlatch::election::{Leader, LeaderElection, Leadership};
-use redlatch::{Attempt, CancelToken, Client, ErrorKind, LostReason, Script, Taken, Wait, HoldState};
+use redlatch::{
+    Attempt, CancelToken, Client, ErrorKind, HoldState, LostReason, Script, Taken, Wait,
+};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
