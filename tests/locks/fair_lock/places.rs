@@ -1,5 +1,8 @@
 //! Queue entries of owners that are gone.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+
 use super::*;
 
 /// Sends a request of this owner again. Returns whether the owner then has an entry.
@@ -70,11 +73,20 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
     let (client, other) = (behind(&proxy), client(&server));
     let guard = other.fair_lock("short").lock().unwrap();
     let earlier = gone(&server, &client, "short");
-    let (uuid, number) = earlier.split_once(':').unwrap();
-    let owner = format!("{uuid}:{}", number.parse::<u64>().unwrap() + 1);
+    let uuid = earlier.split_once(':').unwrap().0;
+    let mut monitor = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut commands = BufReader::new(monitor).lines().map(Result::unwrap);
+    assert_eq!(commands.next().unwrap(), "+OK");
     on_script(&proxy, "short", 2, Action::LoseReply);
     let lock = client.fair_lock("short").with_lease(UNIT / 10);
     is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
+    let owner = commands
+        .find_map(|command| {
+            let is_new = |it: &&str| it.starts_with(uuid) && *it != earlier;
+            command.split('"').find(is_new).map(str::to_owned)
+        })
+        .unwrap();
     wait_queue(&server, "short", 0);
     // This is many leases later.
     thread::sleep(UNIT * 3);
