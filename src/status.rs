@@ -101,7 +101,7 @@ pub struct Holder {
     pub shared: bool,
     /// The owner's levels of the lock. Always 1 for redlatch, which counts re-entries in the
     /// process.
-    pub levels: u64,
+    pub levels: usize,
     /// The owner's remaining lease. [`Duration::MAX`] if it has no end.
     #[cfg_attr(
         feature = "serde",

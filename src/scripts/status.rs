@@ -29,7 +29,7 @@ pub(crate) struct KeyData {
     pub(crate) token: i64,
     /// The owners in a hash, or the ids of taken permits. Each has whether it reads, its levels,
     /// and its time left.
-    pub(crate) held: Vec<(Vec<u8>, bool, u64, i64)>,
+    pub(crate) held: Vec<(Vec<u8>, bool, usize, i64)>,
     /// The owners that wait. Each has whether it wants to read, the time for which it has waited,
     /// and the kind of lock: `fair`, `lock` or `read-write`.
     pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
