@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
 
-/// A value that the user's code may provide: credentials or an identity.
+/// A value that the user's code may provide: credentials or an identity. (Hidden, since redlatch's
+/// pages show [`Credentials`](super::Credentials) with its traits.)
+#[doc(hidden)]
 pub trait Provided: Clone + Send + 'static {
     /// The name of the client's setting, for errors.
     const SETTING: &'static str;
