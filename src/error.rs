@@ -115,6 +115,33 @@ impl ErrorKind {
         )
     }
 
+    fn words(self) -> &'static str {
+        match self {
+            Self::NotHeld => "not held",
+            Self::LeaseLost => "lease lost",
+            Self::EndsTooSoon => "ends too soon",
+            Self::Cancelled => "cancelled",
+            Self::ShutDown => "client shut down",
+            Self::Forked => "process forked",
+            Self::Unavailable => "server unavailable",
+            Self::ResponseTimeout => "response timeout",
+            Self::TooManyClients => "too many clients",
+            Self::TooFewReplicas => "too few replicas",
+            Self::OutOfMemory => "server out of memory",
+            Self::Busy => "server busy",
+            Self::Denied => "permission denied",
+            Self::LoginRefused => "login refused",
+            Self::WrongType => "key of another type",
+            Self::Refused => "refused by the server",
+            Self::Protocol => "protocol error",
+            Self::Script => "script failed",
+            Self::WouldDeadlock => "would deadlock",
+            Self::Broken => "barrier broken",
+            Self::Expired => "latch expired",
+            Self::Config => "unusable setting",
+        }
+    }
+
     /// Whether trouble of this kind may pass, and whether a wait goes on until then. A single error
     /// may override this ([`Error::transient`], [`Error::endured`]). The table in
     /// `docs/operations.md` lists these values.
@@ -217,6 +244,13 @@ pub(crate) enum Passing {
     Outage,
     /// A server answered, but it has too few replicas.
     Unacknowledged,
+}
+
+/// A few words for people, such as `lease lost`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.words())
+    }
 }
 
 impl Error {
@@ -503,6 +537,7 @@ impl fmt::Display for LostReason {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io;
 
     use super::*;
@@ -559,6 +594,14 @@ mod tests {
         let of_server = ALL.iter().filter(|kind| kind.is_server_trouble()).count();
         assert_eq!(of_server, 10);
         assert!(ALL[..of_server].iter().all(|kind| kind.is_server_trouble()));
+    }
+
+    #[test]
+    fn each_kind_has_words_of_its_own() {
+        let words: BTreeSet<_> = ALL.iter().map(ToString::to_string).collect();
+        assert_eq!(words.len(), ALL.len());
+        assert_eq!(ErrorKind::LeaseLost.to_string(), "lease lost");
+        assert_eq!(format!("{:>12}", ErrorKind::LeaseLost), "  lease lost");
     }
 
     fn chain(error: &dyn StdError) -> Vec<String> {
