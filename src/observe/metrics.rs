@@ -29,7 +29,6 @@ use crate::observe::{Event, Kind, Observer, Way};
 /// # drop(client);
 /// # Ok(()) }
 /// ```
-#[derive(Default)]
 pub struct MetricsObserver {
     label: Option<Box<Labels>>,
     /// The kinds and labels that have counters.
@@ -39,6 +38,12 @@ pub struct MetricsObserver {
 // As in a client's settings, only the user's callback keeps the compiler from deriving this.
 impl UnwindSafe for MetricsObserver {}
 impl RefUnwindSafe for MetricsObserver {}
+
+impl Default for MetricsObserver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 type Labels = dyn Fn(&str) -> String + Send + Sync;
 
@@ -64,7 +69,7 @@ impl MetricsObserver {
         describe_histogram!(TIME_LEFT, Unit::Seconds, "What a renewal found left of the lease.");
         describe_counter!(FAILURES, Unit::Count, "Renewals that failed, and are tried again.");
         describe_counter!(FORGOTTEN, Unit::Count, "Changes that a failover may lose.");
-        Self::default()
+        Self { label: None, counted: Mutex::default() }
     }
 
     /// Adds the attribute `name`, which `label` makes from a lock's name. There should be few
