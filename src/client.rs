@@ -20,10 +20,11 @@ use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
 use crate::owner::Owner;
 use crate::runtime::{Core, Message, Session};
+use crate::scripts::Rights;
 use crate::semaphore::{ExpirableSemaphore, Semaphore};
 use crate::site;
 use crate::snapshot::Snapshot;
-use crate::status::Status;
+use crate::status::{ServerInfo, Status};
 
 #[cfg(all(test, models))]
 mod model_tests;
@@ -310,6 +311,36 @@ impl Client {
     /// server. Each round trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
+    }
+
+    /// Returns what the server says of itself: its version, its role, its eviction policy and so
+    /// on. For a cluster, what each master says.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`status`](Self::status), but not `Config`.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip for each server.
+    pub fn server_infos(&self) -> Result<Vec<ServerInfo>, Error> {
+        ServerInfo::all(self.0.core())
+    }
+
+    /// Asks whether the URL's user has these [rights](Rights) for this name. The call changes
+    /// nothing and takes no lock. (The first request of each kind asks the same over its
+    /// connection.)
+    ///
+    /// # Errors
+    ///
+    /// [`Denied`](ErrorKind::Denied) if a right is missing: the message names it. Otherwise the
+    /// errors of [`status`](Self::status).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, or two for the rights of two kinds.
+    pub fn check_rights(&self, rights: Rights, name: &str) -> Result<(), Error> {
+        Status::check_rights(self.0.core(), rights, name)
     }
 
     /// Returns the client's uuid. On the server, the owners of the client's locks begin with this

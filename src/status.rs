@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use redlatch_client::{Command, Outcome, Route};
+use redis::Value;
+use redlatch_client::{Command, Failure, Node, Outcome, Route};
 use uuid::Uuid;
 
 #[cfg(doc)]
@@ -16,7 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::observe::Kind;
 use crate::owner::Owner;
-use crate::runtime::{Core, SlowWait};
+use crate::runtime::{Core, Info, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
 use crate::scripts::status::{connections, is_first_to_ask, look, names};
@@ -145,6 +146,37 @@ pub struct Waiter {
     pub process: Option<OwnerProcess>,
 }
 
+/// What a server says of itself. Made by [`Client::server_infos`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerInfo {
+    /// The server's host and port.
+    pub address: String,
+    info: Info,
+}
+
+impl ServerInfo {
+    /// Returns a field of the server's answer to `INFO`, such as `redis_version`. `None` if the
+    /// server does not have it, or the user lacks the right to `INFO`.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.info.field(name)
+    }
+
+    pub(crate) fn all(core: &Arc<Core>) -> Result<Vec<Self>, Error> {
+        core.check(&Name::from(""))?;
+        let ask = |node: &Arc<Node>| {
+            let address = node.endpoint.address();
+            match node.any_lane().call_once(&Command::plain(&[b"INFO"])) {
+                Ok(reply) => Ok(Self { address, info: Info::read(reply) }),
+                Err(Failure::Refused(_)) => Ok(Self { address, info: Info::read(Value::Nil) }),
+                Err(failure) => Err(Trouble::from(failure).of_a_question().into_error()),
+            }
+        };
+        core.masters().iter().map(ask).collect()
+    }
+}
+
 /// The process of an owner, found by the name of its connections. The process is unknown for a
 /// Redisson client, unless its `clientName` ends with `#` and the client's id. All processes are
 /// unknown if the server does not list the names of connections.
@@ -207,6 +239,21 @@ impl Status {
             status.find_processes(&Processes::of(|command| route.call_once(command)));
         }
         Ok(status)
+    }
+
+    /// See [`Client::check_rights`].
+    pub(crate) fn check_rights(core: &Arc<Core>, rights: Rights, name: &str) -> Result<(), Error> {
+        let name = &core.name(&*core.key(name));
+        core.check(name)?;
+        if name.is_empty() {
+            return Err(Error::nameless("a synchronizer"));
+        }
+        let route = core.route(name);
+        let checked = match rights {
+            Rights::Status => look(&route, name).map(drop),
+            _ => rights.check(&route, name),
+        };
+        checked.map_err(|trouble| trouble.into_error().of(name))
     }
 
     /// Returns the log line for a long wait, or `None` if another client has just asked about the

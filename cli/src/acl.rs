@@ -36,7 +36,11 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    fn rights(self) -> Rights {
+    pub(crate) fn word(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |it| it.get_name().to_owned())
+    }
+
+    pub(crate) fn rights(self) -> Rights {
         match self {
             Self::Lock => Rights::Locks,
             Self::Fenced => Rights::FencedLocks,

@@ -130,6 +130,20 @@ pub(crate) enum Task {
         #[arg(long, default_value = "app")]
         user: String,
     },
+    /// Says what a server is, and what that costs: its version, role, eviction, persistence, and
+    /// the user's rights. It changes nothing. Status 77: the user lacks rights.
+    Doctor {
+        /// The server's URL, in place of --url.
+        #[arg(value_name = "URL")]
+        server: Option<String>,
+        /// A name, or another one with the same access rights.
+        #[arg(long, default_value = "redlatch-doctor")]
+        name: String,
+        /// What the user does with the name.
+        #[arg(long = "for", value_enum, value_name = "USE", value_delimiter = ',')]
+        #[arg(default_value = "lock")]
+        uses: Vec<Use>,
+    },
     /// Prints completions for a shell, or the names of the shells.
     Completions {
         /// The shell.
@@ -241,7 +255,14 @@ impl Args {
 
     /// Returns the settings for a client of the server.
     pub(crate) fn client(&self) -> Result<ClientBuilder, Trouble> {
-        let url = match (&self.url, &self.url_file) {
+        Ok(Client::builder(&self.url()?).prefix(&self.prefix))
+    }
+
+    pub(crate) fn url(&self) -> Result<String, Trouble> {
+        if let Task::Doctor { server: Some(url), .. } = &self.task {
+            return Ok(url.clone());
+        }
+        Ok(match (&self.url, &self.url_file) {
             (Some(url), _) => url.clone(),
             (None, Some(file)) => {
                 let text = std::fs::read_to_string(file).map_err(|error| {
@@ -253,7 +274,6 @@ impl Args {
                 let message = "where is the server? Set --url, REDLATCH_URL or --url-file";
                 return Err(Trouble::new(CONFIG, message));
             }
-        };
-        Ok(Client::builder(&url).prefix(&self.prefix))
+        })
     }
 }

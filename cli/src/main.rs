@@ -4,6 +4,7 @@ mod acl;
 mod admin;
 mod args;
 mod cgroup;
+mod doctor;
 mod guardian;
 mod held;
 mod manual;
@@ -63,6 +64,7 @@ fn perform(args: &Args) -> Result<u8, Trouble> {
             admin::latch(args, name, *set, *count_down, *wait)
         }
         Task::Acl { name, uses, user } => acl::acl(args, name, uses, user),
+        Task::Doctor { name, uses, server: _ } => doctor::doctor(args, name, uses),
         Task::Completions { shell: Some(shell) } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Args::command(), "redlatch", &mut script);

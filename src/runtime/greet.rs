@@ -75,18 +75,23 @@ pub(crate) fn greet(
 }
 
 /// The server's reply to `INFO`, or an empty text if the user lacks the right.
-struct Info(String);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Info(String);
 
 impl Info {
     fn of(ask: Ask<'_>) -> Self {
-        match ask(&Command::plain(&[b"INFO"])) {
-            Ok(Value::BulkString(text)) => Self(String::from_utf8_lossy(&text).into_owned()),
-            Ok(Value::VerbatimString { text, .. }) => Self(text),
+        Self::read(ask(&Command::plain(&[b"INFO"])).unwrap_or(Value::Nil))
+    }
+
+    pub(crate) fn read(reply: Value) -> Self {
+        match reply {
+            Value::BulkString(text) => Self(String::from_utf8_lossy(&text).into_owned()),
+            Value::VerbatimString { text, .. } => Self(text),
             _ => Self(String::new()),
         }
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let mut fields = self.0.lines().filter_map(|line| line.trim().split_once(':'));
         fields.find(|(field, _)| *field == name).map(|(_, value)| value)
     }

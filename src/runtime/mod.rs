@@ -36,6 +36,7 @@ mod session;
 mod todo;
 
 use greet::Greeting;
+pub(crate) use greet::Info;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient, Registered};

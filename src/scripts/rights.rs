@@ -4,14 +4,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use redlatch_client::RightsQuestion;
+use redlatch_client::{Command, ReplicaAcks, RightsQuestion, Route, Script};
 
-use super::Mode;
 use super::keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
     SemaphoreKeys, requests, slow_wait,
 };
+use super::{Mode, Trouble, needing, query};
 
 /// The access rights that the URL's user needs, by use. Each user needs those of
 /// [`Connect`](Self::Connect) and of its kinds of synchronizers. See
@@ -328,6 +329,17 @@ static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
     (Rights::Role, "+role", &[]),
 ];
 
+/// A script that needs nothing but what its question asks for.
+static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+
+/// Asks for the right that only a waiter needs, and no script. (A script cannot run `SUBSCRIBE`.)
+static MAY_WAIT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "return redis.acl_check_cmd('subscribe', 'redisson_lock__channel:{redlatch:}') and 1 \
+         or redis.error_reply('NOPERM the user may not run SUBSCRIBE')",
+    )
+});
+
 static QUESTIONS: [LazyLock<RightsQuestion>; 10] = {
     macro_rules! each {
         ($($at:literal),+) => {
@@ -375,6 +387,31 @@ impl Rights {
         if let Some(other) = kind.beside {
             other.add_rules(name, rules);
         }
+    }
+
+    /// Asks whether the user has these rights for this name. Changes nothing.
+    pub(crate) fn check(self, route: &Route, name: &str) -> Result<(), Trouble> {
+        if let Some(other) = self.kind().and_then(|kind| KINDS[kind].beside) {
+            other.check(route, name)?;
+        }
+        let keys = match self {
+            Self::Barriers => vec![BarrierKeys::new(name, 0).barrier],
+            // A condition's first request has the lock's name behind these keys.
+            Self::Conditions => {
+                let keys = ConditionKeys::new(name, "");
+                vec![keys.waiting, keys.notified, name.to_owned()]
+            }
+            _ => vec![name.to_owned()],
+        };
+        let keys: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
+        let command = match self {
+            Self::Connect | Self::Subscriptions => Command::script::<&[u8]>(&MAY_WAIT, &[], &[]),
+            Self::ReplicaAcks => Command::wait(ReplicaAcks { count: 0, within: Duration::ZERO }),
+            // The connection has needed two of these. For a status, `look` finds out.
+            Self::Cluster | Self::Role | Self::Status => return Ok(()),
+            _ => needing(Command::script(&NOTHING, &keys, &[]), self),
+        };
+        query(route, &command, self, |_| Ok(()))
     }
 
     /// A text with all these rights, for an error.

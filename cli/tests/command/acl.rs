@@ -4,7 +4,7 @@ use crate::common::*;
 use redlatch_testkit::Server;
 
 /// Adds the printed rights to a user without any, and returns the user's URL.
-fn user(server: &Server, words: &[&str]) -> String {
+pub(crate) fn user(server: &Server, words: &[&str]) -> String {
     let mut redis = server.connection();
     let rules = ["SETUSER", "app", "reset", "on", ">word"];
     redis::cmd("ACL").arg(&rules).exec(&mut redis).unwrap();

@@ -5,6 +5,7 @@
 mod acl;
 mod at_least;
 mod common;
+mod doctor;
 mod guardian;
 mod kills;
 mod loss;
