@@ -121,6 +121,10 @@ impl LeaderElection {
 
     /// Leads if that is possible now. Returns [`NotTaken`] if another process leads.
     ///
+    /// # Errors
+    ///
+    /// The errors of [`campaign`](Self::campaign): this process does not lead.
+    ///
     /// # Blocking
     ///
     /// One round trip, and two more if this process comes to lead.
@@ -140,6 +144,10 @@ impl LeaderElection {
 
     /// Blocks until this process leads, or returns [`NotTaken`] at `deadline`. If that has passed,
     /// the call tries once.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`campaign`](Self::campaign): this process does not lead.
     pub fn try_campaign_until(&self, deadline: Instant) -> Result<Attempt<Leadership>, Error> {
         self.run(deadline.into()).map(Attempt::of)
     }

@@ -73,8 +73,8 @@ macro_rules! evals {
         ///
         /// # Errors
         ///
-        /// [`TimedOut`](ErrorKind::TimedOut) if the server did not answer within `wait`, and
-        /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. If
+        /// [`ResponseTimeout`](ErrorKind::ResponseTimeout) if the server did not answer within
+        /// `wait`, and [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. If
         /// [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
         /// still run until the lock is released. The call also returns the errors of
         /// [`eval`](Self::eval).

@@ -7,6 +7,8 @@ use redlatch_client::sync::Thread;
 
 use super::own_verbs;
 #[cfg(doc)]
+use crate::attempt::Attempt::NotTaken;
+#[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::lock::together::Together;
@@ -71,7 +73,7 @@ mod votes;
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
 /// part, exactly one of them gets all parts. But a `try_lock` also returns
-/// [`NotTaken`](crate::NotTaken) if another thread of this process is just asking the server for a
+/// [`NotTaken`] if another thread of this process is just asking the server for a
 /// part alone, even if that thread does not get the part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
