@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Waker};
+use crate::sync::{Mutex, Waker, is_forked};
 
 /// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
@@ -25,6 +25,7 @@ pub struct CancelToken(Arc<Inner>);
 struct Inner {
     cancelled: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
+    linked: Mutex<Vec<CancelToken>>,
 }
 
 impl CancelToken {
@@ -40,11 +41,13 @@ impl CancelToken {
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
     pub fn cancel(&self) {
-        // Set the flag before reading the list. So a waiter that registers after the list was
+        // Set the flag before reading the lists. So a waiter that registers after its list was
         // copied sees the flag before it sleeps.
         self.0.cancelled.store(true, Ordering::SeqCst);
         let waiting = self.0.waiting.lock().clone();
         waiting.iter().for_each(Waker::wake);
+        let linked = self.0.linked.lock().clone();
+        linked.iter().for_each(Self::cancel);
     }
 
     /// Returns whether [`cancel`](Self::cancel) was called.
@@ -82,5 +85,59 @@ impl Drop for Registration<'_> {
         if let Some(at) = waiting.iter().position(|waker| waker.will_wake(&self.waker)) {
             waiting.swap_remove(at);
         }
+    }
+}
+
+/// A link from one token to another, its child, which is cancelled with it.
+#[derive(Debug)]
+pub struct Linked<'a> {
+    token: &'a CancelToken,
+    child: CancelToken,
+}
+
+impl<'a> Linked<'a> {
+    /// Makes a cancel of `token` cancel `child`, too, until the link is dropped. If `token` is
+    /// cancelled already, cancels `child` at once.
+    pub fn of(token: &'a CancelToken, child: &CancelToken) -> Self {
+        token.0.linked.lock().push(child.clone());
+        // This read comes after the push: see `cancel`.
+        if token.is_cancelled() {
+            child.cancel();
+        }
+        Self { token, child: child.clone() }
+    }
+}
+
+impl Drop for Linked<'_> {
+    fn drop(&mut self) {
+        // In a forked child, a thread of the parent may have left the mutex locked.
+        if is_forked() {
+            return;
+        }
+        let mut linked = self.token.0.linked.lock();
+        if let Some(at) = linked.iter().position(|it| Arc::ptr_eq(&it.0, &self.child.0)) {
+            linked.swap_remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_reaches_a_linked_token_until_the_link_is_dropped() {
+        let (token, [first, second, third]) =
+            (CancelToken::new(), [(); 3].map(|()| CancelToken::new()));
+        let link = Linked::of(&token, &first);
+        drop(Linked::of(&token, &second));
+        first.cancel();
+        assert!(!token.is_cancelled(), "a cancel goes only one way");
+        token.cancel();
+        assert!(!second.is_cancelled());
+        drop(link);
+        let _late = Linked::of(&token, &third);
+        assert!(third.is_cancelled());
+        assert_eq!(token.0.linked.lock().len(), 1);
     }
 }

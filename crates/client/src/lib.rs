@@ -20,7 +20,7 @@ pub mod sync;
 #[doc(hidden)]
 pub mod testing;
 
-pub use cancel::{CancelToken, Registration};
+pub use cancel::{CancelToken, Linked, Registration};
 #[cfg(models)]
 pub use connection::LaneRest;
 pub use connection::{
