@@ -4,7 +4,7 @@
 use std::time::Duration;
 use std::{env, error, thread};
 
-use redlatch::{CancelToken, Client, ErrorKind};
+use redlatch::{CancelToken, Client};
 
 fn main() -> Result<(), Box<dyn error::Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
@@ -12,17 +12,13 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     let on_signal = stop.clone();
     ctrlc::set_handler(move || on_signal.cancel())?;
     let election = client.leader_election("scheduler").with_watchdog(Duration::from_secs(10));
-    while !stop.is_cancelled() {
-        let leadership = match election.campaign_cancellable(&stop) {
-            Err(error) if error.kind() == ErrorKind::Cancelled => break,
-            campaign => campaign?,
-        };
+    election.run(&stop, |leadership, stop| {
         println!("leads, with token {}", leadership.token());
         // One step of the leader's work takes less than a second.
         while !stop.is_cancelled() && leadership.check(Duration::from_secs(1)).is_ok() {
             thread::sleep(Duration::from_millis(100));
         }
-    } // the drop of the leadership resigns
+    })?; // the run resigns whenever the closure returns
     client.shutdown();
     println!("stopped");
     Ok(())

@@ -5,7 +5,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 #[cfg(feature = "in-memory")]
 use crate::InMemoryServer;
-use crate::election::{Changes, Leader, LeaderElection, Leadership};
+use crate::election::{Changes, Health, Leader, LeaderElection, Leadership};
 #[cfg(feature = "metrics")]
 use crate::observe::MetricsObserver;
 use crate::observe::{Event, Kind, Observer, Way};
@@ -53,6 +53,7 @@ each!(goes_anywhere crosses_a_panic moves: [
     FairLock,
     FencedLock,
     FencingToken,
+    Health,
     Held,
     HoldState,
     Holder,

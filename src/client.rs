@@ -7,7 +7,7 @@ use redlatch_client::sync::is_forked;
 
 use crate::barrier::CyclicBarrier;
 use crate::config::ClientBuilder;
-use crate::election::LeaderElection;
+use crate::election::{Leader, LeaderElection};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
@@ -365,6 +365,16 @@ impl Client {
     /// more.
     pub fn shutdown(&self) {
         self.0.shut_down();
+    }
+}
+
+/// (This is here, since an election knows no client.)
+impl Leader {
+    /// Returns whether this client is the recorded leader. The record may be out of date: see
+    /// [`Leadership::check`](crate::election::Leadership::check).
+    #[must_use]
+    pub fn is(&self, client: &Client) -> bool {
+        self.who.rsplit_once('#').is_some_and(|(_, id)| id == client.id())
     }
 }
 

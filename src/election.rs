@@ -5,14 +5,17 @@
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
 // deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
+// run:      campaign, lead in the program's closure, resign, pause, and again
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use log::Level;
 use redlatch_client::pubsub::Subscription;
-use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
-use redlatch_client::{CancelToken, Outcome, host_name, was_cut, was_cut_while_answering};
+use redlatch_client::sync::{Mutex, Thread, clock, is_forked, jitter};
+use redlatch_client::{CancelToken, Linked, Outcome, host_name, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
 use crate::attempt::Attempt::NotTaken;
@@ -32,6 +35,7 @@ use crate::scripts::eval::{Script, ScriptCall, Value};
 use crate::scripts::mutants;
 use crate::scripts::{ElectionKeys, FencingToken};
 use crate::site::Site;
+use crate::status::place;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
 /// An election, in which processes agree on one of them, the leader. Made by
@@ -40,17 +44,18 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use redlatch::{CancelToken, Client, Error};
+///
 /// # fn write(_: redlatch::FencingToken) {}
-/// # fn main() -> Result<(), redlatch::Error> {
-/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// # fn main() -> Result<(), Error> {
+/// let client = Client::connect("redis://127.0.0.1:6379")?;
 /// let election = client.leader_election("scheduler").with_watchdog(Duration::from_secs(5));
-/// loop {
-///     let leadership = election.campaign()?; // blocks until this process leads
-///     leadership.on_deposed(|why| eprintln!("stop now, {why}: another process may lead soon"));
-///     while leadership.check(Duration::from_secs(1)).is_ok() {
+/// let ends = CancelToken::new(); // cancel a clone of it to end the program
+/// election.run(&ends, |leadership, stop| {
+///     while !stop.is_cancelled() && leadership.check(Duration::from_secs(1)).is_ok() {
 ///         write(leadership.token()); // a store that remembers the highest token refuses late writes
 ///     }
-/// }
+/// })
 /// # }
 /// ```
 ///
@@ -69,6 +74,23 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 pub struct LeaderElection {
     lock: FencedLock,
     grace: Option<Duration>,
+    /// See [`with_value`](Self::with_value).
+    value: Option<Arc<str>>,
+    /// The terms of the leaderships that were got through this handle or a clone of it.
+    terms: Arc<Mutex<Vec<Weak<Term>>>>,
+}
+
+/// Whether a process leads, as [`LeaderElection::health`] returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Health {
+    /// This process leads.
+    Leads,
+    /// This process does not lead.
+    Follows,
+    /// This process was deposed this long ago and has not dropped its [`Leadership`], so its work
+    /// may still run. Another process may lead.
+    Overdue(Duration),
 }
 
 /// The recorded leader of an election.
@@ -88,16 +110,172 @@ pub struct Leader {
     pub since: SystemTime,
     /// The token of this leadership.
     pub token: FencingToken,
+    /// The leader's own [value](LeaderElection::with_value), such as its address.
+    pub value: Option<String>,
+}
+
+impl Leader {
+    /// Returns the number of the leader's process on its host, if its client has the default
+    /// [`name`](crate::ClientBuilder::name).
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let (name, _) = self.who.rsplit_once('#')?;
+        place(name).map(|(_, pid)| pid)
+    }
 }
 
 impl From<Recorded> for Leader {
-    fn from(Recorded { token, who, host, since }: Recorded) -> Self {
+    fn from(Recorded { token, who, host, since, value }: Recorded) -> Self {
         let since = SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH);
-        Self { who, host, since, token: FencingToken::from_number(token) }
+        Self { who, host, since, token: FencingToken::from_number(token), value }
     }
 }
 
 impl LeaderElection {
+    /// Campaigns again and again, and calls `work` each time that this process leads, until `ends`
+    /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
+    /// half, and campaigns again. So other candidates can lead before this one leads again.
+    ///
+    /// `work` gets a token, which is cancelled when it should return:
+    ///
+    /// - this process was deposed, as [`on_deposed`](Leadership::on_deposed) says, or its client was
+    ///   shut down;
+    /// - `ends` was cancelled.
+    ///
+    /// The token also ends blocking calls, such as
+    /// [`lock_cancellable`](crate::Lock::lock_cancellable). Threads that `work` has started may have
+    /// clones of it: it is also cancelled when `work` has returned. `work` may cancel a clone of
+    /// `ends` to end the call.
+    ///
+    /// If `work` panics, the client logs that, and the call goes on as if `work` had returned: it
+    /// resigns, pauses and campaigns again. So if `work` changes data of its own, it must find them
+    /// usable after a panic.
+    ///
+    /// ```no_run
+    /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let ends = redlatch::CancelToken::new();
+    /// let election = client.leader_election("reports").with_value("10.0.0.7:8080");
+    /// election.run(&ends, |leadership, stop| {
+    ///     for report in 0..100 {
+    ///         if stop.is_cancelled() || leadership.check(Duration::from_secs(1)).is_err() {
+    ///             return; // another process may lead soon
+    ///         }
+    ///         println!("report {report} is made, under token {}", leadership.token());
+    ///     }
+    ///     ends.cancel(); // all is done
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// None when `ends` was cancelled. An outage, or other trouble that may pass without a change of
+    /// the program, is logged and endured for as long as it lasts. That includes
+    /// [`LoginRefused`](ErrorKind::LoginRefused), since passwords are changed while programs run.
+    /// The call ends with these errors:
+    ///
+    /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
+    ///   [`WrongType`](ErrorKind::WrongType), which last until a person mends something.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
+    ///   in a forked child.
+    ///
+    /// # Blocking
+    ///
+    /// Blocks until it ends. A cancel of `ends` ends a campaign or a pause at once, but the call
+    /// returns only after `work` has returned.
+    pub fn run(
+        &self,
+        ends: &CancelToken,
+        mut work: impl FnMut(&Leadership, &CancelToken),
+    ) -> Result<(), Error> {
+        let (Site { core, name, .. }, thread) = (&**self.site(), Thread::current());
+        let (wait, mut endured) = (Wait::from(ends), None);
+        loop {
+            match self.campaign_cancellable(ends) {
+                Ok(leadership) => {
+                    endured = None;
+                    self.lead(leadership, ends, &mut work);
+                }
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
+                Err(error) if ends_a_run(error.kind()) => return Err(error),
+                Err(error) => {
+                    // One line for each kind of trouble, since it may last for hours.
+                    if endured.replace(error.kind()) != Some(error.kind()) {
+                        core.watchdog.log_error(error.now("the campaign is repeated"));
+                    }
+                }
+            }
+            let until = wait.sleep_until(PAUSE.mul_f64(0.5 + jitter(clock::now())));
+            match doze(core, name, &thread, &wait, until, || false) {
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
+                paused => paused?,
+            }
+        }
+    }
+
+    /// Calls `work` with a leadership, and ends the leadership.
+    fn lead(
+        &self,
+        leadership: Leadership,
+        ends: &CancelToken,
+        work: &mut impl FnMut(&Leadership, &CancelToken),
+    ) {
+        let stop = leadership.resigns.0.stop.clone();
+        let _linked = Linked::of(ends, &stop);
+        let worked = catch_unwind(AssertUnwindSafe(|| work(&leadership, &stop)));
+        // Resigns, which also cancels `stop`.
+        drop(leadership);
+        if worked.is_err() && !is_forked() {
+            let Site { core, name, .. } = &**self.site();
+            let line = || format!("the work of the leader of {name:?} panicked, so it resigned");
+            core.watchdog.log(Level::Error, line);
+        }
+    }
+
+    /// Returns whether this process leads, for the probe of a supervisor. No I/O.
+    ///
+    /// The answer is about the leaderships that this handle or a clone of it has got, by
+    /// [`run`](Self::run) or by the verbs that campaign. A process that follows is healthy. A
+    /// process that is [`Overdue`](Health::Overdue) for longer than its work needs to stop, which is
+    /// at most the [grace](Self::with_grace), should be restarted: its work hangs, and the process
+    /// does not campaign.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use redlatch::election::{Health, LeaderElection};
+    ///
+    /// /// The status of the answer to `GET /healthz`.
+    /// fn probe(election: &LeaderElection) -> u16 {
+    ///     match election.health() {
+    ///         Health::Overdue(since) if since > Duration::from_secs(20) => 503,
+    ///         _ => 200,
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        // A forked child does not lead, and must not lock a mutex.
+        if is_forked() {
+            return Health::Follows;
+        }
+        let terms: Vec<_> = self.terms.lock().iter().filter_map(Weak::upgrade).collect();
+        let (mut leads, mut overdue) = (false, None);
+        for term in terms {
+            leads |= !term.left().is_zero();
+            if let Progress::Deposed(_, at) = &*term.progress.lock() {
+                overdue = overdue.max(Some(clock::now().saturating_sub(*at)));
+            }
+        }
+        match overdue {
+            Some(since) => Health::Overdue(Duration::from_nanos(since)),
+            None if leads => Health::Leads,
+            None => Health::Follows,
+        }
+    }
+
     /// Blocks until this process leads.
     ///
     /// # Errors
@@ -116,7 +294,7 @@ impl LeaderElection {
     /// Blocks as [`Lock::lock`](crate::Lock::lock) does, and for one more round trip, or two if
     /// another process handed over the leadership.
     pub fn campaign(&self) -> Result<Leadership, Error> {
-        self.run(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
+        self.take(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
     /// Leads if that is possible now. Returns [`NotTaken`] if another process leads.
@@ -129,7 +307,7 @@ impl LeaderElection {
     ///
     /// One round trip, and two more if this process comes to lead.
     pub fn try_campaign(&self) -> Result<Attempt<Leadership>, Error> {
-        self.run(Wait::NONE).map(Attempt::of)
+        self.take(Wait::NONE).map(Attempt::of)
     }
 
     /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. With zero, the call
@@ -139,7 +317,7 @@ impl LeaderElection {
     ///
     /// The errors of [`campaign`](Self::campaign): this process does not lead.
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
-        self.run(wait.into()).map(Attempt::of)
+        self.take(wait.into()).map(Attempt::of)
     }
 
     /// Blocks until this process leads, or returns [`NotTaken`] at `deadline`. If that has passed,
@@ -149,7 +327,7 @@ impl LeaderElection {
     ///
     /// The errors of [`campaign`](Self::campaign): this process does not lead.
     pub fn try_campaign_until(&self, deadline: Instant) -> Result<Attempt<Leadership>, Error> {
-        self.run(deadline.into()).map(Attempt::of)
+        self.take(deadline.into()).map(Attempt::of)
     }
 
     /// Blocks until this process leads, or fails when `token` is cancelled.
@@ -159,7 +337,7 @@ impl LeaderElection {
     /// [`Cancelled`](ErrorKind::Cancelled). The other errors are those of
     /// [`campaign`](Self::campaign).
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
-        self.run(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
+        self.take(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
     /// Blocks until this process leads, or returns [`NotTaken`] at the end of `wait`. All other
@@ -173,7 +351,7 @@ impl LeaderElection {
         &self,
         wait: impl Into<Wait<'a>>,
     ) -> Result<Attempt<Leadership>, Error> {
-        self.run(wait.into()).map(Attempt::of)
+        self.take(wait.into()).map(Attempt::of)
     }
 
     /// Returns the recorded leader, in whichever process it is. Returns `None` if nobody leads, or
@@ -221,6 +399,21 @@ impl LeaderElection {
         Self { grace: Some(grace), ..self.clone() }
     }
 
+    /// Returns a handle of this election with a value for this process, such as its address.
+    /// While the process leads, all processes can read the value ([`Leader::value`]). The server
+    /// records the value together with the leader, and forgets it with the leadership.
+    ///
+    /// ```no_run
+    /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
+    /// let election = client.leader_election("scheduler").with_value("10.0.0.7:8080");
+    /// let address = election.leader()?.and_then(|leader| leader.value);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_value(&self, value: &str) -> Self {
+        Self { value: Some(value.into()), ..self.clone() }
+    }
+
     /// Returns the election's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -228,7 +421,8 @@ impl LeaderElection {
     }
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
-        Self { lock: FencedLock::new(session, name), grace: None }
+        let (lock, terms) = (FencedLock::new(session, name), Arc::default());
+        Self { lock, grace: None, value: None, terms }
     }
 
     /// The site of the election's lock.
@@ -251,7 +445,7 @@ impl LeaderElection {
         Ok((leader.map(Leader::from), left))
     }
 
-    fn run(&self, wait: Wait<'_>) -> Result<Option<Leadership>, Error> {
+    fn take(&self, wait: Wait<'_>) -> Result<Option<Leadership>, Error> {
         self.check()?;
         let lease = self.lock.handle().terms().lease();
         let grace = self.grace.unwrap_or(lease / 10);
@@ -287,8 +481,9 @@ impl LeaderElection {
         checked?;
         let Some(held) = guard.one() else { return Err(Error::late_grant(&site.name)) };
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
-        let (site, goes_on) = (Arc::clone(site), Mutex::new(Ok(Vec::new())));
-        let term = Arc::new(Term { site, tenancy, token, grace, goes_on });
+        let (site, stop) = (Arc::clone(site), CancelToken::new());
+        let progress = Mutex::new(Progress::Leads(Vec::new()));
+        let term = Arc::new(Term { site, tenancy, token, grace, stop, progress });
         // If this process does not come to lead, the drop of `resigns` removes the record.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
@@ -300,6 +495,10 @@ impl LeaderElection {
         guard.on_lost(move |reason| {
             deposed.upgrade().inspect(|term| term.depose(reason));
         });
+        let mut terms = self.terms.lock();
+        terms.retain(|term| term.strong_count() > 0);
+        terms.push(Arc::downgrade(&term));
+        drop(terms);
         term.due();
         Ok(Some(Leadership { resigns, guard }))
     }
@@ -310,7 +509,8 @@ impl LeaderElection {
         let Site { core, name, .. } = &**site;
         let who = [&*core.config.connection.name, &host_name()];
         let led = outlast(core, name, wait, || {
-            let led = scripts(site).lead(&tenancy.hold().owner, *token, who);
+            let value = self.value.as_deref();
+            let led = scripts(site).lead(&tenancy.hold().owner, *token, who, value);
             led.map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))
         });
         match led {
@@ -326,6 +526,21 @@ impl LeaderElection {
 /// How often a campaign takes a lock that is then lost or has too little lease left, before it
 /// gives up. More attempts would hide that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
+
+/// How long, on average, a [run](LeaderElection::run) pauses between two campaigns.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether trouble of this kind lasts until a person mends something, or for good.
+fn ends_a_run(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Config
+            | ErrorKind::Denied
+            | ErrorKind::WrongType
+            | ErrorKind::ShutDown
+            | ErrorKind::Forked
+    )
+}
 
 fn is_short(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::EndsTooSoon)
@@ -375,10 +590,10 @@ impl Leadership {
         if self.is_leader() || is_forked() {
             return self.guard.state();
         }
-        term.goes_on
-            .lock()
-            .as_ref()
-            .map_or_else(|reason| HoldState::Lost(*reason), |_| self.guard.state())
+        match *term.progress.lock() {
+            Progress::Deposed(reason, _) => HoldState::Lost(reason),
+            Progress::Leads(_) | Progress::Resigned => self.guard.state(),
+        }
     }
 
     /// Returns how long this process certainly leads if no renewal succeeds any longer: the rest of
@@ -428,9 +643,11 @@ impl Leadership {
             return;
         }
         let (term, callback): (_, LossCallback) = (&self.resigns.0, Box::new(callback));
-        let reason = match &mut *term.goes_on.lock() {
-            Ok(callbacks) => return callbacks.push(callback),
-            Err(reason) => *reason,
+        let reason = match &mut *term.progress.lock() {
+            Progress::Leads(callbacks) => return callbacks.push(callback),
+            Progress::Deposed(reason, _) => *reason,
+            // A resigned leadership has no guard that could call this.
+            Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
     }
@@ -476,9 +693,8 @@ impl Drop for Resigns {
             return;
         }
         // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may
-        // have the term now, could be the thread that drops them. (No caller asks why a
-        // resigned term is over.)
-        let _unheard = self.0.end(LostReason::LeaseExpired);
+        // have the term now, could be the thread that drops them.
+        let _unheard = self.0.end(Progress::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
@@ -490,8 +706,18 @@ struct Term {
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// The callbacks for the end of the term, or the reason if the term is over.
-    goes_on: Mutex<Result<Vec<LossCallback>, LostReason>>,
+    /// Tells the work of a [run](LeaderElection::run) to stop. It is cancelled at the end of the
+    /// term, but may be cancelled earlier.
+    stop: CancelToken,
+    progress: Mutex<Progress>,
+}
+
+enum Progress {
+    /// The term goes on, with the callbacks for its end.
+    Leads(Vec<LossCallback>),
+    /// The leader was deposed for this reason, at this time on [`clock`].
+    Deposed(LostReason, u64),
+    Resigned,
 }
 
 impl Term {
@@ -513,25 +739,31 @@ impl Term {
                 _ => LostReason::LeaseExpired,
             });
         }
-        if self.goes_on.lock().is_ok() { left } else { Duration::ZERO }
+        if matches!(*self.progress.lock(), Progress::Leads(_)) { left } else { Duration::ZERO }
     }
 
     fn depose(&self, reason: LostReason) {
+        let deposed = Progress::Deposed(reason, clock::now());
         #[cfg(soak_mutants)]
         if mutants::is("a leader that is deposed in silence") {
-            self.end(reason);
+            self.end(deposed);
             return;
         }
-        self.call(reason, self.end(reason));
+        self.call(reason, self.end(deposed));
     }
 
     /// Ends the term. Returns its callbacks if the term was not over before.
-    fn end(&self, reason: LostReason) -> Vec<LossCallback> {
-        let mut goes_on = self.goes_on.lock();
-        let callbacks = goes_on.as_mut().map(std::mem::take).unwrap_or_default();
-        if goes_on.is_ok() {
-            *goes_on = Err(reason);
-        }
+    fn end(&self, how: Progress) -> Vec<LossCallback> {
+        let mut progress = self.progress.lock();
+        let callbacks = match &mut *progress {
+            Progress::Leads(callbacks) => std::mem::take(callbacks),
+            // A leader is deposed once, and may resign after that.
+            _ if matches!(how, Progress::Deposed(..)) => return Vec::new(),
+            _ => Vec::new(),
+        };
+        *progress = how;
+        drop(progress);
+        self.stop.cancel();
         callbacks
     }
 

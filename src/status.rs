@@ -203,10 +203,15 @@ impl OwnerProcess {
     }
 
     fn place(&self) -> Option<(&str, u32)> {
-        let (_, place) = self.name.rsplit_once('@')?;
-        let (host, pid) = place.rsplit_once(':')?;
-        Some((host, pid.parse().ok()?))
+        place(&self.name)
     }
+}
+
+/// The host and the process in the default name of a client.
+pub(crate) fn place(name: &str) -> Option<(&str, u32)> {
+    let (_, place) = name.rsplit_once('@')?;
+    let (host, pid) = place.rsplit_once(':')?;
+    Some((host, pid.parse().ok()?))
 }
 
 #[cfg(feature = "serde")]

@@ -1,7 +1,7 @@
 -- Records the owner that has the lock as the leader.
 --
 -- KEYS 1 the lock, 2 its leader
--- ARGV 1 owner, 2 token, 3 who, 4 host, 5 channel
+-- ARGV 1 owner, 2 token, 3 who, 4 host, 5 channel, 6 the leader's own value, if it has one
 -- reply: 1 = done, 0 = the lock is not this owner's
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
     return 0
@@ -17,6 +17,9 @@ then
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+    if ARGV[6] then
+        redis.call('hset', KEYS[2], 'value', ARGV[6])
+    end
 end
 -- If the user may not publish, each observer finds out when it next runs look.lua.
 redis.pcall('publish', ARGV[5], '1')

@@ -25,6 +25,8 @@ pub(crate) struct Recorded {
     pub(crate) host: String,
     /// The time at which it became the leader, since 1970, by the server's clock.
     pub(crate) since: Duration,
+    /// The leader's own value.
+    pub(crate) value: Option<String>,
 }
 
 impl ElectionScripts<'_> {
@@ -34,12 +36,15 @@ impl ElectionScripts<'_> {
         owner: &Owner,
         token: u64,
         [who, host]: [&str; 2],
+        value: Option<&str>,
     ) -> Result<bool, Trouble> {
         let (leader, token, owner) =
             (ElectionKeys::leader(self.name), token.to_string(), owner.text());
         let [name, leader, token, who, host] =
             [self.name, &leader, &token, who, host].map(str::as_bytes);
-        let command = Command::script(&LEAD, &[name, leader], &[&owner, token, who, host, leader]);
+        let mut arguments = vec![&*owner, token, who, host, leader];
+        arguments.extend(value.map(str::as_bytes));
+        let command = Command::script(&LEAD, &[name, leader], &arguments);
         flag(call(self.route, &needing(command, Rights::Elections), Rights::Elections)?)
     }
 
@@ -55,9 +60,9 @@ impl ElectionScripts<'_> {
         let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);
         query(self.route, &command, Rights::Elections, |reply| {
             let (left, leader): (_, Vec<_>) = read(&reply)?;
-            let recorded = |(token, who, host, since)| {
+            let recorded = |(token, who, host, since, value)| {
                 let since = Duration::from_millis(since);
-                Recorded { token, who, host, since }
+                Recorded { token, who, host, since, value }
             };
             Ok((leader.into_iter().next().map(recorded), time(left)))
         })

@@ -76,13 +76,16 @@ fn a_snapshot_has_its_times_in_milliseconds() {
 fn a_leader_has_its_time_in_milliseconds_since_1970() {
     bound();
     let client = Client::in_memory().unwrap();
-    let election = client.leader_election("jobs");
+    let election = client.leader_election("jobs").with_value("10.0.0.7");
     let leadership = election.campaign().unwrap();
     let Leader { who, host, since, .. } = election.leader().unwrap().unwrap();
     let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
     assert_eq!(
         to_value(election.leader().unwrap()).unwrap(),
-        json!({"who": who, "host": host, "since_ms": since, "token": leadership.token().get()})
+        json!({
+            "who": who, "host": host, "since_ms": since, "token": leadership.token().get(),
+            "value": "10.0.0.7",
+        })
     );
 }
 

@@ -3,6 +3,7 @@
 
 mod long;
 mod processes;
+mod run;
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
