@@ -31,3 +31,7 @@ pub mod observing {
 pub mod performance {
     #![doc = include_str!("../docs/performance.md")]
 }
+
+pub mod spans {
+    #![doc = include_str!("../docs/spans.md")]
+}
