@@ -35,3 +35,11 @@ pub mod performance {
 pub mod spans {
     #![doc = include_str!("../docs/spans.md")]
 }
+
+pub mod shutdown {
+    #![doc = include_str!("../docs/shutdown.md")]
+}
+
+pub mod coming_from {
+    #![doc = include_str!("../docs/coming-from.md")]
+}
