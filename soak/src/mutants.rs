@@ -52,6 +52,27 @@ const MUTANTS: &[Mutant] = &[
         only: "fenced",
         replaced: &[["redis.pcall('incrby', KEYS[4], '1024')", "1024"]],
     },
+    Mutant {
+        name: "a script that runs without a look at the owner",
+        faults: "",
+        only: "evals",
+        replaced: &[[
+            "if held ~= 1 then\n    return held",
+            "if type(held) == 'table' then\n    return held",
+        ]],
+    },
+    Mutant {
+        name: "a hold that is passed on before its scripts",
+        faults: "",
+        only: "evals",
+        replaced: &[],
+    },
+    Mutant {
+        name: "a script without a reply that counts as not run",
+        faults: "",
+        only: "evals",
+        replaced: &[],
+    },
     Mutant { name: "a loss that is not told", faults: "", only: "lapse", replaced: &[] },
     Mutant {
         name: "a renewal of what is not held",

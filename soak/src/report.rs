@@ -15,7 +15,7 @@ use crate::run::{Outcome, is_other_build};
 pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     println!(
         "round {number}: {} s, {} acquisitions ({} in all), {} faults in all, longest wait {} ms, {} losses told, \
-         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, \
+         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, {} late without a script, \
          {} holds kept and {} calls refused, {} passes of a barrier, {} short limits and {} in an outage, {}",
         all.elapsed.as_secs(),
         found.counted("acquisitions"),
@@ -28,6 +28,7 @@ pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
         found.counted("orders not known"),
         all.lost_fenced,
         all.lost_unfenced,
+        all.late_plain,
         found.counted("holds that were kept"),
         found.counted("calls for a name that is kept"),
         found.counted("passes of a barrier"),

@@ -129,6 +129,8 @@ pub(crate) struct Outcome {
     pub(crate) faults: BTreeMap<String, u64>,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
+    /// Writes to the store after another holder's, each beside a script of its guard.
+    pub(crate) late_plain: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,
     /// The library's commit at the beginning of the run.
@@ -184,6 +186,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         }
         all.lost_fenced += fenced;
         all.lost_unfenced += unfenced;
+        all.late_plain += reader.late(&prefix).map_err(|error| error.to_string())?;
         for fault in &round.faults {
             *all.faults.entry(fault.kind.clone()).or_default() += 1;
         }

@@ -22,6 +22,24 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
+/// A write by a writer, with one argument. It is late if the writer has written before and another
+/// one has written since. The reply: how many were late so far.
+pub(crate) const LATE: &str = r"
+if redis.call('get', KEYS[1]) ~= ARGV[1] then
+    redis.call('incrby', KEYS[3], redis.call('sismember', KEYS[2], ARGV[1]))
+    redis.call('set', KEYS[1], ARGV[1])
+    redis.call('sadd', KEYS[2], ARGV[1])
+end
+for i = 1, 3 do
+    redis.call('pexpire', KEYS[i], 60000)
+end
+return tonumber(redis.call('get', KEYS[3]))";
+
+/// The keys of these writes under a lock, in the lock's slot.
+pub(crate) fn late_keys(lock: &str) -> [String; 3] {
+    ["last", "writers", "late"].map(|key| format!("{{{lock}}}:{key}"))
+}
+
 /// The name of a lock, and the values that were written under the lock, in their order.
 pub(crate) type Written = (String, Vec<u64>);
 
@@ -29,12 +47,14 @@ pub(crate) struct Store {
     connection: Connection,
     read: Script,
     write: Script,
+    late: Script,
 }
 
 impl Store {
     pub(crate) fn connect(url: &str) -> RedisResult<Self> {
         let connection = redis::Client::open(url)?.get_connection()?;
-        Ok(Self { connection, read: Script::new(READ), write: Script::new(WRITE) })
+        let [read, write, late] = [READ, WRITE, LATE].map(Script::new);
+        Ok(Self { connection, read, write, late })
     }
 
     /// Adds one to both values of this lock. Calls `sleep` between the read and the write.
@@ -65,6 +85,24 @@ impl Store {
             let _accepted: bool = write?;
         }
         Ok(())
+    }
+
+    /// A write without a look at the lock.
+    pub(crate) fn write_late(&mut self, lock: &str, writer: &str) -> RedisResult<()> {
+        let [last, writers, late] = late_keys(lock);
+        self.late.key(last).key(writers).key(late).arg(writer).invoke(&mut self.connection)
+    }
+
+    /// How many of these writes under the locks of this prefix were late.
+    pub(crate) fn late(&mut self, prefix: &str) -> RedisResult<u64> {
+        let pattern = format!("{{{prefix}*}}:late");
+        let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;
+        let mut all = 0;
+        for key in keys {
+            let late: Option<u64> = redis::cmd("GET").arg(&key).query(&mut self.connection)?;
+            all += late.unwrap_or(0);
+        }
+        Ok(all)
     }
 
     /// The values that were written under the locks of this prefix, with the names of the locks:

@@ -18,6 +18,7 @@ use crate::store::Store;
 mod barrier;
 mod calls;
 mod election;
+mod evals;
 mod held;
 mod kept;
 mod locks;
@@ -155,7 +156,7 @@ struct Worker {
 type Work = fn(&mut Worker);
 
 /// The kinds of work, each with its name for `--only` and its share of the choices.
-const WORK: [(&str, u32, Work); 19] = [
+const WORK: [(&str, u32, Work); 20] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
@@ -175,6 +176,7 @@ const WORK: [(&str, u32, Work); 19] = [
     ("left", 36, Worker::left),
     ("election", 24, Worker::election),
     ("barrier", 60, Worker::barrier),
+    ("evals", 50, Worker::evals),
 ];
 
 /// The names of all kinds of work.
