@@ -1,5 +1,7 @@
-//! Processes that are stopped past the end of their leases, and then write. Each of two writes is
-//! logged by the server: a plain one, and one in a script of the guard. `REDLATCH_STOPS=1000` for
+//! Processes that are stopped past the end of their leases, or whose networks are, and then write.
+//! Each of two writes is logged by the server: a plain one, and one in a script of the guard. A
+//! process that was stopped mostly knows of its loss before it sends a script. If its network was
+//! stopped, only the server can refuse the script that is on its way. `REDLATCH_STOPS=1000` for
 //! so many stops: `cargo test --test locks stops -- --nocapture`.
 
 use super::*;
@@ -51,20 +53,28 @@ fn log(name: &str) -> String {
     format!("log:{name}")
 }
 
-/// Stops each of two processes in turn, at random points. Returns the log.
+/// Stops each of two processes or its network in turn, at random points. Returns the log.
 fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
-    let mut workers = [(); 2]
-        .map(|()| Worker::spawn_test("eval::stops::worker", "stopped", &[&server.url(), name]));
-    for worker in &mut workers {
+    let mut workers = [(); 2].map(|()| {
+        let network = Proxy::before(server);
+        let args = [&*network.url(), name];
+        (Worker::spawn_test("eval::stops::worker", "stopped", &args), network)
+    });
+    for (worker, _) in &mut workers {
         let _ready = worker.expect_line("ready", SOON);
     }
     let mut random = Random::new();
     for at in 0..stops {
         thread::sleep(Duration::from_micros(random.below(15_000)));
-        let worker = &mut workers[at % 2];
-        worker.sigstop();
+        let (worker, network) = &mut workers[at % 2];
+        let is_process = random.below(2) == 0;
+        if is_process {
+            worker.sigstop()
+        } else {
+            network.freeze()
+        }
         thread::sleep(LEASE + LEASE / 2);
-        worker.sigcont();
+        if is_process { worker.sigcont() } else { network.thaw() }
     }
     // The last one writes.
     thread::sleep(LEASE);
