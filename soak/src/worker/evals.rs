@@ -38,7 +38,11 @@ impl Worker {
         let Some(kept) = self.take(lock, about, how, stay) else { return };
         let name = lock.name().to_owned();
         // The owner alone would not do, since threads pass their holds on.
-        let writer = format!("{} {}", kept.guard.owner().map_or(String::new(), |owner| owner.to_string()), kept.ids[0]);
+        let writer = format!(
+            "{} {}",
+            kept.guard.owner().map_or(String::new(), |owner| owner.to_string()),
+            kept.ids[0]
+        );
         let script = redlatch::Script::new(LATE);
         let keys = late_keys(&name);
         let keys = keys.each_ref().map(String::as_str);

@@ -69,9 +69,9 @@ fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
         let (worker, network) = &mut workers[at % 2];
         let is_process = random.below(2) == 0;
         if is_process {
-            worker.sigstop()
+            worker.sigstop();
         } else {
-            network.freeze()
+            network.freeze();
         }
         thread::sleep(LEASE + LEASE / 2);
         if is_process { worker.sigcont() } else { network.thaw() }
