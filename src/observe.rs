@@ -32,6 +32,7 @@ macro_rules! forwards {
             renewal_failed: &str,
             reconnected: (),
             forgot: (),
+            wanted: (),
         );
     };
 }
@@ -108,6 +109,10 @@ pub trait Observer: Send + Sync + 'static {
     /// if a failover loses these changes, the client does not repeat them. `name` is the server's
     /// address. `permits` is the number of changes. Reported at most every three seconds.
     fn forgot(&self, _event: &Event<'_>) {}
+
+    /// Others have come to wait for a lock whose guard has an
+    /// [`on_wanted`](crate::LockGuard::on_wanted). `time`: how long the lock has been held.
+    fn wanted(&self, _event: &Event<'_>) {}
 }
 
 /// A program can keep a clone of the `Arc`, and read there what its observer has counted.

@@ -39,6 +39,7 @@ pub struct Counts {
     pub renewal_failed: u64,
     pub reconnected: u64,
     pub forgotten: u64,
+    pub wanted: u64,
     /// How many of these events were not reported to the observer, because too many events waited.
     pub left_out: u64,
 }

@@ -348,6 +348,14 @@ impl Tenancy {
         });
     }
 
+    /// Tells the observer that others have come to wait for the lock.
+    pub(crate) fn tell_wanted(&self, core: &Core, name: &Name) {
+        core.observe_soon(Count::Wanted, || {
+            let (name, kind, held) = (name.clone(), self.hold().kind(), self.held());
+            move |it| it.wanted(&Event::of(&name, (kind, 1), held, ()))
+        });
+    }
+
     /// Notes that the observer was told that the thread has the hold.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
         // The tenancy was lost in the meantime, and the observer was not told of the loss.

@@ -55,6 +55,7 @@ const LOSSES: &str = "redlatch.lock.losses";
 const TIME_LEFT: &str = "redlatch.lock.renewal.time_left";
 const FAILURES: &str = "redlatch.lock.renewal.failures";
 const FORGOTTEN: &str = "redlatch.lock.forgotten_changes";
+const WANTED: &str = "redlatch.lock.wanted";
 
 impl MetricsObserver {
     /// Makes an observer, and describes the metrics to the recorder. The program must install its
@@ -69,6 +70,7 @@ impl MetricsObserver {
         describe_histogram!(TIME_LEFT, Unit::Seconds, "What a renewal found left of the lease.");
         describe_counter!(FAILURES, Unit::Count, "Renewals that failed, and are tried again.");
         describe_counter!(FORGOTTEN, Unit::Count, "Changes that a failover may lose.");
+        describe_counter!(WANTED, Unit::Count, "Holders that heard that others wait.");
         Self { label: None, counted: Mutex::default() }
     }
 
@@ -157,6 +159,10 @@ impl Observer for MetricsObserver {
 
     fn forgot(&self, event: &Event<'_>) {
         counter!(FORGOTTEN).increment(event.permits.into());
+    }
+
+    fn wanted(&self, event: &Event<'_>) {
+        counter!(WANTED, self.of(event, &[])).increment(1);
     }
 
     fn renewed(&self, event: &Event<'_>) {

@@ -29,6 +29,7 @@ pub(crate) enum Count {
     RenewalFailed,
     Reconnected,
     Forgotten,
+    Wanted,
     LeftOut,
 }
 
@@ -230,6 +231,7 @@ impl Core {
             renewal_failed: self.counts.of(Count::RenewalFailed),
             reconnected: self.counts.of(Count::Reconnected),
             forgotten: self.counts.of(Count::Forgotten),
+            wanted: self.counts.of(Count::Wanted),
             left_out: self.counts.of(Count::LeftOut),
         };
         let server = |node: &Arc<Node>| ServerState {

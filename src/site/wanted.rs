@@ -54,6 +54,7 @@ impl Site {
             }
         });
         for (tenancy, callbacks) in due {
+            tenancy.tell_wanted(&self.core, &self.name);
             for callback in callbacks {
                 let tenancy = Arc::clone(&tenancy);
                 self.core.watchdog.call_wanted(&self.name, callback, move || tenancy.is_held());

@@ -564,7 +564,7 @@ fn a_leader_is_listed_during_an_outage_too() {
 
 /// The number of events that the observer got, in the order of its methods.
 #[derive(Default)]
-struct Tally([AtomicU32; 9]);
+struct Tally([AtomicU32; 10]);
 
 impl Tally {
     fn count(&self, method: usize) {
@@ -608,6 +608,10 @@ impl Observer for Tally {
     fn forgot(&self, _: &Event<'_>) {
         self.count(8);
     }
+
+    fn wanted(&self, _: &Event<'_>) {
+        self.count(9);
+    }
 }
 
 #[test]
@@ -624,6 +628,7 @@ fn an_observer_behind_a_pointer_hears_each_kind_of_event() {
         observer.renewal_failed(&Event::new("l", kind, "why"));
         observer.reconnected(&Event::new("l", kind, ()));
         observer.forgot(&Event::new("l", kind, ()));
+        observer.wanted(&Event::new("l", kind, ()));
     };
     tell(&Arc::clone(&tally));
     tell(&Box::new(Arc::clone(&tally)));
