@@ -391,6 +391,13 @@ impl LeaderElection {
         Self { lock: self.lock.with_watchdog(timeout), ..self.clone() }
     }
 
+    /// Returns a handle of this election whose leader hears within milliseconds that another process
+    /// campaigns: see [`Leadership::on_wanted`].
+    #[must_use]
+    pub fn with_wanted(&self) -> Self {
+        Self { lock: self.lock.with_wanted(), ..self.clone() }
+    }
+
     /// Returns a handle of this election with this grace. If no renewal succeeds, the leader is
     /// deposed this long before its lease ends by its own clock, and can stop in that time. The
     /// grace must be less than half of the lease. By default it is a tenth of the lease.
@@ -650,6 +657,21 @@ impl Leadership {
             Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
+    }
+
+    /// Registers `callback`, which the client calls each time that others come to campaign while
+    /// nobody did before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does. So a newer
+    /// version of a program can ask the leader to go: the leader resigns once it has finished its
+    /// work. If others campaign already, the client calls `callback` soon.
+    pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
+        self.guard.on_wanted(callback);
+    }
+
+    /// Returns whether others campaign, as far as this process knows, as
+    /// [`LockGuard::is_wanted`](crate::LockGuard::is_wanted) does. No I/O.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.guard.is_wanted()
     }
 
     /// A script runs even between the deposition and the end of the lease, since nobody else leads

@@ -10,6 +10,7 @@ mod moves;
 mod parties;
 mod processes;
 mod tracking;
+mod wanted;
 
 use std::env;
 use std::sync::Arc;
