@@ -152,6 +152,7 @@ pub(crate) fn check(round: &Round) -> Findings {
         }
         losses::check(name, holds, round, &mut found);
         waits::idle(name, holds, round, &mut found);
+        waits::unheard(name, holds, round, &mut found);
         for hold in holds {
             let (from, to) = (hold.grant.call, hold.grant.at);
             let wait = (to - from).saturating_sub(round.stopped(hold.process, from, to));

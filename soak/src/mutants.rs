@@ -111,6 +111,12 @@ const MUTANTS: &[Mutant] = &[
         ]],
     },
     Mutant {
+        name: "a holder that is not told of waiters",
+        faults: "none",
+        only: "wanted",
+        replaced: &[["'want ' .. number", "'wants ' .. number"]],
+    },
+    Mutant {
         name: "a grant without its message",
         faults: "none",
         only: "reentrant",

@@ -20,8 +20,7 @@ Random work on all synchronizers under faults, with a history that is checked.
   --storm S        seconds of faults in a round (12)
   --calm S         seconds without faults after them (7)
   --only A,B       only this work: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
-                   latch, condition, long, lapse, late, lateread, short, least, once, left,
-                   election, barrier, evals
+    latch, condition, long, lapse, late, lateread, short, least, once, left, election, barrier, evals, wanted,
   --faults A,B     only these faults, by their names in the ledger; none: no fault
   --other-worker FILE  every other pair of worker processes is this build of the soak, of another
                    commit: it does the work that it knows, as in a rolling deploy

@@ -168,6 +168,7 @@ const WORK: [(&str, u32, Work); 20] = [
     ("condition", 24, Worker::condition),
     ("long", 3, Worker::long),
     ("lapse", 3, Worker::lapse),
+    ("wanted", 8, Worker::wanted),
     ("late", 50, Worker::late),
     ("lateread", 12, Worker::late_read),
     ("short", 30, Worker::short_limits),

@@ -171,6 +171,24 @@ pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findin
     }
 }
 
+/// A holder that leaves as soon as others want its lock hears of them at once.
+pub(super) fn unheard(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
+    if !name.contains("wanted-") {
+        return;
+    }
+    let late = |pair: &&[Hold]| {
+        let [one, next] = pair else { return false };
+        let (from, at) = (one.grant.at.max(next.grant.call), next.grant.at);
+        at.saturating_sub(from) > IDLE && is_quiet(round, from, at)
+    };
+    let late: Vec<_> = holds.windows(2).filter(late).collect();
+    if late.len() >= OFTEN {
+        let text = format!("{} holders left over {} ms late", late.len(), IDLE / ms(1));
+        let [one, next] = late[0] else { return };
+        found.violation("unheard", name, [one.grant.at, next.grant.at], text);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{fault, hold};
@@ -225,6 +243,18 @@ mod tests {
         let long = step(Step::Wait, 0, 20_000, 2, Outcome::Not);
         assert_eq!(violations(std::slice::from_ref(&long), &[]), ["bounds"]);
         assert_eq!(violations(&[long], &[fault(1000, 19_000, Some(1), false)]), [""; 0]);
+    }
+
+    #[test]
+    fn a_holder_that_does_not_hear_of_waiters_again_and_again_is_found() {
+        for (call, expected) in [(10, 1), (900, 0)] {
+            let holds: Vec<_> =
+                (0..5).map(|at| hold(1, 1000 * at + call, 1000 * (at + 1), 0)).collect();
+            let mut found = Findings::default();
+            unheard("wanted-1", &holds, &Round::default(), &mut found);
+            unheard("long-1", &holds, &Round::default(), &mut found);
+            assert_eq!(found.violations.len(), expected);
+        }
     }
 
     #[test]

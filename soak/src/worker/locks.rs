@@ -1,6 +1,6 @@
 //! The work with locks of each kind.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -50,6 +50,25 @@ impl Worker {
             self.acquire(about, how, stay, |_| lock.try_lock_for(Duration::from_millis(200)));
         let Some(kept) = taken else { return };
         hold(&self.shared, &kept, stay);
+        leave(&self.shared, kept, false);
+    }
+
+    /// A hold that its thread keeps until others want the lock. No renewal comes soon, so a message
+    /// tells the thread. (There are many names, so that most holders have the lock before the first
+    /// waiter comes.)
+    pub(super) fn wanted(&mut self) {
+        let name = self.one_of("wanted", 8);
+        let terms = Terms::Watched(Duration::from_secs(15));
+        let lock = terms.of(self.client.reentrant_lock(&name)).with_wanted();
+        let (wait, stay) = (Duration::from_secs(6), Duration::from_secs(3));
+        let about = About::lock(Kind::Reentrant, &name, terms);
+        let taken = self.acquire(about, How::For(wait), stay, |_| lock.try_lock_for(wait));
+        let Some(kept) = taken else { return };
+        let (news, wanted) = mpsc::channel();
+        kept.guard.on_wanted(move || {
+            let _ = news.send(());
+        });
+        let _heard = wanted.recv_timeout(stay);
         leave(&self.shared, kept, false);
     }
 
