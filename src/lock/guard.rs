@@ -267,7 +267,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// fn work(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
     ///     let guard = lock.with_wanted().lock()?;
     ///     let (sender, wanted) = mpsc::channel();
-    ///     guard.on_wanted(move || drop(sender.send(())));
+    ///     guard.on_wanted(move || {
+    ///         let _ = sender.send(());
+    ///     });
     ///     for part in 0.. {
     ///         upload(part);
     ///         if wanted.try_recv().is_ok() {
