@@ -30,7 +30,7 @@ use crate::lock::{HeldLock, Part as _, evals};
 use crate::owner::Owner;
 use crate::runtime::Session;
 use crate::scripts::election::{ElectionScripts, Recorded};
-use crate::scripts::eval::{Script, ScriptCall, Value};
+use crate::scripts::eval::{COMMAND, Script, ScriptCall, Value};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{ElectionKeys, FencingToken};

@@ -1,5 +1,5 @@
--- Stands behind a user's script and behind held.lua or ../read_write/writes.lua: runs the user's
--- script if the owner has the lock. The user's script is the function `script`.
+-- Stands behind a user's script, the function `script`, and runs it if the owner has the lock; a
+-- writer, if it writes.
 --
 -- KEYS the user's own; behind them the lock, which is removed before the user's script runs
 -- ARGV the user's own; behind them the owner, which is removed likewise
@@ -9,6 +9,13 @@
 --
 -- An error of the user's script is part of the reply. So an error reply comes from the server
 -- itself, which then has not run the user's script, and a client may follow a redirect.
+local at, last = #KEYS, #ARGV
+local lock, owner = KEYS[at], ARGV[last]
+KEYS[at], ARGV[last] = nil, nil
+local held = redis.pcall('hexists', lock, owner)
+if held == 1 and string.sub(owner, -6) == ':write' then
+    held = redis.call('hget', lock, 'mode') == 'write' and 1 or 0
+end
 if held ~= 1 then
     return held
 end

@@ -196,7 +196,7 @@ fn a_script_runs_under_no_other_tenancy() {
         }
     };
     for (processes, threads) in [(1, 3), (2, 2)] {
-        explore(300, move || {
+        explore(100, move || {
             play_on(&ModelServer::start(), processes, threads, Process::lock, uses, check);
             play_on(&ModelServer::start(), processes, threads, Process::fair_lock, uses, check);
         });

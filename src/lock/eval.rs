@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{HeldLock, LockGuard};
 use crate::error::{Error, ErrorKind};
-use crate::scripts::eval::{Script, ScriptCall, Value};
+use crate::scripts::eval::{COMMAND, Script, ScriptCall, Value};
 use crate::waiting::Wait;
 
 /// The three methods of a guard, for a type with a method `held` that returns a `HeldLock`.
@@ -89,7 +89,8 @@ macro_rules! evals {
             keys: &[&str],
             args: &[&[u8]],
         ) -> Result<Value, Error> {
-            self.held()?.eval(wait.into(), &ScriptCall::of(script, keys, args))
+            let call = ScriptCall { script, keys, arguments: args, last: None };
+            self.held()?.eval(wait.into(), &call)
         }
 
         /// Runs one command, in Redis, if this guard's owner has the lock there:
@@ -105,7 +106,8 @@ macro_rules! evals {
         ///
         /// As [`eval`](Self::eval).
         pub fn command(&self, name: &str, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
-            self.held()?.eval(Wait::FOREVER, &ScriptCall::command(name, keys, args))
+            let call = ScriptCall { script: &COMMAND, keys, arguments: args, last: Some(name) };
+            self.held()?.eval(Wait::FOREVER, &call)
         }
     };
 }

@@ -5,14 +5,13 @@ use std::sync::{LazyLock, OnceLock};
 use redis::Value as Reply;
 use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, reply_code};
 
-use super::{Mode, Owner, Replied, Rights, Trouble, granted, unexpected};
+use super::{Owner, Replied, Rights, Trouble, granted, unexpected};
 
-// Each stands behind the user's script.
-static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/held.lua", "lock/eval.lua"));
-static IF_WRITES: LazyLock<&str> =
-    LazyLock::new(|| code!("read_write/writes.lua", "lock/eval.lua"));
+/// It stands behind the user's script.
+static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/eval.lua"));
 /// The script that runs one command.
-static COMMAND: LazyLock<Script> = LazyLock::new(|| Script::new(lua!("lock/command.lua")));
+pub(crate) static COMMAND: LazyLock<Script> =
+    LazyLock::new(|| Script::new(lua!("lock/command.lua")));
 
 /// A Lua script for [`LockGuard::eval`](crate::LockGuard::eval), which runs it at the server only
 /// if the guard's owner has the lock.
@@ -34,23 +33,16 @@ static COMMAND: LazyLock<Script> = LazyLock::new(|| Script::new(lua!("lock/comma
 #[derive(Clone, Debug)]
 pub struct Script {
     text: String,
-    if_held: OnceLock<Text>,
-    if_writes: OnceLock<Text>,
+    /// The text for the server, and its hash.
+    whole: OnceLock<(String, String)>,
     is_idempotent: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Text {
-    code: String,
-    hash: String,
 }
 
 impl Script {
     /// Returns the script with this text. No I/O.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        let (if_held, if_writes) = (OnceLock::new(), OnceLock::new());
-        Self { text: text.into(), if_held, if_writes, is_idempotent: false }
+        Self { text: text.into(), whole: OnceLock::new(), is_idempotent: false }
     }
 
     /// Returns the same script, which the client may send again if the connection breaks before the
@@ -67,23 +59,13 @@ impl Script {
         self.text.starts_with("#!")
     }
 
-    /// The hash by which clients call the script under a lock.
-    #[cfg(all(test, models))]
-    pub(crate) fn hash(&self) -> &str {
-        &self.text(Mode::Lock).hash
-    }
-
-    /// The text for the server. The user's text is a function without upvalues, on the lines that
-    /// the user knows from errors.
-    fn text(&self, mode: Mode) -> &Text {
-        let (text, behind) = match mode {
-            Mode::Lock | Mode::Read => (&self.if_held, &IF_HELD),
-            Mode::Write => (&self.if_writes, &IF_WRITES),
-        };
-        text.get_or_init(|| {
-            let code = format!("local script = function(...) {}\nend\n{}", self.text, **behind);
+    /// The text for the server, and its hash. The user's text is a function without upvalues, on the
+    /// lines that the user knows from errors.
+    pub(crate) fn whole(&self) -> &(String, String) {
+        self.whole.get_or_init(|| {
+            let code = format!("local script = function(...) {}\nend\n{}", self.text, *IF_HELD);
             let hash = redis::Script::new(&code).get_hash().to_owned();
-            Text { code, hash }
+            (code, hash)
         })
     }
 }
@@ -153,11 +135,11 @@ impl Value {
 /// A script with its keys and arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct ScriptCall<'a> {
-    script: &'a Script,
+    pub(crate) script: &'a Script,
     pub(crate) keys: &'a [&'a str],
-    arguments: &'a [&'a [u8]],
+    pub(crate) arguments: &'a [&'a [u8]],
     /// The argument behind the user's.
-    last: Option<&'a str>,
+    pub(crate) last: Option<&'a str>,
 }
 
 /// How a user's script has ended.
@@ -170,19 +152,7 @@ pub(crate) enum Ran {
     Failed(String),
 }
 
-impl<'a> ScriptCall<'a> {
-    pub(crate) fn of(script: &'a Script, keys: &'a [&'a str], arguments: &'a [&'a [u8]]) -> Self {
-        Self { script, keys, arguments, last: None }
-    }
-
-    pub(crate) fn command(name: &'a str, keys: &'a [&'a str], arguments: &'a [&'a [u8]]) -> Self {
-        Self { script: &COMMAND, keys, arguments, last: Some(name) }
-    }
-
-    pub(crate) fn has_shebang(&self) -> bool {
-        self.script.has_shebang()
-    }
-
+impl ScriptCall<'_> {
     /// Sends the script under this owner of a lock. Also returns whether a copy of it may still
     /// run, whatever the result is.
     pub(crate) fn send(
@@ -192,7 +162,7 @@ impl<'a> ScriptCall<'a> {
         owner: &Owner,
         acks: Option<ReplicaAcks>,
     ) -> (Result<Replied<Ran>, Trouble>, bool) {
-        let text = self.script.text(owner.mode());
+        let (code, hash) = self.script.whole();
         let send = |command: &str, what: &str| {
             let command = self.of_owner([command, what], lock, owner).acknowledged(acks);
             if self.script.is_idempotent {
@@ -201,12 +171,13 @@ impl<'a> ScriptCall<'a> {
                 (route.call_once(&command), false)
             }
         };
-        let (mut outcome, mut in_doubt) = send("EVALSHA", &text.hash);
-        if is_unknown_script(&outcome) {
-            let (again, is_copied) = send("EVAL", &text.code);
+        let (mut outcome, mut in_doubt) = send("EVALSHA", hash);
+        if is_refused(&outcome, "NOSCRIPT") {
+            let (again, is_copied) = send("EVAL", code);
             (outcome, in_doubt) = (again, in_doubt || is_copied);
         }
-        if is_other_data(&outcome) {
+        // Other data was written over the lock.
+        if is_refused(&outcome, "WRONGTYPE") {
             outcome = Ok(Reply::Int(0));
         }
         let ran = granted(outcome, in_doubt, Rights::Locks, ran);
@@ -226,15 +197,6 @@ impl<'a> ScriptCall<'a> {
         parts.push(&owner);
         Command::plain(&parts)
     }
-}
-
-fn is_unknown_script(outcome: &Outcome) -> bool {
-    is_refused(outcome, "NOSCRIPT")
-}
-
-/// Whether other data was written over the lock.
-fn is_other_data(outcome: &Outcome) -> bool {
-    is_refused(outcome, "WRONGTYPE")
 }
 
 fn is_refused(outcome: &Outcome, code: &str) -> bool {

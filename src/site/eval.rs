@@ -16,7 +16,7 @@ use crate::hold::{Hold, Leaseholder, Tenancy};
 use crate::scripts::eval::{Ran, ScriptCall, Value};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
-use crate::scripts::{Mode, Replied, Trouble, failed_script};
+use crate::scripts::{Mode, Replied, failed_script};
 use crate::waiting::Wait;
 
 impl Site {
@@ -42,68 +42,57 @@ impl Site {
         if !may_run {
             hold.script_ended();
         }
-        let state = if may_run {
-            "whether the script has run is not known; it can still run until the lock is released"
-        } else {
-            "the script has not run"
-        };
-        let done = match ran {
+        let error = match ran {
+            Ok(Replied { reply: Ran::Done(value), unacknowledged: None, .. }) => return Ok(value),
             Ok(Replied { reply: Ran::NotHeld, .. }) => {
                 self.lose_hold(&hold, hold.why_gone());
                 return Err(self.not_held(tenancy).unknown(may_run));
             }
             Ok(Replied { reply: Ran::Failed(text), .. }) => {
-                let state = "what it wrote before that stays";
-                return Err(failed_script(&text).of(&self.name).now(state));
+                failed_script(&text).now("what it wrote before that stays")
             }
-            Ok(Replied { reply: Ran::Done(value), unacknowledged: None, .. }) => Ok(value),
-            Ok(Replied { reply: Ran::Done(_), unacknowledged: Some(error), .. }) => {
-                let state = "the script has run, and a failover may undo it";
-                return Err(error.of(&self.name).unknown(true).now(state));
+            Ok(Replied { unacknowledged: Some(error), .. }) => {
+                error.unknown(true).now("the script has run, and a failover may undo it")
             }
-            Err(trouble) => Err(trouble),
-        };
-        done.map_err(|trouble: Trouble| {
-            let cut = was_cut().then(|| wait.check_cancelled(&self.name));
-            match cut {
-                Some(Err(_)) => {
+            Err(trouble) => {
+                let cancelled = was_cut() && wait.check_cancelled(&self.name).is_err();
+                let error = if cancelled {
                     let message = "the call was cancelled before the server answered".to_owned();
                     Error::new(ErrorKind::Cancelled, message).unknown(may_run)
-                }
-                _ => trouble.into_error(),
+                } else {
+                    trouble.into_error()
+                };
+                error.now(if may_run {
+                    "whether the script has run is not known; it can still run until the lock is \
+                     released"
+                } else {
+                    "the script has not run"
+                })
             }
-            .of(&self.name)
-            .now(state)
-        })
+        };
+        Err(error.of(&self.name))
     }
 
     /// Fails if the script cannot run under this lock, before anything is sent.
     fn check_call(&self, call: &ScriptCall<'_>) -> Result<(), Error> {
-        let unusable = |message: String| Err(Error::new(ErrorKind::Config, message).of(&self.name));
-        if self.mode == Mode::Read {
-            // A late script of one reader would run under another's tenancy.
-            return unusable(
-                "a read lock runs no scripts, since all readers of a process share one owner: take \
-                 the write lock"
-                    .to_owned(),
-            );
-        }
-        if call.has_shebang() {
-            return unusable(
-                "a script that begins with `#!` cannot be used: leave that line out".to_owned(),
-            );
-        }
-        if self.core.is_cluster() {
-            let slot = slot_of(self.name.as_bytes());
-            let other = call.keys.iter().find(|key| slot_of(key.as_bytes()) != slot);
-            if let Some(key) = other {
-                return unusable(format!(
-                    "the key {key:?} is in another slot of the cluster than the lock: use a key \
-                     with the lock's name in braces, as in {{name}}:key; nothing was sent"
-                ));
-            }
-        }
-        Ok(())
+        let slot = slot_of(self.name.as_bytes());
+        let is_elsewhere = |key: &&&str| self.core.is_cluster() && slot_of(key.as_bytes()) != slot;
+        // A late script of one reader would run under another's tenancy.
+        let message = if self.mode == Mode::Read {
+            "a read lock runs no scripts, since all readers of a process share one owner: take the \
+             write lock"
+                .to_owned()
+        } else if call.script.has_shebang() {
+            "a script that begins with `#!` cannot be used: leave that line out".to_owned()
+        } else if let Some(key) = call.keys.iter().find(is_elsewhere) {
+            format!(
+                "the key {key:?} is in another slot of the cluster than the lock: put the lock's \
+                 name in braces into it, as in {{name}}:key; nothing was sent"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Config, message).of(&self.name))
     }
 
     /// `None`: the tenancy does not have the hold.
