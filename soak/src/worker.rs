@@ -156,7 +156,7 @@ struct Worker {
 type Work = fn(&mut Worker);
 
 /// The kinds of work, each with its name for `--only` and its share of the choices.
-const WORK: [(&str, u32, Work); 20] = [
+const WORK: [(&str, u32, Work); 21] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
