@@ -54,6 +54,7 @@ mod witness;
 
 mod acknowledged;
 mod cluster;
+mod evals;
 mod fenced;
 mod held;
 mod latches;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         sections: &[
             ("fair", rivals::fair),
             ("fenced", fenced::section),
+            ("evals", evals::section),
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
             ("expirable", rivals::expirable),
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
             (notified::WAITER_ROLE, notified::wait),
             (steps::ROLE, steps::work),
             (readers::ROLE, readers::work),
+            (evals::ROLE, evals::work),
         ],
     };
     program.run()
@@ -128,7 +131,7 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
+Sections: fair, fenced, evals, queue, semaphore, expirable, permits, held, opening, waiters, several,
 notified, steps, lost, limits, many-fair, many-locks, many-conditions, many-readers, readers,
 acknowledged, cluster. None named: all.
 ";
