@@ -338,7 +338,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// One round trip, or two for the rights of two kinds.
+    /// One round trip, or two if `rights` covers two kinds of synchronizers (as `Conditions` does).
     pub fn check_rights(&self, rights: Rights, name: &str) -> Result<(), Error> {
         Status::check_rights(self.0.core(), rights, name)
     }

@@ -109,8 +109,8 @@ pub struct Holder {
         serde(rename = "left_ms", serialize_with = "crate::json::millis")
     )]
     pub left: Duration,
-    /// When the owner's process asked for the lock, by the clock of that process. `None` if the owner
-    /// does not say it, as the owner of a Redisson client or of a permit.
+    /// When the owner's process asked for the lock, by the clock of that process. `None` if the
+    /// owner has no such time: an owner made by Redisson, or the id of a permit.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")

@@ -15,8 +15,8 @@ if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[
     return 1
 end
 -- The list must never be left without a time to live, so the script first asks whether it may run
--- PEXPIRE. It also asks for the commands of the release that follows: if the release were refused,
--- the thread would wait for the end of its own lease. RPUSH is the first write. A server that is
+-- PEXPIRE. It also asks whether it may run the commands of the release that follows. Otherwise the
+-- release could be refused, and the thread would wait for the end of its own lease. RPUSH is the first write. A server that is
 -- out of memory refuses it, as it would later refuse to grant the lock again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},

@@ -1,7 +1,7 @@
 -- Takes a lock, or makes an entry in its queue. Two parts run before the rest of this script.
 -- free.lua takes a free lock without waiters, by EXISTS, HSET, PEXPIRE, and INCRBY if there are
--- tokens. queue_up.lua serves an owner that comes while another owner has the lock, by HRANDFIELD,
--- TIME, RPUSH, PTTL or LPOS, and PEXPIRE. If a part succeeds, nothing else runs.
+-- tokens. queue_up.lua adds an owner to the queue while another owner has the lock. It uses
+-- HRANDFIELD, TIME, RPUSH, PEXPIRE, and either PTTL or LPOS. If a part succeeds, nothing else runs.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows; in every

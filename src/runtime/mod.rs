@@ -75,7 +75,8 @@ pub(crate) struct Core {
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<ChangedNames>,
-    /// Whether the log has reported that some changes are not kept.
+    /// Whether the log has already warned that this client makes more changes to semaphores than it
+    /// can keep for a repetition after a failover.
     forgets: AtomicBool,
     /// Whether a hold has ever listened for the message that others wait.
     listens_for_wants: AtomicBool,

@@ -97,7 +97,7 @@ impl Value {
         }
     }
 
-    /// Returns the text, if it is one.
+    /// Returns the bytes if this value is a text, otherwise `None`.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match self {

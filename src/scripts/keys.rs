@@ -151,8 +151,8 @@ impl LockKeys<'_> {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
 
-    /// As [`control_channel`](Self::control_channel), in a cluster, where the channel must be in
-    /// the slot of a script's first key.
+    /// The counterpart of [`control_channel`](Self::control_channel) for a cluster. There the
+    /// channel must be in the slot of the script's first key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {
         format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }

@@ -137,7 +137,7 @@ impl Script {
         Self { takes: true, ..self }
     }
 
-    /// The hash of the script's text for one server.
+    /// The hash of the text that the script has outside a cluster.
     pub fn hash(&self) -> String {
         redis::Script::new(&self.server.code).get_hash().to_owned()
     }
