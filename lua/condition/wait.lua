@@ -16,8 +16,9 @@ if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[
 end
 -- The list must never be left without a time to live, so the script first asks whether it may run
 -- PEXPIRE. It also asks whether it may run the commands of the release that follows. Otherwise the
--- release could be refused, and the thread would wait for the end of its own lease. RPUSH is the first write. A server that is
--- out of memory refuses it, as it would later refuse to grant the lock again.
+-- release could be refused, and the thread would wait for the end of its own lease. RPUSH is the
+-- first write. A server that is out of memory refuses it, as it would later refuse to grant the
+-- lock again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},
