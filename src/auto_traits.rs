@@ -10,15 +10,16 @@ use crate::election::{Changes, Health, Leader, LeaderElection, Leadership};
 use crate::observe::MetricsObserver;
 use crate::observe::{Event, Kind, Observer, Way};
 use crate::status::{
-    Counts, Held, Holder, OwnerProcess, ServerState, Snapshot, Status, StatusKind, Waiter, Waiting,
+    Counts, Held, Holder, OwnerProcess, ServerInfo, ServerState, Snapshot, Status, StatusKind,
+    Waiter, Waiting,
 };
 use crate::{
     Attempt, CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Credentials,
     CyclicBarrier, Error, ErrorKind, ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock,
     FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
     MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Owner, PartGuard,
-    Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock, Script, Semaphore, Value, Wait,
-    Waited, WriteLock,
+    Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock, Rights, Script, Semaphore, Value,
+    Wait, Waited, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync>() {}
@@ -74,8 +75,10 @@ each!(goes_anywhere crosses_a_panic moves: [
     ReadLock,
     ReadWriteLock,
     ReentrantLock,
+    Rights,
     Script,
     Semaphore,
+    ServerInfo,
     ServerState,
     Snapshot,
     Status,

@@ -569,7 +569,7 @@ pub struct Leadership {
 impl Leadership {
     evals!();
 
-    /// Returns the token of this earlier, which is higher than those of all earlier leaderships.
+    /// Returns of this leadership, which is higher than those of all earlier leaderships.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
