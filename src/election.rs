@@ -569,7 +569,7 @@ pub struct Leadership {
 impl Leadership {
     evals!();
 
-    /// Returns of this leadership, which is higher than those of all earlier leaderships.
+    /// Returns the token of this leadership, which is higher than the tokens of all earlier ones.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
