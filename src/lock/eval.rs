@@ -18,7 +18,7 @@ macro_rules! evals {
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
         /// keys are those of the server: the client's
         /// [`prefix`](crate::ClientBuilder::prefix) is not put before them. In a cluster they need
-        /// the slot of the lock's key: put the lock's name in braces into each of them. The
+        /// the slot of the lock's key: put the lock's name, with the prefix, in braces into each. The
         /// server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
@@ -54,7 +54,9 @@ macro_rules! evals {
         /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the script, is
         ///   unreachable, or does not answer in time. If
         ///   [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
-        ///   still run until the lock is released. With
+        ///   still run until the lock is released.
+        ///   [`Unavailable`](ErrorKind::Unavailable) also if the request that took the lock was
+        ///   sent twice, because a connection broke: release the lock and take it again. With
         ///   [`replica_acks`](crate::ClientBuilder::replica_acks),
         ///   [`TooFewReplicas`](ErrorKind::TooFewReplicas) if the script ran, but too few replicas
         ///   have its writes.

@@ -7,6 +7,7 @@
 //! Without such a reply the hold is released at its end, and then no script of its owner can run.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use redlatch_client::{slot_of, was_cut};
 
@@ -33,7 +34,17 @@ impl Site {
     ) -> Result<Value, Error> {
         self.check_call(call)?;
         wait.check(&self.core, &self.name)?;
+        // A late script runs only while its owner has the lock. But a late copy of the request that
+        // took the lock could give the owner a free lock again, after another owner's grant.
+        if tenancy.hold().in_doubt {
+            let message = "the request that took the lock was sent twice, and its late copy could \
+                           let a late script run: release the lock and take it again; the script \
+                           has not run";
+            return Err(Error::new(ErrorKind::Unavailable, message.to_owned()).of(&self.name));
+        }
         let Some(hold) = self.script_begins(tenancy) else { return Err(self.not_held(tenancy)) };
+        // A wait that does not block has the time of one short request.
+        let wait = if wait.blocks() { wait } else { wait.once(Instant::now()) };
         let _limited = wait.limits(&self.core);
         let acks = self.core.config.replica_acks;
         let (ran, may_run) = call.send(&self.route, &self.name, &hold.owner, acks);
@@ -85,9 +96,12 @@ impl Site {
         } else if call.script.has_shebang() {
             "a script that begins with `#!` cannot be used: leave that line out".to_owned()
         } else if let Some(key) = call.keys.iter().find(is_elsewhere) {
+            let lock: &str = &self.name;
+            let in_braces = lock.split_once('{').and_then(|(_, tag)| tag.split_once('}'));
+            let tag = in_braces.map_or(lock, |(tag, _)| tag);
             format!(
-                "the key {key:?} is in another slot of the cluster than the lock: put the lock's \
-                 name in braces into it, as in {{name}}:key; nothing was sent"
+                "the key {key:?} is in another slot of the cluster than the lock: begin the key \
+                 with {{{tag}}}; nothing was sent"
             )
         } else {
             return Ok(());
