@@ -87,10 +87,10 @@ impl Cluster {
         Ok(Some(Arc::new(Self::open(&url, config)?)))
     }
 
-    /// The cluster, before the client has met any of its servers. It knows the first server of the
-    /// URL, as one without slots. Whoever opens a connection lets the cluster [meet](Self::meet)
-    /// the server before any command goes there. Returns `None` if the URL is not that of a
-    /// cluster.
+    /// Makes the cluster before the client has met any of its servers. The cluster knows only the
+    /// first server of the URL, and no slots. A thread that opens a connection lets the cluster
+    /// [meet](Self::meet) the server, and sends commands only after that. Returns `None` if the URL
+    /// is not that of a cluster.
     pub fn unmet(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
         if !matches!(url.kind, Topology::Cluster) {

@@ -37,7 +37,8 @@ const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
-    /// Whether the background thread has been asked to [look](Self::service) and has not begun to.
+    /// Whether the background thread has been asked to call [`service`](Self::service) and has not
+    /// begun the call.
     look_requested: AtomicBool,
     /// The number of posted releases of permits without a reply. It must stay well below
     /// [`MOST_UNREAD`].
@@ -190,7 +191,7 @@ impl Lane {
     /// failure. If it is zero, the commands fail at once, without a look-up of the host's name.
     ///
     /// Returns `false` if another thread combines, or if there is more to do. A thread that was
-    /// asked to look must then ask for [another look](Self::request_service).
+    /// asked for this call must then [ask for another one](Self::request_service).
     pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
         // While the server waits for replicas, this reads nothing, but it writes the unwritten
         // bytes. The thread that asked for the wait may read the reply. If it does not, a look
@@ -283,8 +284,8 @@ impl Lane {
     }
 
     /// Whether bytes wait for room in the connection while no thread is about to write them. A post
-    /// or a call with a limit leaves such bytes. The background thread must then
-    /// [look](Self::service).
+    /// or a call with a limit leaves such bytes. The background thread must then call
+    /// [`service`](Self::service).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
@@ -299,8 +300,8 @@ impl Lane {
         drop(link);
     }
 
-    /// Notes that a thread must call [`service`](Self::service). Returns whether one was already asked
-    /// to.
+    /// Notes that a thread must call [`service`](Self::service). Returns whether a thread was
+    /// already asked to.
     pub fn request_service(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
 
-/// A value that the user's code may provide: credentials or an identity. (Hidden, since redlatch's
-/// pages show [`Credentials`](super::Credentials) with its traits.)
+/// A value that the user's code may provide: credentials or an identity. (Hidden: otherwise
+/// redlatch's page of [`Credentials`](super::Credentials) would list this trait.)
 #[doc(hidden)]
 pub trait Provided: Clone + Send + 'static {
     /// The name of the client's setting, for errors.

@@ -104,8 +104,9 @@ pub trait Host: Send + Sync {
     /// subscriber's thread with no mutex held.
     fn message(&self, message: &[u8]);
 
-    /// Takes the news that a channel of the client's own was confirmed, perhaps again: messages may
-    /// have been missed until now. Called on a subscriber's thread with no mutex held.
+    /// Handles the confirmation of a subscription to a channel of the client's own, the first one
+    /// or a later one. Earlier messages may have been missed. Called on a subscriber's thread with
+    /// no mutex held.
     fn hears_anew(&self) {}
 }
 
@@ -286,7 +287,8 @@ impl PubSub {
         self.listen_to_own_by(key, |node| self.host.tell(&node))
     }
 
-    /// As [`listen_to_own`](Self::listen_to_own), but soon, and without I/O in this call.
+    /// As [`listen_to_own`](Self::listen_to_own), but another thread wakes the subscriber soon:
+    /// this call does no I/O.
     pub fn listen_to_own_soon(&self, key: &str) -> Subscription {
         self.listen_to_own_by(key, |node| self.host.tell_soon(node))
     }
