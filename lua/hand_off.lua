@@ -74,10 +74,11 @@ local function come_back(owner, came)
     return first and redis.call('linsert', queue, 'before', first, owner) and place
 end
 
--- Returns the owner's position, 1 if its entry is new, and whether the queue was empty before. An
--- owner without an entry gets one at the end. `came`: not nil if the owner asks again, and then the time since when it has waited, by
--- the server's clock. Commands that may be refused come before the entry. The first PEXPIRE also
--- makes room: after a command that writes, the server refuses no command for lack of memory.
+-- Returns three values: the owner's position; 1 if its entry is new, else 0; whether the queue was
+-- empty before. An owner without an entry gets one at the end. `came`: nil in the owner's first
+-- request, later the time at which it began to wait, by the server's clock. Commands that may be
+-- refused run before the entry is added. The first PEXPIRE also makes room: after a command that
+-- writes, the server refuses no command for lack of memory.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)

@@ -20,9 +20,9 @@ local function own_channel(owner)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
 end
 
--- Tells the process of `owner`, which has this lock, that somebody waits for it, if that process
--- wants to hear it: flag 1 of the owner's number (docs/wire.md), so the last digit is odd. If the
--- server refuses the message, the process learns it from its next renewal or look.
+-- Tells the process of `owner`, which has this lock, that somebody waits for the lock. An owner
+-- whose process wants this message has flag 1 in its number (docs/wire.md), so the number is odd.
+-- If the server refuses the message, the next renewal or look shows that somebody waits.
 local function say_wanted(owner, database, lock)
     local number = string.match(owner, '^%d+', 38)
     if number and string.find(number, '[13579]$') and tonumber(number) >= 2^50 then

@@ -16,8 +16,8 @@
 -- at which a waiter last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms: the time for which the keys outlive the last request; the time after its last keep-alive
--- at which a record's waiter counts as dead.
+-- In ms: how long the keys outlive the last request; how long after its last keep-alive a waiter
+-- with a record counts as alive.
 local KEPT, PATIENCE = 60000, 2000
 
 -- Records a notified waiter. Returns nil, or the server's refusal, after which nothing has changed.

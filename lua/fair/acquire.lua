@@ -40,7 +40,8 @@ end
 if held_by == owner then
     raise(left, lease)
 end
--- Whether the holder is told if this request adds the first entry (`say_wanted` in ../prelude.lua).
+-- Whether the holder gets a message if this request adds the first entry (`say_wanted` in
+-- ../prelude.lua).
 local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(number(held_by)) >= 2^50
     and not redis.call('lrange', queue, 0, 0)[1]
 

@@ -126,12 +126,13 @@ end
 
 -- Finds the next owner of the free lock, and drops dead waiters. A waiter of ours whose process
 -- does not listen counts as dead, except if acquire.lua has marked the waiter's score. A marked
--- waiter asks as soon as its process listens, and so finds that it is the owner. A live waiter of
--- ours becomes the owner and gets a message. `asks`: the waiters that send this request and will read the reply. `alive`: waiters
--- that live, whether they listen or not. `line`: the result of `front`. Returns the first in line,
--- whether it holds the lock now, and whether a waiter was dropped. If the first in line does not
--- hold the lock now, it keeps its entry: it is in `asks` or `alive`, or is Redisson's. PUBLISH
--- alone would count another client's pattern subscription, so a dead process would look alive.
+-- waiter asks as soon as its process listens, and the reply then says that it is the owner. A live
+-- waiter of ours becomes the owner and gets a message. `asks`: the waiters that send this request
+-- and will read the reply. `alive`: waiters that live, whether they listen or not. `line`: the
+-- result of `front`. Returns the first in line, whether it holds the lock now, and whether a waiter
+-- was dropped. If the first in line does not hold the lock now, it keeps its entry: it is in `asks`
+-- or `alive`, or is Redisson's. PUBLISH alone would count another client's pattern subscription, so
+-- a dead process would look alive.
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()

@@ -50,7 +50,8 @@ local function raise_timeout(key, owner)
 end
 
 -- Whether somebody waits for the lock: a process of ours or a fair thread in a queue, or a Redisson
--- client, which listens to the public channel. What may not be read counts as empty.
+-- client, which listens to the public channel. A queue or a channel that the script may not read
+-- counts as empty.
 local function is_wanted(key, shares)
     local is_tagged = string.find(key, '{', 1, true)
     local name, mark = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'

@@ -56,7 +56,7 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- may be dead, or may not know that they are first.
     announce(0, owner)
 end
--- The other readers learn it from their renewals.
+-- The most holders that get a message. Further readers find out at their renewals.
 local MOST_TOLD = 100
 if mode and is_first then
     for _, holder in ipairs(redis.pcall('hrandfield', lock, MOST_TOLD)) do
