@@ -136,7 +136,7 @@ impl LeaderElection {
     /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
     /// half, and campaigns again. So other candidates can lead before this one leads again.
     ///
-    /// `work` gets a token, which is cancelled when it should return:
+    /// `work` gets a token, which is cancelled when `work` should return:
     ///
     /// - this process was deposed, as [`on_deposed`](Leadership::on_deposed) says, or its client was
     ///   shut down;
@@ -148,8 +148,8 @@ impl LeaderElection {
     /// `ends` to end the call.
     ///
     /// If `work` panics, the client logs that, and the call goes on as if `work` had returned: it
-    /// resigns, pauses and campaigns again. So if `work` changes data of its own, it must find them
-    /// usable after a panic.
+    /// resigns, pauses and campaigns again. So the data that `work` changes must stay usable after
+    /// a panic.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -171,10 +171,10 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// None when `ends` was cancelled. An outage, or other trouble that may pass without a change of
-    /// the program, is logged and endured for as long as it lasts. That includes
-    /// [`LoginRefused`](ErrorKind::LoginRefused), since passwords are changed while programs run.
-    /// The call ends with these errors:
+    /// If `ends` was cancelled, the call returns `Ok`. An outage, or other trouble that may pass
+    /// without a change of the program, is logged and endured for as long as it lasts. That
+    /// includes [`LoginRefused`](ErrorKind::LoginRefused), since passwords are changed while
+    /// programs run. The call ends with these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
     ///   [`WrongType`](ErrorKind::WrongType), which last until a person mends something.
@@ -183,8 +183,8 @@ impl LeaderElection {
     ///
     /// # Blocking
     ///
-    /// Blocks until it ends. A cancel of `ends` ends a campaign or a pause at once, but the call
-    /// returns only after `work` has returned.
+    /// Blocks until `ends` is cancelled or an error ends the call. A cancel of `ends` ends a
+    /// campaign or a pause at once, but the call returns only after `work` has returned.
     pub fn run(
         &self,
         ends: &CancelToken,
@@ -236,11 +236,11 @@ impl LeaderElection {
 
     /// Returns whether this process leads, for the probe of a supervisor. No I/O.
     ///
-    /// The answer is about the leaderships that this handle or a clone of it has got, by
-    /// [`run`](Self::run) or by the verbs that campaign. A process that follows is healthy. A
-    /// process that is [`Overdue`](Health::Overdue) for longer than its work needs to stop, which is
-    /// at most the [grace](Self::with_grace), should be restarted: its work hangs, and the process
-    /// does not campaign.
+    /// The result covers the leaderships that this handle and its clones have got, by
+    /// [`run`](Self::run) or by another method that campaigns. A process that follows is healthy. A
+    /// process that is [`Overdue`](Health::Overdue) for longer than its work needs to stop, which
+    /// is at most the [grace](Self::with_grace), should be restarted: its work hangs, and the
+    /// process does not campaign.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -589,8 +589,8 @@ impl Leadership {
     }
 
     /// Returns the state of the leadership, as far as this process knows it. It is
-    /// [`Lost`](HoldState::Lost) once this process is deposed, although the lease lasts for the
-    /// grace then. No I/O.
+    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then still
+    /// lasts for the grace. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         let term = &self.resigns.0;
@@ -659,10 +659,10 @@ impl Leadership {
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`, which the client calls each time that others come to campaign while
-    /// nobody did before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does. So a newer
-    /// version of a program can ask the leader to go: the leader resigns once it has finished its
-    /// work. If others campaign already, the client calls `callback` soon.
+    /// Registers `callback`, which the client calls each time that others begin to campaign while
+    /// nobody campaigned before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does. So
+    /// a newer version of a program can ask the leader to go: the leader resigns once it has
+    /// finished its work. If others campaign already, the client calls `callback` soon.
     pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.guard.on_wanted(callback);
     }
@@ -735,7 +735,7 @@ struct Term {
 }
 
 enum Progress {
-    /// The term goes on, with the callbacks for its end.
+    /// The term goes on. Has the callbacks for a deposition.
     Leads(Vec<LossCallback>),
     /// The leader was deposed for this reason, at this time on [`clock`].
     Deposed(LostReason, u64),

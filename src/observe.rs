@@ -111,7 +111,8 @@ pub trait Observer: Send + Sync + 'static {
     fn forgot(&self, _event: &Event<'_>) {}
 
     /// Others have come to wait for a lock whose guard has an
-    /// [`on_wanted`](crate::LockGuard::on_wanted). `time`: how long the lock has been held.
+    /// [`on_wanted`](crate::LockGuard::on_wanted) callback. `time`: how long the lock has been
+    /// held.
     fn wanted(&self, _event: &Event<'_>) {}
 }
 

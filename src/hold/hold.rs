@@ -94,8 +94,7 @@ pub(crate) struct Hold {
     /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
     /// `site/keep.rs`.
     pub(crate) kept_until: AtomicU64,
-    /// Whether others than threads of this process wait for the lock, as far as the server has
-    /// said.
+    /// Whether other processes wait for the lock, as far as the server has said.
     is_wanted: AtomicBool,
     /// See [`attention`](Self::attention). (It is boxed, since most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -104,19 +103,19 @@ pub(crate) struct Hold {
 /// How a hold learns that others wait for the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    /// The client's own channel, on which scripts say that. `None`: not yet, or the owner does not
-    /// [hear](Owner::hears) it.
+    /// The subscription to the client's own channel, on which scripts send that message. `None`:
+    /// there is none yet, or the owner does not [hear](Owner::hears) such messages.
     own: OnceLock<Subscription>,
-    /// The time, on [`clock`], from which the server must be asked although no renewal is due.
-    /// [`FIRST`], or [`NEVER`].
+    /// The time, on [`clock`], at which the hold must ask the server although no renewal is due. It
+    /// may also be [`FIRST`] or [`NEVER`].
     look_at: AtomicU64,
-    /// Whether a thread is to be called when others come to wait.
+    /// Whether a guard has an `on_wanted` callback.
     calls: AtomicBool,
-    /// The number of messages that said that others wait.
+    /// The number of `want` messages received.
     heard: AtomicU64,
 }
 
-/// The first look, some time after the grant or the last pass.
+/// The hold has not looked yet. It looks some time after the grant or the last pass.
 const FIRST: u64 = 0;
 const NEVER: u64 = u64::MAX;
 
@@ -253,8 +252,8 @@ impl Hold {
         self.attention.get().map(|attention| &**attention)
     }
 
-    /// Notes that a thread is to be called when others come to wait. Without renewals, the server is
-    /// asked from time to time. `is_renewed`: the watchdog renews the hold now.
+    /// Notes that a guard has an `on_wanted` callback. If `is_renewed` is `false`, the watchdog
+    /// does not renew the hold now, and the hold asks the server from time to time.
     pub(crate) fn calls(&self, is_renewed: bool) {
         let quiet =
             || Box::new(Attention { look_at: AtomicU64::new(NEVER), ..Attention::default() });
@@ -266,8 +265,8 @@ impl Hold {
         }
     }
 
-    /// The time from which the server must be asked whether others wait. The hold was granted, or
-    /// last passed, at `granted`.
+    /// The time at which the hold must ask the server whether others wait. `granted`: the time of
+    /// the grant or of the last pass.
     pub(super) fn look_at(&self, granted: u64) -> u64 {
         match self.attention().map(|it| it.look_at.load(Ordering::SeqCst)) {
             None => NEVER,
@@ -279,7 +278,7 @@ impl Hold {
         }
     }
 
-    /// Begins such a question.
+    /// Notes that the hold asks now, and sets the time of its next question.
     pub(super) fn looks(&self, now: u64, is_renewed: bool) {
         if let Some(it) = self.attention() {
             let again = it.calls.load(Ordering::SeqCst) && !is_renewed;
@@ -292,17 +291,18 @@ impl Hold {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    /// Takes the message that others wait.
+    /// Handles the message that others wait.
     pub(crate) fn hear_wanted(&self) {
-        // This order: an answer that says otherwise is older, and finds the count changed.
+        // The count comes first. Otherwise an older answer that nobody waits could come between the
+        // two steps and replace the `true`.
         if let Some(attention) = self.attention() {
             attention.heard.fetch_add(1, Ordering::SeqCst);
         }
         self.is_wanted.store(true, Ordering::SeqCst);
     }
 
-    /// Takes the server's answer whether others wait. The question was sent when so many messages
-    /// had come: a later message is newer than the answer.
+    /// Handles the server's answer whether others wait. `heard`: the number of messages before the
+    /// question. If a message came since, the answer that nobody waits is out of date.
     pub(crate) fn told_wanted(&self, is_wanted: bool, heard: u64) {
         if self.attention().is_some_and(|it| is_wanted || it.heard() == heard) {
             self.is_wanted.store(is_wanted, Ordering::SeqCst);
@@ -488,7 +488,8 @@ impl Hold {
     }
 
     /// Whether the server may still run a script of the user's under this owner. Then the hold is
-    /// released and not passed on: the owner's next tenancy would be another thread's.
+    /// released and not passed on. Otherwise the script could run while another thread has the hold
+    /// under this owner.
     fn may_run_scripts(&self) -> bool {
         #[cfg(soak_mutants)]
         if mutants::is("a hold that is passed on before its scripts") {
@@ -535,7 +536,7 @@ impl Hold {
 }
 
 impl Attention {
-    /// The number of messages that said that others wait.
+    /// The number of `want` messages received.
     pub(crate) fn heard(&self) -> u64 {
         self.heard.load(Ordering::SeqCst)
     }

@@ -82,7 +82,8 @@ const LOST: u8 = 2;
 
 enum End {
     /// The tenancy has not ended, though its thread may wait on a condition. Has the callbacks for
-    /// a loss, and those for others that come to wait, each with whether it was called since.
+    /// a loss, and the `on_wanted` callbacks, each with whether it was called since others came to
+    /// wait.
     NotYet(Vec<LossCallback>, Vec<(WantedCallback, bool)>),
     Released,
     Lost(LostReason),
@@ -290,8 +291,8 @@ impl Tenancy {
         }
     }
 
-    /// Takes the news whether others wait for the lock. Returns the callbacks to call: those that
-    /// were not called since others came to wait.
+    /// Notes whether others wait for the lock. If they do, returns the callbacks that were not
+    /// called since they came.
     pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
         let End::NotYet(_, wanted) = &mut *end else { return Vec::new() };
@@ -371,7 +372,8 @@ impl Tenancy {
         let End::NotYet(callbacks, wanted) = &mut *end else { return None };
         let (mut callbacks, wanted) = (std::mem::take(callbacks), std::mem::take(wanted));
         if !wanted.is_empty() {
-            // They are dropped where the others are, since that runs the user's code, too.
+            // The `on_wanted` callbacks are dropped together with those for a loss: each drop may
+            // run the user's code.
             callbacks.push(Box::new(move |_| drop(wanted)));
         }
         *end = how;

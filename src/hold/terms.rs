@@ -41,13 +41,13 @@ impl Terms {
         Self { leaves_at_once: true, ..self }
     }
 
-    /// The same terms, for a thread whose process wants to hear (or not) when others wait for the
+    /// The same terms, with `hears`: whether the process wants a message when others wait for the
     /// lock.
     pub(crate) const fn hearing(self, hears: bool) -> Self {
         Self { hears, ..self }
     }
 
-    /// Whether the process wants to hear when others wait for the lock.
+    /// Whether the process wants a message when others wait for the lock.
     pub(crate) fn hears(self) -> bool {
         self.hears
     }

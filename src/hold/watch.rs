@@ -58,7 +58,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// Begins to listen for the message that others wait for the lock. This does no I/O.
     fn listen(&self, _hold: &Hold) {}
 
-    /// Takes the news that others wait for the lock, or that they do so no longer.
+    /// Called when others have come to wait for the lock, or no longer wait.
     fn heed(&self) {}
 
     /// Handles the loss of the hold, and reports it to the threads that have the hold.
@@ -243,7 +243,8 @@ impl Renewing<'_> {
         due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
     }
 
-    /// Begins a question whether others wait for the lock, if one is due.
+    /// Returns whether the hold must now ask whether others wait for the lock. If so, sets the time
+    /// of the next question.
     fn looks(&self, now: u64) -> bool {
         let looks = self.hold.look_at(self.state.taken_at) <= now;
         if looks {

@@ -216,8 +216,8 @@ impl Cleanup {
         }
     }
 
-    /// Whether the cleanup comes before all others: a waiter that sends no keep-alive loses its
-    /// entry.
+    /// Whether the cleanup is sent before all others, as a keep-alive is: without it, a waiter
+    /// would lose its entry.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))
     }

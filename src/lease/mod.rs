@@ -66,7 +66,8 @@ pub(crate) struct Renewal {
     /// The deadline of the hold if this renewal fails.
     pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
-    /// Gets the server's answer whether others wait for the lock. `None`: it is not asked.
+    /// Receives the server's answer whether others wait for the lock. `None`: the renewal does not
+    /// ask.
     pub(crate) wanted: Option<Box<OnWanted>>,
 }
 
@@ -107,7 +108,8 @@ pub(crate) enum Job {
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// Messages may have been missed that others wait, so the holds that listen for them ask.
+    /// A message that others wait may have been missed. The holds that listen for it ask the
+    /// server.
     AskIfWanted,
     /// In a cluster: these slots (sorted) have another server now.
     Moved(Vec<u16>),
@@ -208,7 +210,7 @@ impl Watchdog {
         let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
-    /// Makes each hold that listens for it ask whether others wait for its lock.
+    /// Makes the holds that listen for messages ask the server whether others wait.
     pub(crate) fn ask_if_wanted(&self) {
         // The receiver goes away only at the end of the client.
         let _ = self.jobs.send(Job::AskIfWanted);
@@ -270,7 +272,8 @@ impl Watchdog {
         }
     }
 
-    /// Runs a callback of a name's guard that is wanted, if `is_held` by then. Does not wait for it.
+    /// Runs an `on_wanted` callback of a guard of this name, if `is_held` returns `true` by then.
+    /// Does not wait for the callback.
     pub(crate) fn call_wanted(
         &self,
         name: &Name,

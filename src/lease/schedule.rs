@@ -49,12 +49,13 @@ const RAISED_AGAIN: u64 = 400 * MS;
 /// hold needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// The part of a lease after which a hold that nobody renews asks whether others wait, if a thread
-/// wants to be called then. (The answer to a renewal says it, too.)
+/// A hold that nobody renews asks whether others wait each time that this part of its lease has
+/// passed, if a guard has an `on_wanted` callback. (If the hold is renewed, the answer to each
+/// renewal says whether others wait.)
 pub(crate) const LOOKED_AFTER: u64 = RENEWED_AFTER;
 
-/// The number of keep-alives that a fair lock's waiter sends in the time for which one sign
-/// counts. After a failed sign, the next one follows after the usual pause divided by `SIGN_AGAIN`.
+/// The number of keep-alives that a fair lock's waiter sends in the time for which one keep-alive
+/// counts. After a failed one, the next follows after the usual pause divided by `SIGN_AGAIN`.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 

@@ -339,8 +339,9 @@ impl Order {
     /// Passes the hold of the thread that has just left its seat to the next thread, if that thread
     /// may have it now. The caller wakes the next thread after it has released the mutex.
     ///
-    /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold has a
-    /// line, and goes to the next thread of the line. Any other hold goes to the first in the queue.
+    /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
+    /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
+    /// queue.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
         let next = |thread: &Arc<Thread>| {
             // The leaving thread steps down before the next thread can see the pass: other threads

@@ -23,7 +23,8 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// A question whether others wait, for each hold that listens for them.
+    /// Returns a query whether others wait, for each hold that listens for the message that they
+    /// do.
     fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }

@@ -335,8 +335,9 @@ impl Core {
         }
     }
 
-    /// Notes that a hold is about to listen for the message that others wait. From here on, each
-    /// confirmation of the channel makes the holds that listen ask.
+    /// Notes that a hold is about to listen for the message that others wait. From now on, the
+    /// holds that listen ask the server each time that a subscription to the client's own channel
+    /// is confirmed.
     pub(crate) fn listens_for_wants(&self) {
         self.listens_for_wants.store(true, Ordering::SeqCst);
     }
@@ -450,7 +451,7 @@ impl Host for Hosted {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        // A holder need not be registered.
+        // A message for a holder goes to `unclaimed`, since a holder need not be registered.
         let is_for_holder = matches!(message, Message::Wanted { .. });
         let named = self.recipients.named(owner).filter(|_| !is_for_holder);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {

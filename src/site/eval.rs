@@ -1,10 +1,11 @@
 //! A user's scripts under the hold of a tenancy.
 //!
-//! An owner names a hold, and threads pass holds on. So the owner's field at the server does not
-//! show whose tenancy the hold is, and a late script of a tenancy could run under the next one. Two
-//! things prevent that. A script begins under the gate's mutex, while its tenancy is in the seat.
-//! From then on no thread passes the hold on, until a reply shows that the script cannot run later.
-//! Without such a reply the hold is released at its end, and then no script of its owner can run.
+//! An owner names a hold, and the threads of a process pass a hold on. So the owner's field at the
+//! server does not show which thread's tenancy it is, and a late script of one tenancy could run
+//! under the next one. Two rules prevent that. A script begins under the gate's mutex, while its
+//! tenancy is in the seat. From then on no thread passes the hold on, until a reply shows that the
+//! script cannot run later. Without such a reply, the hold is released and not passed on. After the
+//! release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -112,8 +113,8 @@ impl Site {
     /// `None`: the tenancy does not have the hold.
     fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
         self.gate.with_seat(|seat| {
-            // A pass needs the gate's mutex, too. So it comes before this, and the tenancy has
-            // ended, or it finds the script.
+            // A pass needs the gate's mutex, too. If the pass comes first, the tenancy has ended
+            // here. If the pass comes later, it finds the script.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
             is_its.then(|| {
                 let hold = tenancy.hold().into_owned();

@@ -35,7 +35,7 @@ pub(crate) struct Site {
     pub(crate) mode: Mode,
     /// The entry of the timing wheel for the hold in the seat.
     alarm: Mutex<Option<Alarm>>,
-    /// Whether a guard has ever wanted to be called when others wait.
+    /// Whether a guard has ever had an `on_wanted` callback.
     pub(super) has_calls: AtomicBool,
 }
 

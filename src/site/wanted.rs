@@ -1,14 +1,15 @@
 //! How a holder hears that others wait for its lock.
 //!
-//! A thread of this process shows itself in the gate's queue. Other processes add an entry to a
-//! queue at the server: the script that adds the first one sends `want` on the holder's own channel,
-//! if its owner [hears](crate::scripts::Owner::hears). Redis stores no messages, so the hold listens
-//! first and then asks (it *looks*), and asks again when the client may have missed a message. The
-//! answer to each renewal says it, too.
+//! A waiting thread of this process is in the gate's queue. Another process adds an entry to a
+//! queue at the server. The script that adds the first entry sends `want` on the holder's own
+//! channel, if the holder's owner [hears](crate::scripts::Owner::hears). Redis stores no messages,
+//! so the hold listens first and then asks the server (it *looks*). It asks again when the client
+//! may have missed a message. The answer to each renewal also says whether others wait.
 //!
 //! - *heard in time*: a hold whose guard has a callback, or whose owner hears, learns that others
-//!   wait by message, or at the latest by a renewal or a look, a third of its lease later. It listens
-//!   before it looks: if a waiter came in between, neither the message nor the look would tell.
+//!   wait: from a message, or within a third of its lease from a renewal or a look. The hold
+//!   listens before it looks. Otherwise the hold would miss a waiter that comes after the look and
+//!   before the hold listens.
 //! - *nothing for nothing*: a hold whose owner does not hear, and whose guards have no callback,
 //!   costs no command and no key.
 //! - *called once*: a callback is called once for each time that the hold becomes wanted, as far as
@@ -44,7 +45,7 @@ impl Site {
         }
     }
 
-    /// Has those callbacks called whose guards have just become wanted.
+    /// Schedules the callbacks of the guards whose lock has just become wanted.
     pub(super) fn heed_others(&self) {
         let mut due = Vec::new();
         self.gate.heed(|tenancy, is_wanted| {
@@ -70,7 +71,7 @@ impl Site {
         }
     }
 
-    /// Listens for such messages, as long as the hold lasts.
+    /// Listens for the message that others wait, as long as the hold lasts.
     pub(super) fn listen_for(&self, hold: &Hold) {
         if hold.owner.hears()
             && let Some(attention) = hold.attention()
@@ -80,7 +81,7 @@ impl Site {
         }
     }
 
-    /// A question whether others wait, if the hold listens.
+    /// Returns a query whether others wait, if the hold listens for the message that they do.
     pub(super) fn ask_if_wanted(self: &Arc<Self>) -> Option<Renewal> {
         let hold = self.gate.hold()?;
         let listens = hold.attention().is_some_and(|attention| attention.listens());

@@ -13,9 +13,9 @@
 //! The leader asks at once when it begins to lead. It asks again when a message came or may have
 //! been missed since the last request, and at the time that the last answer named. Redis does not
 //! store messages, so the leader also asks once a new channel is confirmed. A wake-up is only a
-//! hint: only a reply or a grant message counts. Every wait ends, since no sleep is endless. A sleep
-//! ends at the time that the last answer named, at a slow poll, or at the deadline. A cancel, a
-//! reconnect of the subscriber or a shutdown ends it earlier.
+//! hint: only a reply or a grant message counts. Every wait ends, since no sleep is endless. A
+//! sleep lasts at most until the time that the last answer named, the next slow poll, or the
+//! deadline. A cancel, a reconnect of the subscriber or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;
