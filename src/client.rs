@@ -103,7 +103,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect`]. After an error nothing stays behind.
+    /// The errors of [`ClientBuilder::connect`]. After an error, no connection and no thread is
+    /// left.
     ///
     /// # Blocking
     ///
@@ -314,7 +315,7 @@ impl Client {
     }
 
     /// Returns what the server says of itself: its version, its role, its eviction policy and so
-    /// on. For a cluster, what each master says.
+    /// on. In a cluster, there is an entry for each master.
     ///
     /// # Errors
     ///
@@ -328,8 +329,8 @@ impl Client {
     }
 
     /// Asks whether the URL's user has these [rights](Rights) for this name. The call changes
-    /// nothing and takes no lock. (The first request of each kind asks the same over its
-    /// connection.)
+    /// nothing and takes no lock. (A connection also asks this before its first request of each
+    /// kind of synchronizer.)
     ///
     /// # Errors
     ///
@@ -368,7 +369,7 @@ impl Client {
     }
 }
 
-/// (This is here, since an election knows no client.)
+// This is here because the module `election` does not use `Client`.
 impl Leader {
     /// Returns whether this client is the recorded leader. The record may be out of date: see
     /// [`Leadership::check`](crate::election::Leadership::check).
@@ -456,7 +457,8 @@ impl ClientBuilder {
     }
 }
 
-/// Handles a script's message to an owner of this client that has the lock, or no longer waits.
+/// Handles a script's message to an owner of this client that does not wait: it has the lock, or
+/// has given up.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),

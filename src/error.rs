@@ -80,8 +80,8 @@ pub enum ErrorKind {
     Refused,
     /// The server's answer makes no sense.
     Protocol,
-    /// A [`Script`](crate::Script) ended with an error, which the message has. What the script
-    /// wrote before stays.
+    /// A [`Script`](crate::Script) ended with an error, which the message quotes. What the script
+    /// had written before the error remains.
     Script,
     /// The calling thread would wait for itself: it holds the read lock and asks for the write
     /// lock, or it holds a lock and asks for it again through a

@@ -124,7 +124,8 @@ struct Locks {
     refusals: usize,
     /// The arguments of the users' scripts that have run, in order.
     ran: Vec<Vec<u8>>,
-    /// The scripts that have no reply and may run at any time: lock, argument and owner.
+    /// The scripts that got no reply and may still run at any time. Each entry is a lock, an
+    /// argument and an owner.
     late: Vec<[Vec<u8>; 3]>,
 }
 
@@ -183,8 +184,9 @@ impl Keys for Locks {
 }
 
 impl Locks {
-    /// Runs a user's script: the arguments are the lock, the user's one and the owner. If the user's
-    /// begins with `may be late`, the script may run later, and then its reply is no reply.
+    /// Runs a user's script. The arguments are the lock, the script's own argument and the owner.
+    /// If the script's own argument begins with `may be late`, the script may run later. Then the
+    /// reply is nil, which stands for a lost reply.
     fn runs_or_is_late(&mut self, arguments: &[Vec<u8>]) -> Value {
         let [lock, argument, owner] = arguments else { panic!("not the model's script") };
         if argument.starts_with(b"may be late") && thread_rng().gen_bool(0.5) {

@@ -49,7 +49,7 @@ pub struct Status {
     /// The kind of synchronizer, as far as its keys show it.
     pub kind: StatusKind,
     /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
-    /// does not know since when, but most owners say when they asked.
+    /// does not know when they got them, but for most owners the time of their request is known.
     pub holders: Vec<Holder>,
     /// The queue, the next waiter first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,

@@ -124,7 +124,7 @@ fn play(
     play_on(&ModelServer::start(), processes, threads, lock, user, |_| {})
 }
 
-/// The same, on this server, which is checked at the end.
+/// As [`play`], but on this server. `check` gets the server at the end.
 fn play_on(
     server: &Arc<ModelServer>,
     processes: usize,
@@ -163,8 +163,8 @@ fn one_holds_at_a_time_and_every_thread_ends() {
     });
 }
 
-/// A script without a reply may run later, but not when another thread has the lock, even if that
-/// thread is of the same process.
+/// A script whose reply was lost may run later, but never while another thread has the lock. That
+/// thread may be of the same process.
 #[test]
 fn a_script_runs_under_no_other_tenancy() {
     let uses = |lock: &dyn Lock, tenancies: &AtomicUsize| {

@@ -11,7 +11,7 @@ use crate::waiting::Wait;
 macro_rules! evals {
     () => {
         /// Runs a script at the server, in Redis, if this guard's owner has the lock there. The
-        /// server looks at the owner and runs the script in one step. So the script never writes
+        /// server checks the owner and runs the script in one step. So the script never writes
         /// after another owner's grant, even if this process slept past the end of its lease.
         /// [Fencing](crate::guide::fencing) says what this does not cover.
         ///
@@ -44,13 +44,14 @@ macro_rules! evals {
         ///
         /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the script has not run. If
         ///   the server found that out, the guard reports the loss from here on.
-        /// - [`Script`](ErrorKind::Script) if the script ended with an error: what it wrote before
-        ///   stays. If the server refused a command of the script for want of memory, a right or
-        ///   replicas, the error has that kind.
-        /// - [`NotHeld`](ErrorKind::NotHeld) if the lock was released before,
-        ///   [`Forked`](ErrorKind::Forked) in a forked child, [`Config`](ErrorKind::Config) if the
-        ///   script begins with `#!`, if a key is in another slot than the lock, or if the guard is
-        ///   that of a read lock or of several locks: nothing was sent.
+        /// - [`Script`](ErrorKind::Script) if the script ended with an error. What it had written
+        ///   before the error remains. If the server refused a command of the script because
+        ///   memory, a right or replicas were missing, the error has the kind of that refusal.
+        /// - [`NotHeld`](ErrorKind::NotHeld) if the lock was released before, and
+        ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was sent.
+        /// - [`Config`](ErrorKind::Config) if the script begins with `#!`, if a key is in another
+        ///   slot than the lock, or if the guard holds a read lock or several locks: nothing was
+        ///   sent.
         /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the script, is
         ///   unreachable, or does not answer in time. If
         ///   [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
@@ -83,7 +84,8 @@ macro_rules! evals {
         ///
         /// # Blocking
         ///
-        /// At most `wait`, but a reply has 50 ms, or three round trips to a distant server.
+        /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or
+        /// three round trips to a distant server.)
         pub fn eval_within<'a>(
             &self,
             wait: impl Into<Wait<'a>>,

@@ -230,11 +230,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// Returns whether others wait for the lock, as far as this process knows: threads of this
     /// process, or other processes. No I/O.
     ///
-    /// The threads of this process are known at once. Other processes are known as
-    /// [`on_wanted`](Self::on_wanted) says, if the handle is [`with_wanted`](Lock::with_wanted) or the
-    /// guard has such a callback; otherwise only those that waited when the lock was granted. If a
-    /// waiter of another process gives up, this says `false` again after at most a third of the
-    /// lease.
+    /// A waiting thread of this process is noticed at once. If the handle is
+    /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, other processes
+    /// are noticed as [`on_wanted`](Self::on_wanted) says. Otherwise only those are noticed that
+    /// waited when the lock was granted. If a waiter of another process gives up, the method
+    /// returns `false` again after at most a third of the lease.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         each!(&self.held, held => held.is_wanted())
@@ -245,19 +245,20 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// already, the client calls it soon.
     ///
     /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls it some
-    ///   milliseconds after another process or thread has begun to wait, once the lock has been held
-    ///   for 100 ms. If the message is lost, it calls at the next renewal.
-    /// - Through another handle, and if a thread of this process that used another handle has passed
-    ///   the lock on, the client calls it within a third of the lease: the answer to each renewal
-    ///   says whether others wait. A fixed lease is not renewed, so the client asks at each third of
-    ///   it.
-    /// - Redisson's clients send no message, so the client finds them by these answers only.
+    ///   milliseconds after another process or thread has begun to wait, once the lock has been
+    ///   held for 100 ms. If the message is lost, the client calls it at the next renewal.
+    /// - Through any other handle, the client calls it within a third of the lease: the answer to
+    ///   each renewal says whether others wait. The same is true if the lock was passed on by a
+    ///   thread of this process that used another handle. A fixed lease is not renewed, so the
+    ///   client asks at each third of it.
+    /// - Redisson's clients send no message, so the client notices them only by the answers to
+    ///   renewals and questions.
     /// - A thread of this process is noticed at once.
     ///
-    /// Callbacks run on a thread of the client, one after the other. This one may block, unlock the
-    /// lock or panic, but others wait behind it, also those of [`on_lost`](Self::on_lost). It is not
-    /// called once the guard has left the lock. Of several locks that are held together, the client
-    /// calls it for each.
+    /// Callbacks run on a thread of the client, one after the other. `callback` may block, unlock
+    /// the lock or panic, but meanwhile all other callbacks must wait, also those of
+    /// [`on_lost`](Self::on_lost). The client does not call `callback` after the guard has left the
+    /// lock. If the guard holds several locks, the client calls `callback` for each of them.
     ///
     /// ```no_run
     /// use std::sync::mpsc;

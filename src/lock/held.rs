@@ -143,8 +143,8 @@ impl HeldLock {
         }
     }
 
-    /// Runs a user's script at the server if the lock is held there. The server is not asked if
-    /// this process knows better.
+    /// Runs a user's script at the server if the lock is held there. If this process knows that the
+    /// lock is not held, the call sends nothing.
     pub(crate) fn eval(&self, wait: Wait<'_>, call: &ScriptCall<'_>) -> Result<Value, Error> {
         self.check(Duration::ZERO)?;
         self.handle.site.eval(&self.tenancy, wait, call)

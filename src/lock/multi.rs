@@ -72,9 +72,9 @@ mod votes;
 /// outside this order, so take all locks in one `MultiLock`.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
-/// part, exactly one of them gets all parts. But a `try_lock` also returns
-/// [`NotTaken`] if another thread of this process is just asking the server for a
-/// part alone, even if that thread does not get the part.
+/// part, exactly one of them gets all parts. But `try_lock` also returns [`NotTaken`] while another
+/// thread of this process asks the server for one part alone, even if that thread does not get the
+/// part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
 /// that share parts with a `MultiLock`, list the parts in the order of their names' bytes.

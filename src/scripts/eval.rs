@@ -7,7 +7,7 @@ use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, re
 
 use super::{Owner, Replied, Rights, Trouble, granted, unexpected};
 
-/// It stands behind the user's script.
+/// The code that stands behind the user's script.
 static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/eval.lua"));
 /// The script that runs one command.
 pub(crate) static COMMAND: LazyLock<Script> =
@@ -46,21 +46,22 @@ impl Script {
     }
 
     /// Returns the same script, which the client may send again if the connection breaks before the
-    /// reply. Use it for a script that changes nothing more if it runs a second time, even after
-    /// later scripts of the same guard. No I/O.
+    /// reply. Use it for a script whose second run changes nothing, even if later scripts of the
+    /// same guard have run between the two. No I/O.
     #[must_use]
     pub fn idempotent(self) -> Self {
         Self { is_idempotent: true, ..self }
     }
 
-    /// Whether the script begins with a shebang. The server reads flags only at the beginning of
-    /// the text that it gets, which is the client's.
+    /// Whether the script begins with a shebang. The server reads flags only at the beginning of a
+    /// script, and there the client puts text of its own.
     pub(crate) fn has_shebang(&self) -> bool {
         self.text.starts_with("#!")
     }
 
-    /// The text for the server, and its hash. The user's text is a function without upvalues, on the
-    /// lines that the user knows from errors.
+    /// The text for the server, and its hash. The user's text becomes the body of a function
+    /// without upvalues. Its lines keep their numbers, so an error names the line of the user's
+    /// text.
     pub(crate) fn whole(&self) -> &(String, String) {
         self.whole.get_or_init(|| {
             let code = format!("local script = function(...) {}\nend\n{}", self.text, *IF_HELD);
@@ -87,7 +88,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns the number, if it is one, or a text that is one.
+    /// Returns the number if this value is a number or a number's text, otherwise `None`.
     #[must_use]
     pub fn as_int(&self) -> Option<i64> {
         match self {
@@ -106,7 +107,7 @@ impl Value {
         }
     }
 
-    /// `None`: no script of Redis returns this.
+    /// Returns `None` for a reply that no script of Redis returns.
     fn of(reply: Reply) -> Option<Self> {
         let list = |parts: Vec<Reply>| parts.into_iter().map(Self::of).collect::<Option<_>>();
         Some(match reply {

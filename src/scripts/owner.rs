@@ -19,15 +19,15 @@ const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
 const WRITES: &str = ":write";
 
 /// The bits of an owner's number below the milliseconds: a counter, and two flags in the lowest
-/// bits. Scripts compare numbers and read their flags, so the numbers must be below 2⁵³, up to
-/// which Lua counts: they are until the year 2248.
+/// bits. Scripts compare numbers and read their flags. So the numbers must be below 2⁵³, the limit
+/// of exact integers in Lua. They are below it until the year 2248.
 const BELOW_MILLIS: u32 = 10;
 const STEP: u64 = 1 << 2;
-/// The flag of an owner whose process wants to hear when others wait for its lock. (The second flag
-/// is kept for later use, and zero.)
+/// The flag of an owner whose process wants a message when others wait for its lock. (The second
+/// flag is reserved, and zero.)
 const HEARS: u64 = 1;
 /// The least number that has a time and flags. An older client's number is a counter, which never
-/// comes so far.
+/// gets that high.
 const WITH_TIME: u64 = 1 << 50;
 
 /// The id of a client, which numbers its acquisitions.
@@ -35,7 +35,7 @@ const WITH_TIME: u64 = 1 << 50;
 pub(crate) struct ClientId {
     uuid: String,
     seed: u128,
-    /// The next number that is not an owner's.
+    /// The next number of a request or a permit.
     next: AtomicU64,
     /// The number of the last owner, without its flags.
     last_owner: AtomicU64,
@@ -78,15 +78,16 @@ impl ClientId {
         self.next_owner_to(Mode::Lock, false)
     }
 
-    /// A fresh owner for a lock held in this mode. `hears`: its process wants to hear when others
+    /// A fresh owner for a lock held in this mode. `hears`: its process wants a message when others
     /// wait for the lock.
     pub(crate) fn next_owner_to(&self, mode: Mode, hears: bool) -> Owner {
         let number = self.next_owner_number() | if hears { HEARS } else { 0 };
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
     }
 
-    /// The present time, followed by a counter, or the number after the last one if the clock was
-    /// set back or more owners are made than a millisecond has numbers. So numbers never fall.
+    /// Returns the present time, followed by a counter. If the clock was set back, or the
+    /// millisecond has no number left, returns the number after the last one. So numbers never
+    /// fall.
     fn next_owner_number(&self) -> u64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_millis() as u64) << BELOW_MILLIS;
@@ -94,7 +95,7 @@ impl ClientId {
         let last = self
             .last_owner
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(after(last)));
-        // The closure refuses nothing.
+        // The closure always returns `Some`, so the `Err` case does not occur.
         last.map_or_else(after, after)
     }
 }
@@ -167,8 +168,8 @@ impl Owner {
         }
     }
 
-    /// When the owner's process made it to ask for the lock, by the clock of that process. `None`:
-    /// the number does not say it.
+    /// Returns when the owner's process asked for the lock, by the clock of that process. Returns
+    /// `None` if the owner's number contains no time.
     pub(crate) fn asked_at(&self) -> Option<SystemTime> {
         let number = Some(self.number()).filter(|number| *number >= WITH_TIME)?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(number >> BELOW_MILLIS))

@@ -15,7 +15,8 @@ use crate::scripts::{LockKeys, Mode, Owner};
 
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    /// The second value: others wait for the lock. It is `false` if that was not asked.
+    /// The second value: whether others wait for the lock. It is `false` if the renewal did not
+    /// ask.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),

@@ -329,10 +329,11 @@ static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
     (Rights::Role, "+role", &[]),
 ];
 
-/// A script that needs nothing but what its question asks for.
+/// A script that needs no right itself. The question that is sent with it asks for the rights.
 static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 
-/// Asks for the right that only a waiter needs, and no script. (A script cannot run `SUBSCRIBE`.)
+/// Asks for the right to `SUBSCRIBE`, which only a waiter needs. (A script cannot run this
+/// command.)
 static MAY_WAIT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "return redis.acl_check_cmd('subscribe', 'redisson_lock__channel:{redlatch:}') and 1 \
@@ -382,7 +383,7 @@ impl Rights {
         rules.extend(kind.commands().iter().map(|command| format!("+{command}")));
         rules.extend(kind.keys.iter().map(|(key, _)| format!("~{}", acl_pattern(*key, name))));
         let channels = kind.channels.iter().map(|key| format!("&{}", acl_pattern(*key, name)));
-        // Each client may use the channels of all locks.
+        // [`Rights::Connect`] already has the channels of all locks.
         rules.extend(channels.filter(|it| !it.starts_with("&redisson_lock__channel:")));
         if let Some(other) = kind.beside {
             other.add_rules(name, rules);
@@ -407,7 +408,8 @@ impl Rights {
         let command = match self {
             Self::Connect | Self::Subscriptions => Command::script::<&[u8]>(&MAY_WAIT, &[], &[]),
             Self::ReplicaAcks => Command::wait(ReplicaAcks { count: 0, within: Duration::ZERO }),
-            // The connection has needed two of these. For a status, `look` finds out.
+            // To open the connection, the client has already used the rights of `Cluster` and
+            // `Role`. For `Status`, `look` in `status.rs` finds out.
             Self::Cluster | Self::Role | Self::Status => return Ok(()),
             _ => needing(Command::script(&NOTHING, &keys, &[]), self),
         };
@@ -446,13 +448,15 @@ fn around(key: KeyOf, name: &str) -> (String, String) {
 /// with the text before a final `*`. Keys and channels of a name may continue after the text that
 /// `key` makes (with the id of a client or a condition's name, for example).
 fn acl_pattern(key: KeyOf, name: &str) -> String {
-    // A search for a name such as `lock` could find it in the prefix.
+    // `name` stands for the real name: a search for `lock`, for example, could find it in the
+    // prefix.
     let (before, after) = around(key, if name.contains('{') { "{name" } else { "name" });
     let mut pattern = before.clone();
     let (stem, more) = name.strip_suffix('*').map_or((name, ""), |stem| (stem, "*"));
     for it in stem.chars() {
         match it {
-            // A rule cannot have a space, and in a line for `redis-cli` no quotation mark.
+            // A rule cannot contain a space. In a line for `redis-cli`, it cannot contain a
+            // quotation mark.
             ' ' | '"' | '\'' => pattern.push('?'),
             it if it.is_whitespace() || it.is_control() => pattern.push('?'),
             '*' | '?' | '[' | ']' | '\\' => pattern.extend(['\\', it]),
