@@ -436,9 +436,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the same lock, whose holder hears within milliseconds that another process waits for
     /// it: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
     ///
-    /// A hold that lasts for 100 ms costs one more request, and the first waiter's request makes
-    /// the server send one message. Threads of this process pass the lock to each other only if all
-    /// of them use such a handle, or none does.
+    /// A hold that lasts for 100 ms costs one request more. A hold with a fixed lease, which is not
+    /// renewed, costs another at each third of its lease. The first waiter's request sends one
+    /// message. Threads of this process pass the lock to each other only if all of them want to
+    /// hear, or none.
     #[must_use]
     fn with_wanted(&self) -> Self
     where

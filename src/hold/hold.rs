@@ -281,7 +281,8 @@ impl Hold {
     /// Notes that the hold asks now, and sets the time of its next question.
     pub(super) fn looks(&self, now: u64, is_renewed: bool) {
         if let Some(it) = self.attention() {
-            let again = it.calls.load(Ordering::SeqCst) && !is_renewed;
+            // No renewal finds a lost message.
+            let again = !is_renewed && (it.calls.load(Ordering::SeqCst) || self.owner.hears());
             let next = now.saturating_add(self.terms.nanos() / LOOKED_AFTER);
             it.look_at.store(if again { next } else { NEVER }, Ordering::SeqCst);
         }

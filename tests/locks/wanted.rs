@@ -170,6 +170,21 @@ fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
     }
 }
 
+/// Nobody renews the hold, and no guard has a callback.
+#[test]
+fn a_holder_with_a_fixed_lease_whose_message_is_lost_looks_again() {
+    let server = server();
+    let lock = client(&server).reentrant_lock("fixed").with_lease(RENEWED * 2).with_wanted();
+    let guard = lock.lock().unwrap();
+    // The first look has come and gone.
+    thread::sleep(UNIT * 5);
+    wait_unsaid(&server, "redlatch_queue:{fixed}");
+    wait_until("the holder looks", RENEWED, || guard.is_wanted());
+    assert!(guard.is_held());
+    let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
+    wait_until("it is wanted no longer", RENEWED, || !guard.is_wanted());
+}
+
 #[test]
 fn a_holder_finds_redissons_waiters_at_its_renewal() {
     let server = server();
