@@ -499,13 +499,14 @@ impl LeaderElection {
         // The wait for a reply may have been long.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
-        guard.on_lost(move |reason| {
+        term.tenancy.at_loss(Box::new(move |reason| {
             deposed.upgrade().inspect(|term| term.depose(reason));
-        });
+        }));
         let mut terms = self.terms.lock();
         terms.retain(|term| term.strong_count() > 0);
         terms.push(Arc::downgrade(&term));
         drop(terms);
+        // This also deposes a leader whose lock was lost before the call of `at_loss`.
         term.due();
         Ok(Some(Leadership { resigns, guard }))
     }
@@ -784,7 +785,8 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        drop(progress);
+        // Told to stop: under the mutex. After it, `on_deposed` would have a callback called before
+        // this. Before it, work that stops at once could resign, and the callbacks would be dropped.
         self.stop.cancel();
         callbacks
     }

@@ -68,6 +68,8 @@ pub(crate) struct Tenancy {
     /// tokens.
     token: AtomicU64,
     end: Mutex<End>,
+    /// The client's own part of a loss. See [`at_loss`](Self::at_loss).
+    own: Mutex<Option<LossCallback>>,
     /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
     /// The index among the tenants that share the hold. The gate's mutex guards it.
@@ -108,6 +110,7 @@ impl Tenancy {
             began: AtomicU64::new(since),
             token: AtomicU64::new(token.map_or(0, NonZero::get)),
             end: Mutex::new(End::NotYet(Vec::new(), Vec::new())),
+            own: Mutex::new(None),
             ended: AtomicBool::new(false),
             index: AtomicU32::new(0),
             heard: AtomicU8::new(0),
@@ -284,6 +287,14 @@ impl Tenancy {
         None
     }
 
+    /// Registers the client's own part of a loss. [`lose`](Self::lose) calls `own` itself, since on
+    /// the callbacks' thread it would wait behind users' callbacks, which may block. So `own` must
+    /// not block or run the user's code. A caller must look afterwards whether the tenancy is lost
+    /// already, since `own` is not called then.
+    pub(crate) fn at_loss(&self, own: LossCallback) {
+        *self.own.lock() = Some(own);
+    }
+
     /// Registers `callback`, which is called each time that others come to wait for the lock.
     pub(crate) fn on_wanted(&self, callback: WantedCallback) {
         if let End::NotYet(_, wanted) = &mut *self.end.lock() {
@@ -318,10 +329,17 @@ impl Tenancy {
         self.finish(End::Released)
     }
 
-    /// Ends the tenancy as lost. The first caller gets the callbacks, and must call them with no
-    /// mutex held.
+    /// Ends the tenancy as lost, and does the client's own part of that. The caller must have no
+    /// mutex. The first caller gets the callbacks, and must call them.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<LossCallback>> {
-        self.finish(End::Lost(reason))
+        let callbacks = self.finish(End::Lost(reason))?;
+        // This comes after the end. So a thread that registers its part too late for this line sees
+        // the end when it looks afterwards.
+        let own = self.own.lock().take();
+        if let Some(own) = own {
+            own(reason);
+        }
+        Some(callbacks)
     }
 
     /// Ends the tenancy as lost, logs the loss, and schedules its callbacks.

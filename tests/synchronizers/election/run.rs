@@ -113,6 +113,50 @@ fn the_work_of_a_run_is_stopped_by_a_loss_a_cancel_and_the_end_of_the_client() {
     assert_eq!(ended, (Err(ErrorKind::ShutDown), vec![true]));
 }
 
+/// Blocks the thread that runs the client's callbacks, until the sender is dropped.
+fn block_callbacks(client: &Client) -> mpsc::Sender<()> {
+    let (tell, told) = mpsc::channel();
+    let (go_on, blocks) = mpsc::channel();
+    let lock = client.reentrant_lock("busy");
+    let guard = lock.lock().unwrap();
+    assert!(lock.force_unlock().unwrap());
+    guard.on_lost(move |_| {
+        tell.send(()).unwrap();
+        let _ = blocks.recv();
+    });
+    told.recv_timeout(SOON).unwrap();
+    go_on
+}
+
+/// The lease outlasts the test, so it is not the alarm before its end that stops the work.
+#[test]
+fn a_loss_stops_the_work_of_a_run_while_a_callback_blocks() {
+    let server = server();
+    let client = client(&server);
+    let _blocked = block_callbacks(&client);
+    let election = client.leader_election("blocked").with_watchdog(LONG);
+    let lost = run_until(&election, |_| {
+        let () = server.connection().del("blocked").unwrap();
+    });
+    assert_eq!(lost, (Ok(()), vec![true, false]));
+}
+
+#[test]
+fn the_end_of_the_client_stops_the_work_of_a_run_while_a_callback_blocks() {
+    let server = server();
+    let client = client(&server);
+    let (mut blocked, mut stopped) = (Some(block_callbacks(&client)), false);
+    let election = client.leader_election("blocked").with_watchdog(LONG);
+    let outcome = election.run(&CancelToken::new(), |_, stop| {
+        let ended = client.clone();
+        let ends = spawn(move || ended.shutdown());
+        stopped = is_stopped(stop);
+        drop(blocked.take());
+        ends.join();
+    });
+    assert_eq!((outcome.unwrap_err().kind(), stopped), (ErrorKind::ShutDown, true));
+}
+
 /// The work may have started threads that look at the token.
 #[test]
 fn the_token_of_a_run_is_cancelled_when_its_work_has_returned() {
