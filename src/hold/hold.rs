@@ -94,8 +94,10 @@ pub(crate) struct Hold {
     /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
     /// `site/keep.rs`.
     pub(crate) kept_until: AtomicU64,
-    /// Whether other processes wait for the lock, as far as the server has said.
-    is_wanted: AtomicBool,
+    /// Whether others than threads of this process wait for the lock, as far as the server has
+    /// said: [`WANTED`], and the number of [messages](Self::hear_wanted) that said so. One number
+    /// has both: an answer that is older than a message must not undo the message.
+    wanted: AtomicU64,
     /// See [`attention`](Self::attention). (It is boxed, since most holds have none.)
     attention: OnceLock<Box<Attention>>,
 }
@@ -111,9 +113,14 @@ pub(crate) struct Attention {
     look_at: AtomicU64,
     /// Whether a guard has an `on_wanted` callback.
     calls: AtomicBool,
-    /// The number of `want` messages received.
-    heard: AtomicU64,
 }
+
+/// What [`Hold::told_wanted`] must know of the time before the question.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard(u64);
+
+/// The flag of [`Hold::wanted`]. The number of messages is above it.
+const WANTED: u64 = 1;
 
 /// The hold has not looked yet. It looks some time after the grant or the last pass.
 const FIRST: u64 = 0;
@@ -180,7 +187,7 @@ impl Hold {
             trouble: Mutex::new(None),
             tracked: AtomicBool::new(false),
             kept_until: AtomicU64::new(0),
-            is_wanted: AtomicBool::new(false),
+            wanted: AtomicU64::new(0),
             attention: match owner.hears() {
                 true => OnceLock::from(Box::default()),
                 false => OnceLock::new(),
@@ -217,8 +224,8 @@ impl Hold {
         details: GrantDetails,
         registered: Option<Arc<Registered>>,
     ) -> Self {
-        let is_wanted = AtomicBool::new(details.places > 0);
-        Self { details, _registered: registered.map(Box::new), is_wanted, ..self }
+        let wanted = AtomicU64::new(u64::from(details.places > 0));
+        Self { details, _registered: registered.map(Box::new), wanted, ..self }
     }
 
     /// The same hold, with a fair lock's line.
@@ -289,25 +296,28 @@ impl Hold {
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.is_wanted.load(Ordering::SeqCst)
+        self.wanted.load(Ordering::SeqCst) & WANTED != 0
     }
 
     /// Handles the message that others wait.
     pub(crate) fn hear_wanted(&self) {
-        // The count comes first. Otherwise an older answer that nobody waits could come between the
-        // two steps and replace the `true`.
-        if let Some(attention) = self.attention() {
-            attention.heard.fetch_add(1, Ordering::SeqCst);
-        }
-        self.is_wanted.store(true, Ordering::SeqCst);
+        let wanted = |wanted| Some((wanted | WANTED) + (WANTED << 1));
+        let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wanted);
     }
 
-    /// Handles the server's answer whether others wait. `heard`: the number of messages before the
-    /// question. If a message came since, the answer that nobody waits is out of date.
-    pub(crate) fn told_wanted(&self, is_wanted: bool, heard: u64) {
-        if self.attention().is_some_and(|it| is_wanted || it.heard() == heard) {
-            self.is_wanted.store(is_wanted, Ordering::SeqCst);
-        }
+    /// The messages so far. The caller is about to ask whether others wait.
+    pub(super) fn heard(&self) -> Heard {
+        Heard(self.wanted.load(Ordering::SeqCst) | WANTED)
+    }
+
+    /// Takes the server's answer whether others wait. The question was sent when `heard` had come:
+    /// a later message is newer than the answer.
+    pub(super) fn told_wanted(&self, is_wanted: bool, Heard(heard): Heard) {
+        let told = |wanted| {
+            let is_news = is_wanted || wanted | WANTED == heard;
+            is_news.then_some(wanted & !WANTED | u64::from(is_wanted))
+        };
+        let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, told);
     }
 
     /// The kind of synchronizer to which the hold belongs.
@@ -537,11 +547,6 @@ impl Hold {
 }
 
 impl Attention {
-    /// The number of `want` messages received.
-    pub(crate) fn heard(&self) -> u64 {
-        self.heard.load(Ordering::SeqCst)
-    }
-
     /// Listens to the client's own channel, as long as the hold lasts.
     pub(crate) fn listen(&self, listen: impl FnOnce() -> Subscription) {
         self.own.get_or_init(listen);
@@ -556,11 +561,14 @@ impl Attention {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::thread;
+
     use super::*;
     use crate::scripts::ClientId;
 
     const LEASE: Duration = Duration::from_secs(3);
     const LONGER: Duration = Duration::from_secs(30);
+    const MESSAGES: u64 = 1_000_000;
 
     /// A hold whose lease is too long at the server, so that the next renewal cuts it.
     fn to_be_cut() -> Hold {
@@ -642,6 +650,27 @@ mod tests {
         assert!(hold.is_to_be_raised());
         hold.renewed(clock::now(), hold.asks_for(LONGER));
         assert!(!hold.is_to_be_raised());
+    }
+
+    /// Without this, the holder would not hear of the waiter until its next renewal.
+    #[test]
+    fn an_answer_that_is_older_than_a_message_does_not_undo_it() {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
+        let before = hold.heard();
+        hold.hear_wanted();
+        hold.told_wanted(false, before);
+        assert!(hold.is_wanted());
+        hold.told_wanted(false, hold.heard());
+        assert!(!hold.is_wanted());
+        thread::scope(|scope| {
+            let hears = scope.spawn(|| (0..MESSAGES).for_each(|_| hold.hear_wanted()));
+            while !hears.is_finished() {
+                hold.told_wanted(false, hold.heard());
+            }
+        });
+        assert_eq!(hold.heard().0 >> 1, 1 + MESSAGES, "none was undone");
     }
 
     /// Say that an inner level asked for an hour's lease and got no answer. Without this, that

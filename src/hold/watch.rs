@@ -121,8 +121,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.longer() };
-        let wanted = hold.attention().map(|attention| {
-            let (itself, hold, heard) = (Arc::clone(self), Arc::clone(&hold), attention.heard());
+        let wanted = hold.attention().map(|_| {
+            let (itself, heard, hold) = (Arc::clone(self), hold.heard(), Arc::clone(&hold));
             let told = move |is_wanted| {
                 hold.told_wanted(is_wanted, heard);
                 itself.heed();
