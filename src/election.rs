@@ -831,7 +831,7 @@ impl Changes<'_> {
         election.check()?;
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
-        let mut endurance = Endurance::default();
+        let mut endurance = Endurance::new([&core.config]);
         // Redis does not store messages, so the iterator first listens and then asks.
         loop {
             match await_confirmation(channel, core, name, &thread, wait) {

@@ -5,10 +5,13 @@
 //! server answers the call or its leader again. The next outage may last for the full time again.
 //! An answer does not end a lack of replicas: the server still answers, and may refuse other
 //! requests of the same wait. A lack of replicas is over when no request has failed for this reason
-//! for as long as the lack may last.
+//! for as long as the lack may last, and for the time of one request. (A request that waits for
+//! replicas in vain takes its whole time. So without that addition, a request that takes longer than
+//! a lack may last would look like the end of the lack, and the wait would never end.)
 
 use std::time::{Duration, Instant};
 
+use crate::config::Config;
 use crate::error::{Error, Passing};
 
 /// The pause after a request that failed because of an outage.
@@ -22,17 +25,30 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Endurance {
     /// The time of the first failure of the present outage.
     out: Option<Instant>,
-    unacknowledged: Option<Spell>,
+    unacknowledged: Option<Lack>,
+    /// The longest time from one failure to the next, if the call asks again after each failure.
+    longest_request: Duration,
 }
 
+/// A lack of replicas: its first and its last failure, and the pause after the next one.
 #[derive(Clone, Copy, Debug)]
-struct Spell {
+struct Lack {
     first: Instant,
     last: Instant,
     pause: Duration,
 }
 
 impl Endurance {
+    /// For a call that asks through clients with these settings.
+    pub(crate) fn new<'a>(configs: impl IntoIterator<Item = &'a Config>) -> Self {
+        let longest = |config: &Config| {
+            let acks = config.replica_acks.map_or(Duration::ZERO, |acks| acks.within);
+            config.connection.response_timeout.saturating_add(acks).saturating_add(LONGEST_PAUSE)
+        };
+        let longest_request = configs.into_iter().map(longest).max().unwrap_or_default();
+        Self { longest_request, ..Self::default() }
+    }
+
     /// Notes that at this time the server answered a request and refused no channel that the wait
     /// needs.
     pub(crate) fn answered(&mut self, at: Instant) {
@@ -49,9 +65,10 @@ impl Endurance {
         let (first, pause) = match trouble {
             Passing::Outage => (*self.out.get_or_insert(now), PAUSE),
             Passing::Unacknowledged => {
-                let new = Spell { first: now, last: now, pause: PAUSE };
+                let new = Lack { first: now, last: now, pause: PAUSE };
                 let met = self.unacknowledged.get_or_insert(new);
-                if now.saturating_duration_since(met.last) > limit {
+                let quiet = now.saturating_duration_since(met.last);
+                if quiet > limit.saturating_add(self.longest_request) {
                     *met = new;
                 }
                 met.last = now;
@@ -111,6 +128,20 @@ mod tests {
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
             );
         }
+    }
+
+    /// Each request waits for replicas for longer than the lack may last.
+    #[test]
+    fn a_request_that_takes_longer_than_a_lack_may_last_does_not_end_the_lack() {
+        let begun = Instant::now();
+        let longest_request = Duration::from_secs(5);
+        let mut endurance = Endurance { longest_request, ..Endurance::default() };
+        let limit = Duration::from_secs(1);
+        let mut goes_on =
+            |at| endurance.failed_at(after(at, begun), Passing::Unacknowledged, limit).is_some();
+        assert!(goes_on(0.0));
+        assert!(!goes_on(2.0));
+        assert!(goes_on(9.0), "the last failure was long ago");
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub(crate) fn acquire<S: Synchronizer>(
         is_answered: false,
         way: Some(Way::Free),
         is_promoted: false,
-        endurance: Endurance::default(),
+        endurance: Endurance::new([&core.config]),
         long_wait: LongWait::of((core, name), synchronizer.what(&claim.need), claim),
     };
     let outcome = call.wait_within(entered);
@@ -503,7 +503,7 @@ pub(crate) fn outlast<T>(
     wait: &Wait<'_>,
     mut ask: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (thread, mut endurance) = (Thread::current(), Endurance::default());
+    let (thread, mut endurance) = (Thread::current(), Endurance::new([&core.config]));
     loop {
         let error = match ask() {
             Err(error) if wait.blocks() && !was_cut() => error,

@@ -116,7 +116,7 @@ impl<'a> ConditionEntry<'a> {
     pub(super) fn sleep(&mut self, wait: &Wait<'_>) -> Result<Ended, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let mut look_at = clock::now().saturating_add(Self::poll());
-        let mut endurance = Endurance::default();
+        let mut endurance = Endurance::new([&core.config]);
         loop {
             if self.notice.notified.load(Ordering::Acquire) {
                 return Ok(Ended::Notified);

@@ -34,7 +34,7 @@ pub(super) fn acquire(
 ) -> Result<Option<GuardLevels>, Error> {
     let (parts, needed) = (&*lock.parts, lock.needed());
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
-    let mut endurance = Endurance::default();
+    let mut endurance = Endurance::new(parts.iter().map(|part| &part.handle().site.core.config));
     loop {
         let mut levels = lock.levels();
         let mut failed: Vec<Error> = Vec::new();

@@ -91,6 +91,20 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
     }
 }
 
+/// Such a request takes the whole time for which it waits for replicas.
+#[test]
+fn a_wait_ends_though_each_request_takes_longer_than_the_failover_timeout() {
+    let server = server();
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG).replica_acks(1, WITHIN);
+    let client = client.failover_timeout(WITHIN / 2).connect().unwrap();
+    for kind in KINDS {
+        let error = lock_of(&client, kind, "slow", None).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooFewReplicas, "{kind}: {error}");
+    }
+    let error = client.expirable_semaphore("slow").with_permits(1).acquire().unwrap_err();
+    assert!(error.kind().is_server_trouble(), "{error}");
+}
+
 #[test]
 fn a_script_without_enough_replicas_has_run_and_says_so() {
     let pair = Pair::start(Duration::ZERO);
