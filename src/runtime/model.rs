@@ -57,7 +57,7 @@ impl Core {
     /// replies, further posts are written only after this.
     pub(crate) fn read_replies(&self) {
         let node = self.servers.first();
-        while !node.any_lane().look(MINUTE, MINUTE) {
+        while !node.any_lane().service(MINUTE, MINUTE) {
             thread::yield_now();
         }
     }
