@@ -173,6 +173,11 @@ impl Tenancy {
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.began.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Others may come to wait for the new hold. No seat has the tenancy yet, so no thread has
+        // them called now.
+        if let End::NotYet(_, wanted) = &mut *self.end.lock() {
+            wanted.iter_mut().for_each(|(_, is_called)| *is_called = false);
+        }
         // This comes last, so that a guard that reports "held" from here on reads the new hold.
         self.ended.store(false, Ordering::Release);
         before
@@ -300,6 +305,11 @@ impl Tenancy {
         if let End::NotYet(_, wanted) = &mut *self.end.lock() {
             wanted.push((callback, false));
         }
+    }
+
+    /// Whether a callback is to be called when others come to wait.
+    pub(crate) fn has_wanted_callbacks(&self) -> bool {
+        matches!(&*self.end.lock(), End::NotYet(_, wanted) if !wanted.is_empty())
     }
 
     /// Notes whether others wait for the lock. If they do, returns the callbacks that were not

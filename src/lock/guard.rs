@@ -254,6 +254,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// - Redisson's clients send no message, so the client notices them only by the answers to
     ///   renewals and questions.
     /// - A thread of this process is noticed at once.
+    /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold: if others wait
+    ///   for it, the client calls `callback` again.
     ///
     /// Callbacks run on a thread of the client, one after the other. `callback` may block, unlock
     /// the lock or panic, but meanwhile all other callbacks must wait, also those of

@@ -150,6 +150,10 @@ impl Site {
         {
             hold.unconfirm();
         }
+        // The new hold does not know the callbacks that the guards registered before the wait.
+        if tenancy.has_wanted_callbacks() {
+            self.attend();
+        }
     }
 
     /// Passes the hold on after its last tenancy has left the seat, or returns that the release is

@@ -27,6 +27,12 @@ impl Site {
     pub(crate) fn on_wanted(self: &Arc<Self>, tenancy: &Tenancy, callback: WantedCallback) {
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
+        self.attend();
+    }
+
+    /// Has the callbacks of the hold in the seat called when others come to wait, or now if others
+    /// wait already.
+    pub(super) fn attend(self: &Arc<Self>) {
         self.with_hold(|renewing| renewing.hold.calls(renewing.state.watched.is_some()));
         self.arm();
         self.heed();

@@ -339,6 +339,40 @@ fn a_guard_that_has_left_is_called_no_more() {
     assert_eq!(calls.so_far(), 0);
 }
 
+/// A thread that comes back from a wait on a condition has another hold.
+#[test]
+fn a_guard_is_called_again_after_a_wait_on_a_condition() {
+    let server = server();
+    let (holder, other) = (watched(&server, RENEWED), watched(&server, RENEWED));
+    for (name, lock) in [
+        ("hears", holder.reentrant_lock("hears").with_wanted()),
+        ("asks", holder.reentrant_lock("asks")),
+        ("fixed", holder.reentrant_lock("fixed").with_lease(SOON / 2)),
+    ] {
+        let (condition, guard) = (lock.condition("changed"), lock.lock().unwrap());
+        let calls = Calls::of(&guard);
+        let (other, (go, goes)) = (other.reentrant_lock(name), mpsc::channel());
+        let waits = spawn(move || {
+            let guard = other.lock().unwrap();
+            other.condition("changed").notify_all().unwrap();
+            guard.unlock().unwrap();
+            goes.recv().unwrap();
+            drop(other.lock().unwrap());
+        });
+        calls.wait(1);
+        condition.wait(&guard).unwrap();
+        assert!(!guard.is_wanted());
+        // The first look has come and gone.
+        thread::sleep(UNIT * 5);
+        assert_eq!(calls.so_far(), 1);
+        go.send(()).unwrap();
+        calls.wait(2);
+        assert!(guard.is_wanted());
+        guard.unlock().unwrap();
+        waits.join();
+    }
+}
+
 #[test]
 fn several_locks_are_wanted_if_one_is() {
     let server = server();
