@@ -113,6 +113,8 @@ impl ClientBuilder {
     /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
     /// client's [`id`](crate::Client::id). A space, or any other character that the server allows
     /// in no name, becomes `-`. If the server refuses the name, the connections have no name.
+    /// [`OwnerProcess`](crate::status::OwnerProcess) reads the host and the process from this name,
+    /// so end the name with `@host:process` if [`Client::status`] should show them.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.

@@ -18,8 +18,8 @@ macro_rules! evals {
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
         /// keys are those of the server: the client's
         /// [`prefix`](crate::ClientBuilder::prefix) is not put before them. In a cluster they need
-        /// the slot of the lock's key: put the lock's name, with the prefix, in braces into each. The
-        /// server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        /// the slot of the lock's key: put the lock's name, with the prefix, in braces into each.
+        /// The server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
         /// the client gets no reply, the server may run the script later, but only while this
