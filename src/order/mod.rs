@@ -216,6 +216,13 @@ impl Order {
         }
     }
 
+    /// Whether threads of this process wait for the lock. (The newcomers of a fair lock do not count
+    /// yet, but the first of them is about to stand in Redis's queue.)
+    pub(crate) fn has_waiters(&self) -> bool {
+        let stand = self.standing.as_ref().is_some_and(|standing| !standing.queued.is_empty());
+        stand || self.queue.first().is_some()
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         let stands = self.standing.as_ref().is_some_and(|standing| standing.is_busy());
         stands || self.alone.seat.is_some()

@@ -283,13 +283,13 @@ impl Gate {
 
     /// Whether threads of this process wait.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.state.lock().queue.first().is_some()
+        self.state.lock().has_waiters()
     }
 
     /// Calls `heed` with each tenant, and whether others wait for the lock.
     pub(super) fn heed(&self, mut heed: impl FnMut(&Arc<Tenancy>, bool)) {
         let mut state = self.state.lock();
-        let has_waiters = state.queue.first().is_some();
+        let has_waiters = state.has_waiters();
         let Some(seat) = &state.side(self.mode).seat else { return };
         let is_wanted = has_waiters || seat.tenancy.hold().is_wanted();
         seat.tenancies().for_each(|tenancy| heed(tenancy, is_wanted));

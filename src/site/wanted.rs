@@ -1,10 +1,11 @@
 //! How a holder hears that others wait for its lock.
 //!
-//! A waiting thread of this process is in the gate's queue. Another process adds an entry to a
-//! queue at the server. The script that adds the first entry sends `want` on the holder's own
-//! channel, if the holder's owner [hears](crate::scripts::Owner::hears). Redis stores no messages,
-//! so the hold listens first and then asks the server (it *looks*). It asks again when the client
-//! may have missed a message. The answer to each renewal also says whether others wait.
+//! A thread of this process shows itself in the gate's queue, or in its list of a fair lock's
+//! threads. Other processes add an entry to a queue at the server: the script that adds the first
+//! one sends `want` on the holder's own channel, if its owner
+//! [hears](crate::scripts::Owner::hears). Redis stores no messages, so the hold listens first and
+//! then asks (it *looks*), and asks again when the client may have missed a message. The answer to
+//! each renewal says it, too.
 //!
 //! - *heard in time*: a hold whose guard has a callback, or whose owner hears, learns that others
 //!   wait: from a message, or within a third of its lease from a renewal or a look. The hold

@@ -218,9 +218,7 @@ fn a_holder_asks_again_when_it_may_have_missed_a_message() {
 /// The process asks nobody about its own threads.
 #[test]
 fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
-    let server = server();
-    let client = watched(&server, HOUR);
-    for lock in [client.reentrant_lock("own").with_wanted(), client.reentrant_lock("own")] {
+    fn comes(lock: impl Lock + Clone + 'static) {
         let guard = lock.lock().unwrap();
         let calls = Calls::of(&guard);
         for times in 1..=3 {
@@ -237,6 +235,11 @@ fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
         assert_eq!(calls.so_far(), 3);
         guard.unlock().unwrap();
     }
+    let server = server();
+    let client = watched(&server, HOUR);
+    comes(client.reentrant_lock("own").with_wanted());
+    comes(client.reentrant_lock("own"));
+    comes(client.fair_lock("fair"));
 }
 
 #[test]

@@ -306,8 +306,10 @@ impl FairEntry {
     /// Removes the entry from the process's list, so that no further hold is passed to it. Returns
     /// the tenancy if a hold was passed to it before.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
-        let queued = self.entry.mailbox.as_ref()?;
-        self.queue.site.gate.stand_down(&queued.recipient)
+        let (queued, site) = (self.entry.mailbox.as_ref()?, &self.queue.site);
+        let passed = site.gate.stand_down(&queued.recipient);
+        site.heed_threads();
+        passed
     }
 
     /// Notes that the entry has become this hold.

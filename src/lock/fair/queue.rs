@@ -134,6 +134,7 @@ impl FairQueue {
         // The thread is in the list before the flag is read, since `command` reads the list before
         // it clears the flag. Otherwise `command` could end the keep-alives of a new thread.
         self.site.gate.stand(queued);
+        self.site.heed_threads();
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
             self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.period());
