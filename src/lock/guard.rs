@@ -242,9 +242,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// - If a thread of this process gives up, this may say `true` for a third of the lease, too.
     /// - If a thread of this process passed the lock to this one, this may say `true` until the
-    ///   release although nobody waits, and the client may call a callback of `on_wanted`: the entry
-    ///   of this thread itself stays in the queue until the release. If the client has not called it
-    ///   yet, a waiter of another process sends no message, and is found by a renewal.
+    ///   release although nobody waits, and the client may call a callback of `on_wanted`: the
+    ///   entry of this thread itself stays in the queue until the release. If the client has not
+    ///   called it yet, a waiter of another process sends no message, and is found by a renewal.
     ///
     /// The grant of a fair lock does not say who waits.
     #[must_use]
@@ -266,8 +266,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// - Redisson's clients send no message, so the client notices them only by the answers to
     ///   renewals and questions.
     /// - A thread of this process is noticed at once.
-    /// - A fair lock that a thread of this process has passed on may count as wanted although nobody
-    ///   waits: see [`is_wanted`](Self::is_wanted).
+    /// - A fair lock that a thread of this process has passed on may count as wanted although
+    ///   nobody waits: see [`is_wanted`](Self::is_wanted).
     /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold: if others wait
     ///   for it, the client calls `callback` again.
     ///

@@ -216,8 +216,8 @@ impl Order {
         }
     }
 
-    /// Whether threads of this process wait for the lock. (The newcomers of a fair lock do not count
-    /// yet, but the first of them is about to stand in Redis's queue.)
+    /// Whether threads of this process wait for the lock. (The newcomers of a fair lock do not
+    /// count yet, but the first of them is about to stand in Redis's queue.)
     pub(crate) fn has_waiters(&self) -> bool {
         let stand = self.standing.as_ref().is_some_and(|standing| !standing.queued.is_empty());
         stand || self.queue.first().is_some()
