@@ -271,6 +271,7 @@ fn a_callback_that_comes_when_others_wait_already_is_called() {
     let (holder, other, third) =
         (watched(&server, HOUR), watched(&server, HOUR), watched(&server, HOUR));
     let first = holder.reentrant_lock("granted").lock().unwrap();
+    let channels = [&other, &third].map(|client| own_channel(&format!("{}:0", client.id())));
     let lock = other.reentrant_lock("granted");
     let second = spawn(move || {
         let guard = lock.lock().unwrap();
@@ -281,6 +282,8 @@ fn a_callback_that_comes_when_others_wait_already_is_called() {
     wait_in_line(&server, "granted", 1);
     let third = waits(third.reentrant_lock("granted"));
     wait_in_line(&server, "granted", 2);
+    // The release passes over a waiter that does not listen yet.
+    channels.iter().for_each(|channel| wait_subscribed(&server, channel));
     drop(first);
     second.join();
     third.join();
