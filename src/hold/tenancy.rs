@@ -68,8 +68,6 @@ pub(crate) struct Tenancy {
     /// tokens.
     token: AtomicU64,
     end: Mutex<End>,
-    /// The client's own part of a loss. See [`at_loss`](Self::at_loss).
-    own: Mutex<Option<LossCallback>>,
     /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
     /// The index among the tenants that share the hold. The gate's mutex guards it.
@@ -83,12 +81,39 @@ const HAD: u8 = 1;
 const LOST: u8 = 2;
 
 enum End {
-    /// The tenancy has not ended, though its thread may wait on a condition. Has the callbacks for
-    /// a loss, and the `on_wanted` callbacks, each with whether it was called since others came to
-    /// wait.
-    NotYet(Vec<LossCallback>, Vec<(WantedCallback, bool)>),
+    /// The tenancy has not ended, though its thread may wait on a condition. (Boxed, since most
+    /// tenancies have no callbacks, and threads that share or pass a hold make one each time.)
+    NotYet(Option<Box<Callbacks>>),
     Released,
     Lost(LostReason),
+}
+
+/// What is called at events of a tenancy.
+#[derive(Default)]
+struct Callbacks {
+    losses: Vec<LossCallback>,
+    /// The client's own part of a loss. See [`Tenancy::at_loss`].
+    own: Option<LossCallback>,
+    /// The `on_wanted` callbacks, each with whether it was called since others came to wait.
+    wanted: Vec<(WantedCallback, bool)>,
+}
+
+impl End {
+    /// The callbacks of a tenancy that has not ended.
+    fn callbacks(&mut self) -> Option<&mut Callbacks> {
+        match self {
+            Self::NotYet(callbacks) => Some(callbacks.get_or_insert_default()),
+            Self::Released | Self::Lost(_) => None,
+        }
+    }
+
+    /// The `on_wanted` callbacks, of which most tenancies have none.
+    fn wanted(&mut self) -> &mut [(WantedCallback, bool)] {
+        match self {
+            Self::NotYet(Some(callbacks)) => &mut callbacks.wanted,
+            Self::NotYet(None) | Self::Released | Self::Lost(_) => &mut [],
+        }
+    }
 }
 
 impl Tenancy {
@@ -109,8 +134,7 @@ impl Tenancy {
             thread,
             began: AtomicU64::new(since),
             token: AtomicU64::new(token.map_or(0, NonZero::get)),
-            end: Mutex::new(End::NotYet(Vec::new(), Vec::new())),
-            own: Mutex::new(None),
+            end: Mutex::new(End::NotYet(None)),
             ended: AtomicBool::new(false),
             index: AtomicU32::new(0),
             heard: AtomicU8::new(0),
@@ -175,9 +199,7 @@ impl Tenancy {
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
         // Others may come to wait for the new hold. No seat has the tenancy yet, so no thread has
         // them called now.
-        if let End::NotYet(_, wanted) = &mut *self.end.lock() {
-            wanted.iter_mut().for_each(|(_, is_called)| *is_called = false);
-        }
+        self.end.lock().wanted().iter_mut().for_each(|(_, is_called)| *is_called = false);
         // This comes last, so that a guard that reports "held" from here on reads the new hold.
         self.ended.store(false, Ordering::Release);
         before
@@ -284,10 +306,12 @@ impl Tenancy {
         if is_forked() {
             return None;
         }
-        match &mut *self.end.lock() {
-            End::NotYet(callbacks, _) => callbacks.push(callback),
-            End::Lost(reason) => return Some((*reason, callback)),
-            End::Released => {}
+        let mut end = self.end.lock();
+        if let End::Lost(reason) = *end {
+            return Some((reason, callback));
+        }
+        if let Some(callbacks) = end.callbacks() {
+            callbacks.losses.push(callback);
         }
         None
     }
@@ -297,27 +321,28 @@ impl Tenancy {
     /// not block or run the user's code. A caller must look afterwards whether the tenancy is lost
     /// already, since `own` is not called then.
     pub(crate) fn at_loss(&self, own: LossCallback) {
-        *self.own.lock() = Some(own);
+        if let Some(callbacks) = self.end.lock().callbacks() {
+            callbacks.own = Some(own);
+        }
     }
 
     /// Registers `callback`, which is called each time that others come to wait for the lock.
     pub(crate) fn on_wanted(&self, callback: WantedCallback) {
-        if let End::NotYet(_, wanted) = &mut *self.end.lock() {
-            wanted.push((callback, false));
+        if let Some(callbacks) = self.end.lock().callbacks() {
+            callbacks.wanted.push((callback, false));
         }
     }
 
     /// Whether a callback is to be called when others come to wait.
     pub(crate) fn has_wanted_callbacks(&self) -> bool {
-        matches!(&*self.end.lock(), End::NotYet(_, wanted) if !wanted.is_empty())
+        !self.end.lock().wanted().is_empty()
     }
 
     /// Notes whether others wait for the lock. If they do, returns the callbacks that were not
     /// called since they came.
     pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
-        let End::NotYet(_, wanted) = &mut *end else { return Vec::new() };
-        let fresh = wanted.iter_mut().filter_map(|(callback, is_called)| {
+        let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
             let was_called = std::mem::replace(is_called, is_wanted);
             (is_wanted && !was_called).then(|| Arc::clone(callback))
         });
@@ -336,16 +361,13 @@ impl Tenancy {
     /// them. The caller must have no leadership and no mutex at the drop, which may run the user's
     /// code.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
-        self.finish(End::Released)
+        self.finish(End::Released).map(|(callbacks, _)| callbacks)
     }
 
     /// Ends the tenancy as lost, and does the client's own part of that. The caller must have no
     /// mutex. The first caller gets the callbacks, and must call them.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<LossCallback>> {
-        let callbacks = self.finish(End::Lost(reason))?;
-        // This comes after the end. So a thread that registers its part too late for this line sees
-        // the end when it looks afterwards.
-        let own = self.own.lock().take();
+        let (callbacks, own) = self.finish(End::Lost(reason))?;
         if let Some(own) = own {
             own(reason);
         }
@@ -395,18 +417,21 @@ impl Tenancy {
         }
     }
 
-    fn finish(&self, how: End) -> Option<Vec<LossCallback>> {
+    /// Ends the tenancy, for the first caller. Returns the callbacks for a loss, and the client's
+    /// own part of it.
+    fn finish(&self, how: End) -> Option<(Vec<LossCallback>, Option<LossCallback>)> {
         let mut end = self.end.lock();
-        let End::NotYet(callbacks, wanted) = &mut *end else { return None };
-        let (mut callbacks, wanted) = (std::mem::take(callbacks), std::mem::take(wanted));
+        let End::NotYet(callbacks) = &mut *end else { return None };
+        let Callbacks { mut losses, own, wanted } =
+            callbacks.take().map_or_else(Callbacks::default, |all| *all);
         if !wanted.is_empty() {
             // The `on_wanted` callbacks are dropped together with those for a loss: each drop may
             // run the user's code.
-            callbacks.push(Box::new(move |_| drop(wanted)));
+            losses.push(Box::new(move |_| drop(wanted)));
         }
         *end = how;
         self.ended.store(true, Ordering::Release);
-        Some(callbacks)
+        Some((losses, own))
     }
 }
 
