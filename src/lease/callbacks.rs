@@ -13,45 +13,46 @@ use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 const TARGET: &str = "redlatch";
-/// The largest number of lines that wait for a slow logger. Later lines are left out and counted.
+/// The maximum number of log lines in the queue. Further lines are dropped and counted.
 const MOST_LINES: usize = 1_000;
-/// The time, by [`clock`], for which losses for one reason are gathered in a line. The line is
-/// written at the latest this long after the first of these losses.
+/// Losses for the same reason share a log line. The line is written this long after the last loss,
+/// and at most [`GATHERED_AT_MOST`] after the first loss. Both times are in nanoseconds.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
-/// The largest number of names in such a line.
+/// The maximum number of names in a log line about losses.
 const MOST_NAMES: usize = 10;
 
 enum CallbackJob {
-    /// A callback. It is never left out, and runs once.
+    /// A user's callback, which runs once. Unlike a log line, a callback is never dropped.
     Call(Box<dyn FnOnce() + Send>),
     Line(Level, String),
 }
 
-/// The jobs that run users' code: callbacks and the logger. Such a job may block, take the user's
-/// locks or use this library, so it runs on a thread on which no other work depends.
+/// The jobs that run users' code: callbacks and the logger. A job may block, take the user's locks
+/// or use this library, so jobs run on a thread on which no other work depends.
 pub(super) struct Callbacks {
-    /// The client's id, at the end of each line: a process may have several.
+    /// The client's id, which ends each log line, because a process may have several clients.
     client: Arc<str>,
     state: Mutex<CallbackState>,
     changed: Condvar,
 }
 
 struct CallbackState {
-    /// The thread keeps a clone of this until it ends. `None` after the client has ended.
+    /// The callbacks' thread keeps a clone of this sender until the thread ends. `None` after the
+    /// client has ended.
     alive: Option<Sender<()>>,
     queue: VecDeque<CallbackJob>,
-    /// Losses that have not become lines yet.
+    /// Losses that are not in a log line yet.
     lost: Vec<Lost>,
-    /// The number of log lines in the queue, plus the losses that will become lines.
+    /// The number of log lines in the queue, plus the number of losses in `lost`.
     lines: usize,
-    /// The number of lines that were left out and not reported yet.
+    /// The number of log lines that were dropped since the last warning about dropped lines.
     left_out: u64,
-    /// Whether the thread runs. It ends when the queue is empty.
+    /// Whether the callbacks' thread runs. The thread ends when the queue is empty.
     running: bool,
 }
 
-/// Holds lost for one reason.
+/// Lost holds that share a log line, because they were lost for the same reason.
 struct Lost {
     why: String,
     names: Vec<Name>,
@@ -88,23 +89,23 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// Marks the client's end. The client waits for a thread that runs now, and not for a thread
-    /// that starts later.
+    /// Marks the client's end. The end of the client waits for a callbacks' thread that runs now,
+    /// but for no thread that starts later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();
     }
 
-    /// Runs `call` on the thread, after all earlier jobs.
+    /// Runs `call` on the callbacks' thread, after all earlier jobs.
     pub(super) fn run(self: &Arc<Self>, call: Box<dyn FnOnce() + Send>) {
         let mut state = self.state.lock();
         state.queue.push_back(CallbackJob::Call(call));
         self.start(state);
     }
 
-    /// Logs a line on the thread, after all earlier jobs.
+    /// Logs a line on the callbacks' thread, after all earlier jobs.
     pub(super) fn log(self: &Arc<Self>, level: Level, line: impl FnOnce() -> String) {
-        // If the logger refuses this level, this makes no line and starts no thread.
+        // For a level that the logger refuses, no line is made and no thread is started.
         if level > log::max_level() {
             return;
         }
@@ -119,8 +120,7 @@ impl Callbacks {
         self.start(state);
     }
 
-    /// Logs the loss of a hold. Holds that are lost for the same reason at about the same time
-    /// share a line.
+    /// Logs the loss of a hold. Losses for the same reason at about the same time share a line.
     pub(super) fn log_lost(self: &Arc<Self>, name: &Name, why: impl FnOnce() -> String) {
         if Level::Warn > log::max_level() {
             return;
@@ -143,8 +143,8 @@ impl Callbacks {
         }
     }
 
-    /// Starts the thread if jobs wait for it: the system may have refused to start one when they
-    /// came.
+    /// Starts the callbacks' thread if there are jobs and no thread. When the jobs were queued, the
+    /// system may have refused to start the thread.
     pub(super) fn start_again(self: &Arc<Self>) {
         let state = self.state.lock();
         let is_idle = state.queue.is_empty() && state.lost.is_empty();
@@ -163,15 +163,15 @@ impl Callbacks {
         let callbacks = Arc::clone(self);
         let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
-            // The system refuses to start a thread. The jobs stay queued, and the watchdog's thread
-            // tries again.
+            // The system refused to start a thread. The jobs stay queued, and the watchdog's thread
+            // tries to start one later.
             self.state.lock().running = false;
         }
     }
 
     fn work(&self) {
         while let Some((job, left_out)) = self.next() {
-            // This catches the panics of a logger. A job catches those of the user's callbacks.
+            // Catches a panic of the logger. The job itself catches the panics of users' callbacks.
             let _ = catch_unwind(AssertUnwindSafe(|| match job {
                 CallbackJob::Call(call) => call(),
                 CallbackJob::Line(level, line) => {
@@ -191,12 +191,12 @@ impl Callbacks {
         }
     }
 
-    /// Returns the next job, and the number of lines that were left out and not reported yet.
+    /// Returns the next job, and the number of log lines that were dropped since the last call.
     fn next(&self) -> Option<(CallbackJob, u64)> {
         let mut state = self.state.lock();
         let job = loop {
             let now = clock::now();
-            // At the client's end, no line is delayed.
+            // When the client ends, gathered losses are logged without delay.
             let ends = state.alive.is_none();
             if let Some(at) = state.lost.iter().position(|lost| ends || lost.due() <= now) {
                 break Some(CallbackJob::Line(Level::Warn, state.lost.remove(at).line()));

@@ -1,6 +1,6 @@
-//! Commands that must reach the server although no caller waits for them: mostly releases of holds
-//! that no thread has, and keep-alives. Each reason has a constructor, whose comment says for how
-//! long the command is sent again.
+//! Commands that must reach the server although no caller waits for them. Most of them release
+//! holds that no thread has, or are keep-alives. [`Cleanup`] has a constructor for each purpose,
+//! whose comment says for how long the command is repeated.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,91 +16,93 @@ use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
-/// The time after which no request can still be on its way, unless the server has stood still.
+/// The time after which no request can still be in transit, unless the server was paused.
 const LATEST: Duration = Duration::from_secs(600);
-/// The time for which a command is tried that is useless later. It is longer than the lease of a
+/// How long a command is repeated if it becomes useless soon. This is longer than the lease of a
 /// grant by message.
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > schedule::PROVISIONAL as u128);
 
-/// A command that the renewer sends, again and again with back-off until it is done, and soon after
-/// a connection is opened.
+/// A command that the renewer sends repeatedly, with back-off, until the command is done. A new
+/// connection makes the next attempt come sooner.
 pub(crate) struct Cleanup {
     name: Name,
-    /// In a cluster, the number of the server that gets the command. `None`: the server that has
-    /// the name.
+    /// In a cluster, the number of the server that gets the command. `None`: the server that serves
+    /// the name's slot.
     server: Option<usize>,
     what: What,
-    /// The time at which the cleanup is given up, whatever the outcome.
+    /// The time at which the cleanup ends, whatever its outcome.
     until: u64,
     due: u64,
     /// The time at which the command was last sent.
     tried: u64,
     retry: u64,
-    /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is sent
-    /// again only because the undone request may still arrive.
+    /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is repeated
+    /// only because the undone request may still arrive.
     was_answered: bool,
     /// Whether the command that was sent last may complete the cleanup.
     is_last: bool,
 }
 
-/// The command to send now, and whether it may complete the cleanup.
+/// A command, and whether its answer may complete the cleanup.
 type Next = (Command, bool);
 
 enum What {
-    /// Done at `until`, or once [settled](is_settled) after `enough`. An answer before `enough`
-    /// does not complete it: a server that stalls may read this command before the acquire, which
-    /// an old connection still has. After an answer the command is not sent again before `from`.
-    /// From `from` on, `next` may return another command, and the answer to the earlier command may
-    /// come after that.
+    /// Ends at `until`, or when an answer at `enough` or later [settles](is_settled) the undo. An
+    /// earlier answer does not end it: a server that stalls may run this command before the acquire
+    /// that it undoes, which is still on an old connection. After an answer, the command is not
+    /// repeated before `from`. From `from` on, `next` may return another command, while the answer
+    /// to the earlier command is still missing.
     Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
-    /// Done at `until`, or once settled.
+    /// Ends at `until`, or when an answer [settles](is_settled) the command.
     Tell(Command),
-    /// Done once the server has applied the request, or answers that it is too late.
+    /// Ends when the server has applied the request, or answers that the request comes too late.
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
-    /// Done once no debt is left.
+    /// Ends when no debt is left.
     Debt(Arc<dyn Debtor>),
-    /// Done once its waiters no longer need it.
+    /// Ends when no waiter needs the keep-alive.
     KeepAlive(Weak<dyn KeepAlive>),
 }
 
-/// A debtor owes the server changes, and computes their amount when a command can be sent.
+/// Owes the server changes of a number, and computes their sum when a command can be sent.
 pub(crate) trait Debtor: Send + Sync {
-    /// The command to send. `None`: no debt is left. After `Some`, the caller calls
-    /// [`paid`](Self::paid) before it calls this again.
+    /// Returns the command to send, or `None` if no debt is left. After `Some`, the caller must
+    /// call [`paid`](Self::paid) before it calls this method again.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the outcome. `resent`: the command was sent twice, since the first copy got no reply.
+    /// Takes the command's outcome. `resent` is true if the command was sent twice because the
+    /// first copy got no reply.
     fn paid(&self, outcome: &Outcome, resent: bool);
 }
 
 /// A command that is sent regularly, for as long as it is needed.
 pub(crate) trait KeepAlive: Send + Sync {
-    /// The command to send now. `None`: nothing to send until the keep-alive is scheduled again.
+    /// Returns the command to send, or `None` if there is nothing to send until the keep-alive is
+    /// scheduled again.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the outcome, and returns the time until the keep-alive is due again.
+    /// Takes the command's outcome, and returns the time until the next keep-alive.
     fn done(&self, outcome: Outcome) -> Duration;
 }
 
 impl Cleanup {
-    /// Releases a hold that the server may still have although no thread has it: its release got no
-    /// answer, or its lease was extended after it was lost. Sent for that lease, or until an answer
-    /// after 10 minutes.
+    /// Releases a hold that no thread has but that the server may still have. Either the release
+    /// got no answer, or a renewal extended the lease after the hold was lost. The release is
+    /// repeated for as long as `lease`. An answer ends the cleanup only after 10 minutes.
     pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
-    /// Releases a hold that a new master may still have: the release may have gone to a server that
-    /// was no longer the master. Sent for that lease, or until an answer.
+    /// Releases a hold that a new master may still have, because the release may have gone to the
+    /// old master. The release is repeated until an answer, or for as long as `lease`.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
 
-    /// Shortens a hold that is kept until `ends`, and releases it then. `next` returns the command
-    /// for the present time, and whether it is the release. From `ends` on, sent as for
-    /// [`released`](Self::released), and for at least 10 minutes if a copy of the hold's request
-    /// may come late.
+    /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
+    /// for the present time, and whether the command is the release. The release is repeated as for
+    /// [`released`](Self::released). If a copy of the request for the hold may come late, it is
+    /// repeated for at least 10 minutes.
     pub(crate) fn kept(
         name: &Name,
         next: impl Fn() -> Next + Send + 'static,
@@ -115,35 +117,36 @@ impl Cleanup {
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
-    /// Undoes a request for which no caller waits, and whose outcome is unknown or of which a copy
-    /// may come late. Sent as for [`released`](Self::released): `lease` is that of the hold that
-    /// the request may take. (If the request has added an entry to a lock's queue, the client gives
-    /// the entry's grant back.)
+    /// Undoes a request for which no caller waits. Its outcome is unknown, or a copy of the request
+    /// may come late. `lease` is the lease of the hold that the request may take, and the undo is
+    /// repeated as for [`released`](Self::released). (If the request has added an entry to a lock's
+    /// queue, the client gives back the lock when the entry is granted it.)
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
-    /// As [`requested`](Self::requested), for a request whose entry may have no lease and would
-    /// keep others out. Sent for at least 10 minutes.
+    /// Undoes a request as [`requested`](Self::requested) does, if the request's queue entry may
+    /// have no lease and would block others. The undo is repeated for at least 10 minutes.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// Answers an unclaimed grant, or another message to an owner that does not wait here: releases
-    /// the hold, or removes the entry. Sent until an answer, or until the grant ends.
+    /// Releases the hold, or removes the entry, of an owner for which no thread waits. The client
+    /// calls this after a grant or another message to such an owner. The command is repeated until
+    /// an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
-    /// Sends a lost message to this client itself again, at the server where the client listens.
-    /// Sent until an answer, or until the next message is due.
+    /// Repeats a lost message of this client to itself, at the server where the client listens. The
+    /// message is repeated until an answer, or until the next message is due.
     pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
         Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
-    /// Repeats a numbered request whose outcome is unknown. Sent until the server has applied the
-    /// request, or would have forgotten it. `permits`: how many permits a semaphore's request gives
-    /// back, as for [`Requests::applied`].
+    /// Repeats a numbered request whose outcome is unknown, until the server has applied the
+    /// request or would have forgotten its number. `permits` is the number of permits that a
+    /// semaphore's request gives back, as for [`Requests::applied`].
     pub(crate) fn numbered(
         name: &Name,
         copy: Command,
@@ -154,25 +157,26 @@ impl Cleanup {
         Self::new(name, What::Request(copy, Arc::clone(requests), request_id, permits), VALID_FOR)
     }
 
-    /// Pays a debt for which no request is open. Sent until nothing is owed.
+    /// Pays a debt for which no request is open. Ends when no debt is left.
     pub(crate) fn owed(name: &Name, debtor: Arc<dyn Debtor>) -> Self {
         Self::new(name, What::Debt(debtor), Duration::MAX)
     }
 
-    /// Sends a keep-alive after `pause`, and then as often as [`KeepAlive::done`] says.
+    /// Sends a keep-alive after `pause`, and then at the intervals that [`KeepAlive::done`]
+    /// returns.
     pub(super) fn regular(name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) -> Self {
         let what = What::KeepAlive(Arc::downgrade(keep_alive));
         Self::new(name, what, Duration::MAX).after(pause)
     }
 
-    /// Sends a command for `lasts`, or until an answer after `enough`.
+    /// Sends a command for as long as `lasts`. An answer ends the cleanup only after `enough`.
     fn undo(name: &Name, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
         let next = Box::new(move || (command.clone(), true));
         Self::new(name, What::Undo { next, from: 0, enough }, lasts)
     }
 
-    /// A cleanup that is due now.
+    /// Returns a cleanup that is due now.
     fn new(name: &Name, what: What, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
         let (name, server) = (name.clone(), None);
@@ -193,7 +197,7 @@ impl Cleanup {
         &self.name
     }
 
-    /// The number of its server, if that may be another one than the server of the name.
+    /// Returns the number of the cleanup's server, if this may differ from the name's server.
     pub(crate) fn server(&self) -> Option<usize> {
         self.server
     }
@@ -202,7 +206,7 @@ impl Cleanup {
         self.due
     }
 
-    /// The command to send now. `None`: nothing to send.
+    /// Returns the command to send, or `None` if there is nothing to send.
     pub(crate) fn command(&mut self) -> Option<Command> {
         match &self.what {
             What::Undo { next, .. } => {
@@ -216,14 +220,14 @@ impl Cleanup {
         }
     }
 
-    /// Whether the cleanup is sent before all others, as a keep-alive is: without it, a waiter
-    /// would lose its entry.
+    /// Whether this cleanup is a keep-alive. Keep-alives are sent before all other cleanups,
+    /// because a waiter without keep-alives loses its entry.
     pub(crate) fn is_regular(&self) -> bool {
         matches!(self.what, What::KeepAlive(_))
     }
 
-    /// Takes an outcome. Returns whether the cleanup goes on. `ended`: the client has ended, so
-    /// only a debt that got an answer goes on.
+    /// Takes an outcome, and returns whether the cleanup goes on. `ended` is true after the client
+    /// has ended. Then only a debt that got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,
@@ -244,7 +248,7 @@ impl Cleanup {
         self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
-            // The debt may have grown. It is sent again at once, without back-off.
+            // The debt may have grown, so the next command is sent without back-off.
             self.retry = FIRST_RETRY;
         }
         if owes_more || !ended {
@@ -265,7 +269,7 @@ impl Cleanup {
             What::Tell(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
-                // This reply does not complete the cleanup: the renewer first repeats earlier
+                // A "behind" reply does not end the cleanup: the renewer must first repeat earlier
                 // changes at the new master.
                 let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
                 let answered = is_answered(outcome) && !behind;
@@ -287,7 +291,7 @@ impl Cleanup {
                 }
                 lost || answered
             }
-            // The next call of `command` tells whether a debt is left.
+            // The next call of `command` finds out whether a debt is left.
             What::Debt(debtor) => {
                 debtor.paid(outcome, resent);
                 false
@@ -296,7 +300,7 @@ impl Cleanup {
         }
     }
 
-    /// Delays the next attempt. Each delay is longer than the one before.
+    /// Delays the next attempt. The delay doubles each time.
     fn back_off(&mut self, now: u64) {
         self.tried = now;
         self.due = now.saturating_add(self.retry).min(self.until);
@@ -312,31 +316,32 @@ impl Cleanup {
         Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
     }
 
-    /// Shortens the back-off of a cleanup that got no answer, after a connection was opened. The
-    /// cleanup is not sent at once, or each break of a bad connection would send it again. An
-    /// answered undo keeps its back-off: a call that its limit ends leaves an undo and opens a
-    /// connection, so each such call would send the undos of all earlier calls.
+    /// Shortens the back-off of an unanswered cleanup after a connection was opened. The cleanup is
+    /// not sent at once. Otherwise each break of a bad connection would send it again. An answered
+    /// undo keeps its back-off: a call that reaches its time limit leaves an undo and opens a
+    /// connection, so each such call would repeat the undos of all earlier calls.
     pub(crate) fn hurry(&mut self) {
         if !self.was_answered && !self.is_regular() {
             self.start_anew();
         }
     }
 
-    /// Makes the cleanup due soon, even if it got an answer: the present server may lack what the
-    /// server that answered had done.
+    /// Makes the cleanup due soon, even if it was answered. The present server may lack the changes
+    /// that the server behind that answer has made.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
     }
 }
 
-/// Whether the server has applied the command. An error reply says that it has not.
+/// Whether the server has applied the command. After an error reply, the server has not applied it.
 fn is_answered(outcome: &Outcome) -> bool {
     outcome.is_ok()
 }
 
-/// Whether another attempt is useless: the command was applied, or was refused for a lasting reason
-/// such as access rights. BUSY, LOADING, OOM and the like pass, so a later attempt may succeed.
+/// Whether another attempt is useless, because the command was applied or was refused for a lasting
+/// reason such as access rights. After BUSY, LOADING, OOM and similar errors, a later attempt may
+/// succeed.
 fn is_settled(outcome: &Outcome) -> bool {
     match outcome {
         Err(Failure::Refused(cause)) => !is_transient(&cause.error),
@@ -345,7 +350,7 @@ fn is_settled(outcome: &Outcome) -> bool {
 }
 
 impl Cleanup {
-    /// Logs what becomes of this cleanup at the client's end.
+    /// Logs the state of this cleanup at the client's end.
     pub(super) fn give_up(&self, watchdog: &Watchdog) {
         let name = &self.name;
         let (level, what) = match &self.what {
@@ -434,8 +439,8 @@ mod tests {
         }
     }
 
-    /// If a slow server answers the shortening of a kept hold only after the hold should have
-    /// ended, the release must still be sent.
+    /// A slow server answers the command that shortens a kept hold only after the hold should have
+    /// ended. The release must still be sent.
     #[test]
     fn the_answer_to_an_earlier_command_does_not_end_the_cleanup_of_a_kept_hold() {
         let (name, ends) = (Name::from("name"), clock::now() + SECOND);
@@ -454,7 +459,7 @@ mod tests {
         }
     }
 
-    /// The codes of error replies that pass: the server has changed nothing, but may run the
+    /// The codes of transient error replies: the server has changed nothing, and may run the
     /// command later.
     const PASSING: [&str; 7] =
         ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];

@@ -1,15 +1,14 @@
-//! Keeps holds alive and notices their ends, by one timing wheel and its thread.
+//! Renews holds and notices their ends, with one timing wheel and its thread.
 //!
 //! A client has three threads for any number of holds: `redlatch-watch`, `redlatch-renew` and
-//! `redlatch-listen`. A fourth thread, `redlatch-calls`, runs while there are callbacks or log
-//! lines, and a fifth, `redlatch-follow`, with Sentinels. In a cluster each used server has a
-//! renewer and a subscriber, and `redlatch-jobs` gives the renewers their jobs.
+//! `redlatch-listen`. A fourth thread, `redlatch-calls`, runs while there are callbacks to call or
+//! log lines to write. With Sentinels there is also `redlatch-follow`. In a cluster each used
+//! server has a renewer and a subscriber, and `redlatch-jobs` gives the renewers their jobs.
 //!
 //! The *watchdog* waits for the wheel and never does I/O, so it reports a lost hold at once even
 //! while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends renewals and
-//! cleanups, which are commands for which no caller waits, and reads the replies for which no
-//! caller waits. The *callbacks* thread runs `on_lost` and writes log lines. The *subscriber*
-//! (`pubsub/`) receives messages.
+//! cleanups, and reads replies for which no caller waits. The *callbacks* thread runs `on_lost` and
+//! writes log lines. The *subscriber* (`pubsub/`) receives messages.
 
 mod callbacks;
 mod cleanup;
@@ -38,17 +37,17 @@ use crate::scripts::{Mark, Owner, RequestId, Requests};
 /// One millisecond.
 const TICK: u64 = 1_000_000;
 const BUCKETS: usize = 1_024;
-/// The longest sleep of the wheel's thread, in ticks. While the machine is suspended, the timer of
-/// a sleep stands still, but the leases run.
+/// The maximum sleep of the wheel's thread, in ticks. While the machine is suspended, the timer of
+/// a sleep stops, but leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
 /// The time after which the renewer reads a reply for which no caller waits.
 const LOOK_AFTER: u64 = 20_000_000;
 /// The time after which a task that panicked is called again.
 const AFTER_A_PANIC: u64 = 100_000_000;
 
-/// An action at a given time. The watchdog stores the time, and the task has the action.
+/// An action at a given time. The watchdog stores the time, and the task does the action.
 pub(crate) trait Task: Send + Sync {
-    /// Called when the time has come. Does its work without I/O. `Some`: a renewal to send.
+    /// Called when the task is due. Does no I/O. Returns a renewal to send, if there is one.
     fn due(self: Arc<Self>) -> Option<Renewal>;
 }
 
@@ -56,18 +55,18 @@ pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
-    /// The lease to which the hold is raised. `None`: the renewal only asks whether the server has
-    /// the hold.
+    /// The new lease of the hold. `None`: the renewal only asks whether the server still has the
+    /// hold.
     pub(crate) lease: Option<Duration>,
-    /// How the renewal treats a lease longer than any thread has asked for.
+    /// What the script does with a lease that is longer than any thread has asked for.
     pub(crate) longer: Longer,
-    /// Whether the reply must come sooner than usual.
+    /// Whether the wait for the reply is shorter than usual.
     pub(crate) urgent: bool,
     /// The deadline of the hold if this renewal fails.
     pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
-    /// Receives the server's answer whether others wait for the lock. `None`: the renewal does not
-    /// ask.
+    /// Receives the server's answer to the question whether others wait for the lock. `None`: the
+    /// renewal does not ask this question.
     pub(crate) wanted: Option<Box<OnWanted>>,
 }
 
@@ -98,25 +97,25 @@ pub(crate) type WantedCallback = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug)]
 pub(crate) enum Job {
     Renew(Vec<Renewal>),
-    /// Renew all holds, since the server may have lost them.
+    /// Renew all holds, because the server may have lost them.
     RenewAll,
     CleanUp(Cleanup),
-    /// The reply to a change of this semaphore came only after the earlier changes had been
-    /// repeated at a new server. The renewer must repeat this change, too.
+    /// Repeat a change of a semaphore at a new server. The reply to this change came only after the
+    /// earlier changes had been repeated there.
     Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// A message that others wait may have been missed. The holds that listen for it ask the
-    /// server.
+    /// Ask the server whether others wait, for each hold that listens for this. A message may have
+    /// been missed.
     AskIfWanted,
-    /// In a cluster: these slots (sorted) have another server now.
+    /// In a cluster, these slots (sorted) have moved to another server.
     Moved(Vec<u16>),
     Service(Vec<Arc<Lane>>),
-    /// Open a connection to this server, whose outage may be over.
+    /// Open a connection to this server, which may be up again.
     LookAt(Arc<Node>),
-    /// The client has ended, and no further job follows.
+    /// The client has ended. This is the last job.
     End,
 }
 
@@ -130,7 +129,7 @@ pub(crate) struct Watchdog {
 
 struct Timer {
     wheel: Wheel<WheelItem>,
-    /// The tick at which the watchdog's thread wakes up by itself.
+    /// The tick at which the watchdog's thread wakes up without a notification.
     wakes_at: u64,
     shut_down: bool,
 }
@@ -149,7 +148,7 @@ impl Alarm {
 }
 
 impl Watchdog {
-    /// `alive`: each thread of the client keeps a clone of this until the thread ends.
+    /// `alive`: each thread of the client keeps a clone of this sender until the thread ends.
     pub(crate) fn new(client: &str, alive: Sender<()>) -> (Self, Receiver<Job>) {
         let (jobs, work) = crossbeam_channel::unbounded();
         let now = clock::now() / TICK;
@@ -163,7 +162,7 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Calls a task at `due`, by [`clock`], or up to a tick later.
+    /// Calls a task at time `due` of [`clock`], or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
         Alarm { key: self.insert(due, WheelItem::Task(task)), due }
     }
@@ -173,33 +172,33 @@ impl Watchdog {
         drop(cancelled);
     }
 
-    /// Makes the renewer read a lane's replies soon.
+    /// Makes the renewer read a lane's replies after [`LOOK_AFTER`].
     pub(crate) fn service(&self, lane: &Arc<Lane>) {
         self.insert(clock::now() + LOOK_AFTER, WheelItem::Lane(Arc::clone(lane)));
     }
 
-    /// Returns a function to call when the server may have lost its data. The function renews or
-    /// queries all holds now, so that losses are reported.
+    /// Returns a function for the case that the server may have lost its data. The function renews
+    /// or queries all holds at once, so that losses are reported.
     pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         // After the client's end no thread receives the job, but then the client has no holds.
         move || drop(jobs.send(Job::RenewAll))
     }
 
-    /// As the function of [`renew_all`](Self::renew_all), but only for these holds.
+    /// Renews these holds at once.
     pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
         let _ = self.jobs.send(Job::Renew(renewals));
     }
 
-    /// Returns a function to call when slots of a cluster have moved to another server. The
+    /// Returns a function for the case that slots of a cluster have moved to another server. The
     /// function queries the holds in these slots.
     pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
     }
 
-    /// Returns a function to call when a connection was opened. The function makes the renewer send
-    /// the cleanups that wait for their back-off.
+    /// Returns a function for the case that a connection was opened. The function makes the renewer
+    /// send cleanups that wait for their back-off.
     pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move || drop(jobs.send(Job::Connected))
@@ -210,41 +209,41 @@ impl Watchdog {
         let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
-    /// Makes the holds that listen for messages ask the server whether others wait.
+    /// Makes each hold that listens for waiters ask the server whether others wait.
     pub(crate) fn ask_if_wanted(&self) {
-        // The receiver goes away only at the end of the client.
+        // The receiver exists until the client ends.
         let _ = self.jobs.send(Job::AskIfWanted);
     }
 
-    /// Makes the renewer open a connection to a server, whose outage may be over.
+    /// Makes the renewer open a connection to a server, which may be up again.
     pub(crate) fn look_at(&self, node: Arc<Node>) {
-        // The receiver goes away only at the end of the client.
+        // The receiver exists until the client ends.
         let _ = self.jobs.send(Job::LookAt(node));
     }
 
     /// Sends a cleanup now, and again with back-off until it is done.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        // The check and the send happen under one mutex. Without it the job might come after the
-        // last job, and be lost silently.
+        // The check and the send are under one mutex. Otherwise the job might come after the last
+        // job, `Job::End`, and be lost silently.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
             cleanup.give_up(self);
             return;
         }
-        // This does not block, and the receiver goes away only after the client's end.
+        // The send does not block, and the receiver exists until the client has ended.
         let _ = self.jobs.send(Job::CleanUp(cleanup));
     }
 
-    /// Sends a keep-alive of this name after `pause`, and then as often as [`KeepAlive::done`]
-    /// says.
+    /// Sends a keep-alive of this name after `pause`, and then at the intervals that
+    /// [`KeepAlive::done`] returns.
     pub(crate) fn schedule(&self, name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
         self.clean_up(Cleanup::regular(name, keep_alive, pause));
     }
 
-    /// Records the server's answer to a request that changed the number of a semaphore's free
-    /// permits by `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`]
-    /// asks for it, the renewer repeats the change.
+    /// Records the server's answer to a request that changed a semaphore's free permits by
+    /// `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`] asks for
+    /// it, the renewer repeats the change.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
@@ -263,7 +262,7 @@ impl Watchdog {
         self.callbacks.log_lost(name, loss_message);
     }
 
-    /// Runs the `on_lost` callbacks of a hold. Does not wait for them.
+    /// Queues the `on_lost` callbacks of a hold. Does not wait for them.
     pub(crate) fn call_back(&self, name: &Name, reason: LostReason, callbacks: Vec<LossCallback>) {
         for callback in callbacks {
             let (name, client) = (name.clone(), self.callbacks.client());
@@ -272,8 +271,8 @@ impl Watchdog {
         }
     }
 
-    /// Runs an `on_wanted` callback of a guard of this name, if `is_held` returns `true` by then.
-    /// Does not wait for the callback.
+    /// Queues an `on_wanted` callback of this name. The callback runs only if `is_held` still
+    /// returns `true`. Does not wait for the callback.
     pub(crate) fn call_wanted(
         &self,
         name: &Name,
@@ -293,25 +292,26 @@ impl Watchdog {
         self.callbacks.run(Box::new(call));
     }
 
-    /// Logs an error that no caller gets. A transient error is only a debug line: the client tries
-    /// again and reports the outage in one line, so a line for each command would add nothing.
+    /// Logs an error that no caller gets. A transient error is logged at debug level: the client
+    /// tries again and reports an outage in one line, so a warning for each command would add
+    /// nothing.
     pub(crate) fn log_error(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));
     }
 
-    /// Logs a panic of this library's code, which ends no thread.
+    /// Logs a panic of this library's code. Such a panic ends no thread.
     pub(crate) fn log_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }
 
-    /// Returns a function to call when the server's health has news.
+    /// Returns a function to call when the server's health changes.
     pub(crate) fn log_health(&self) -> impl Fn(HealthNews) + Send + Sync + 'static {
         let callbacks = Arc::clone(&self.callbacks);
         move |news| callbacks.log(news.level(), || news.to_string())
     }
 
-    /// Logs a line on another thread, since a logger may block, panic or use this library.
+    /// Logs a line on the callbacks' thread, because a logger may block, panic or use this library.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
         self.callbacks.log(level, line);
     }
@@ -328,8 +328,8 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // The task is called again. Without that, nothing would renew its
-                                // hold or report its loss.
+                                // The task is called again later. Otherwise no thread would renew
+                                // its hold or report its loss.
                                 self.log_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }
@@ -346,12 +346,13 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Service(lanes));
             }
         }
-        // This is the last job of this thread. A cleanup from before the client's end comes before
-        // it.
+        // This is the last job of this thread. All cleanups from before the client's end are
+        // already in the queue.
         let _ = self.jobs.send(Job::End);
     }
 
-    /// Sleeps until an entry goes off, or for [`LONGEST_SLEEP`]. `false`: the client shuts down.
+    /// Sleeps until an entry is due, or for [`LONGEST_SLEEP`]. Returns `false` if the client shuts
+    /// down.
     fn wait(&self, fired: &mut Vec<WheelItem>) -> bool {
         let mut timer = self.timer.lock();
         if timer.shut_down {
@@ -373,7 +374,7 @@ impl Watchdog {
 
     fn insert(&self, due: u64, item: WheelItem) -> WheelKey {
         let mut timer = self.timer.lock();
-        // The time is rounded up, so that no entry goes off before it is due.
+        // The tick is rounded up, so that no entry fires before its time.
         let due = due.div_ceil(TICK);
         let key = timer.wheel.insert(due, item);
         let early = due < timer.wakes_at;
@@ -384,7 +385,7 @@ impl Watchdog {
         key
     }
 
-    /// Ends the watchdog's thread, and after it the renewer's thread, which first sends the
+    /// Ends the watchdog's thread and then the renewer's thread. The renewer first sends the
     /// remaining cleanups once more.
     pub(crate) fn shut_down(&self) {
         self.timer.lock().shut_down = true;

@@ -1,6 +1,5 @@
-//! Decides when a hold is renewed, is raised to its lease, or is over. The state of a hold and the
-//! time go in, and the next step comes out. This file reads no clock.
-//!
+//! Decides when a hold is renewed or raised, and when it is over. The functions compute the next
+//! step from the state of a hold and the time. This file reads no clock.
 //! ```text
 //! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
 //! granted by message  0 - 50 ms: raised - as above ... 2 s, if it was not raised: lost
@@ -17,50 +16,49 @@ pub(crate) use super::deadline::deadline;
 use super::deadline::drift;
 use crate::config::Config;
 
-// Times of a lease are in nanoseconds, or are parts of a lease: `3` is a third. The assertions
-// below state how they depend on each other.
+// Times of a lease are in nanoseconds, or are divisors of a lease: `3` is a third. The assertions
+// below check how these constants depend on each other.
 
 const MS: u64 = 1_000_000;
 
-/// The part of a lease after which it is renewed. A shorter hold needs no renewal, and the
-/// remaining time is enough for three attempts that fail slowly.
+/// A lease is renewed when this part of it has passed. A shorter hold needs no renewal, and the
+/// remaining time is enough for three slow failed attempts.
 const RENEWED_AFTER: u64 = 3;
-/// The part of a lease by which a renewal may go off early, to share a call with other renewals
-/// that are due at about that time.
+/// A renewal may be sent early by this part of the lease, so that renewals that are due at about
+/// the same time share a call.
 const GRID: u64 = 64;
-/// The part of a lease after which a failed renewal is tried again. The pause doubles after each
-/// failure, up to sixteen times this.
+/// A failed renewal is tried again after this part of the lease. The pause doubles after each
+/// failure, up to sixteen times its first length.
 const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
-/// The part of a lease for which a renewal waits for its reply. After that, a new attempt on a new
+/// A renewal waits for its reply for this part of the lease. After that, a new attempt on a new
 /// connection is more likely to succeed.
 const PATIENCE: u32 = 6;
-/// The part of that time which is added if replicas must acknowledge the renewal.
+/// If replicas must acknowledge renewals, the wait for the reply is longer by this part of it.
 const ACKNOWLEDGED: u32 = 4;
-/// The time after which a hold by message is raised to the lease of its terms. A shorter hold needs
-/// no raise.
+/// A hold that was granted by message is raised to the lease of its terms after this time. A
+/// shorter hold needs no raise.
 pub(crate) const RAISED_AFTER: u64 = 50 * MS;
-/// The longest time to wait for the reply to a raise, and the pause before the raise is tried
-/// again.
+/// The maximum wait for the reply to a raise. A failed raise is tried again after `RAISED_AGAIN`.
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
-/// The time after which a hold's key is tracked, so that the server reports its loss. A shorter
-/// hold needs no tracking.
+/// A hold's key is tracked after this time, so that the server reports its loss. A shorter hold
+/// needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// A hold that nobody renews asks whether others wait each time that this part of its lease has
-/// passed, if a guard has an `on_wanted` callback. (If the hold is renewed, the answer to each
-/// renewal says whether others wait.)
+/// If a guard with an `on_wanted` callback has a lease that is not renewed, the client asks whether
+/// others wait after each such part of the lease. (The answer to a renewal says whether others
+/// wait, so a renewed hold needs no such question.)
 pub(crate) const LOOKED_AFTER: u64 = RENEWED_AFTER;
 
-/// The number of keep-alives that a fair lock's waiter sends in the time for which one keep-alive
-/// counts. After a failed one, the next follows after the usual pause divided by `SIGN_AGAIN`.
+/// A keep-alive of a fair lock's waiter counts for a limited time. The client sends this many
+/// keep-alives in that time. After a failed keep-alive, the pause is divided by `SIGN_AGAIN`.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 
 const _: () = {
-    // A lease that all the constants above divide.
+    // All the constants above divide this lease.
     const LEASE: u64 = 1_000 * 3 * 64;
     let patience = LEASE / PATIENCE as u64;
     let patience = patience + patience / ACKNOWLEDGED as u64;
@@ -82,18 +80,18 @@ const _: () = {
     );
 };
 
-/// The time for which a renewal waits for its reply.
+/// How long a renewal waits for its reply.
 pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
 }
 
-/// The number of replicas that must have a renewal, and how long to wait for them.
+/// The number of replicas that must acknowledge a renewal, and how long to wait for them.
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
 }
 
-/// The deadline with a planted bug that the soak must find.
+/// Computes the deadline with a planted bug, which the soak must find.
 #[cfg(soak_mutants)]
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     use crate::scripts::mutants;
@@ -106,17 +104,17 @@ pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     super::deadline::deadline(sent_at, lease)
 }
 
-/// The state of a hold. Times are by [`clock`].
+/// The renewal state of a hold. Times are on [`clock`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RenewalState {
-    /// The time at which the hold was granted or last passed.
+    /// The time at which the hold was granted, or was last passed to another thread.
     pub(crate) taken_at: u64,
-    /// The time at which the thread that wants renewals got the hold.
+    /// The time at which the thread that wants renewals took the hold.
     pub(crate) wanted_since: u64,
     pub(crate) deadline: u64,
     /// Whether the hold was granted by message and has not been raised yet.
     pub(crate) is_provisional: bool,
-    /// The lease to which the hold is renewed, if a living thread wants that.
+    /// The lease to which the hold is renewed. `None` if no living thread wants renewals.
     pub(crate) watched: Option<Duration>,
     /// The fixed lease of the hold's request, if it has one.
     pub(crate) fixed: Option<Duration>,
@@ -125,13 +123,13 @@ pub(crate) struct RenewalState {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RenewalProgress {
-    /// No renewal was sent yet, or the last one succeeded.
+    /// No renewal was sent yet, or the last renewal succeeded.
     #[default]
     Done,
-    /// A renewal is on its way, after `failed` failed ones.
+    /// A renewal is on its way. `failed` renewals have failed before it.
     Sent { failed: u32 },
-    /// The last renewal failed after `failed` earlier failures, or must be followed by another one.
-    /// `again`: the time of the next attempt.
+    /// The last renewal failed after `failed` earlier failures, or must be followed by another
+    /// renewal. `again` is the time of the next attempt.
     Failed { failed: u32, again: u64 },
 }
 
@@ -148,10 +146,11 @@ impl RenewalState {
         let age = now.saturating_sub(self.wanted_since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
         let watched = self.watched.filter(|_| !outlived);
-        // A fixed lease lasts as requested, even after its thread has died.
+        // A fixed lease is not shortened, even if its thread has died.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
-            // A hold by message is raised once. Its fixed lease counts from `granted`.
+            // A hold that was granted by message is raised once. Its fixed lease counts from
+            // `taken_at`.
             let spent = Duration::from_nanos(now.saturating_sub(self.taken_at));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
@@ -179,7 +178,7 @@ impl RenewalProgress {
         matches!(self, Self::Sent { .. })
     }
 
-    /// The state after a renewal that another renewal must follow.
+    /// Returns the state after a renewal that must be followed by another renewal.
     pub(crate) fn again(now: u64) -> Self {
         Self::Failed { failed: 0, again: now }
     }
@@ -188,7 +187,7 @@ impl RenewalProgress {
         Self::Sent { failed: self.failed() }
     }
 
-    /// The state after a renewal for this lease that failed at `now`. The next attempt follows
+    /// Returns the state after a renewal for this lease failed at `now`. The next attempt follows
     /// after a short pause, and the pauses grow until the deadline.
     pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
         let failed = self.failed();
@@ -214,7 +213,7 @@ mod tests {
     use crate::config::ClientBuilder;
 
     const SECOND: u64 = 1_000 * MS;
-    /// A hold that was granted by reply a second after the clock began.
+    /// A hold that was granted by reply one second after the clock began.
     const WATCHED: RenewalState = RenewalState {
         taken_at: SECOND,
         wanted_since: SECOND,
@@ -240,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_next_step_follows_from_the_last_answer() {
-        // A third of the lease has passed at 11 s, which is rounded down to a 64th of the lease.
+        // A third of the lease has passed at 11 s. The time is rounded down to a 64th of the lease.
         let third = 11 * SECOND / (30 * SECOND / 64) * (30 * SECOND / 64);
         let lease = |seconds| Some(Duration::from_secs(seconds));
         let raised = SECOND + 50 * MS;

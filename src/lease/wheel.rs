@@ -1,10 +1,10 @@
-//! A hashed timing wheel, which keeps entries until they are due.
+//! A hashed timing wheel: a collection of entries that fire at given ticks.
 //!
 //! The wheel is a pure data structure without a clock, a mutex or a thread. Time is a tick, a `u64`
 //! that the caller passes.
 //!
 //! This is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a ring
-//! of buckets, where an entry due at tick `d` is in the list of bucket `d % buckets`.
+//! of buckets. An entry that is due at tick `d` is in the list of bucket `d % buckets`.
 //!
 //! ```text
 //! 8 buckets, now = 13
@@ -16,26 +16,27 @@
 //! ```
 //!
 //! Nearly all entries are cancelled before they are due, or are inserted again at once with a new
-//! due tick. A heap would take logarithmic time for each of these, and keep the cancelled entries.
-//! A hierarchy of wheels would move entries from level to level. Here an insert or a cancel touches
-//! one list. Entries that are due more than one round ahead cost more: they share buckets with near
-//! entries, so the wheel reads and skips them each time it passes. It passes once a round, or twice
-//! if one [`advance`](Wheel::advance) ends in their bucket and the next one begins there. Choose
-//! the number of buckets so that the usual delay is less than a round.
+//! due tick. A heap would take logarithmic time for each such call, and would keep the cancelled
+//! entries. A hierarchy of wheels would move entries from level to level. In this wheel, an insert
+//! or a cancel touches one list. An entry that is due more than one round ahead costs more: it
+//! shares a bucket with earlier entries, so the wheel reads and skips the entry each time it passes
+//! the bucket. The wheel passes a bucket once a round, or twice if one [`advance`](Wheel::advance)
+//! ends in the bucket and the next call begins there. Choose the number of buckets so that the
+//! usual delay is less than a round.
 //!
 //! # Invariants
 //!
-//! - After `advance`, every entry is due later than `now`. So an entry that is due at `now` or
-//!   before was inserted after that, and `now` does not change while the entry lives.
-//! - An entry is in the bucket of `max(due, now)`. By the first invariant this bucket does not
-//!   change while the entry lives, so it need not be stored.
+//! After `advance`, every entry is due later than `now`. So if an entry is due at `now` or before,
+//! it was inserted after that `advance`, and `now` does not change while the entry lives.
+//! An entry is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the same
+//! while the entry lives, so the entry need not store it.
 //! - Entries with the same due tick are in one bucket, in the order of insertion.
-//! - A bucket's bit in `occupied` is set exactly if its list is not empty.
+//! A bucket's bit in `occupied` is set if and only if its list is not empty.
 //!
 //! # Memory
 //!
-//! All entries are in one slab. A later insert uses a free cell again. The slab shrinks only when
-//! the wheel becomes empty, and then to [`SPARE`] cells.
+//! All entries are in one slab. An insert reuses a free cell. The slab shrinks only when the wheel
+//! becomes empty, and then to [`SPARE`] cells.
 
 use std::num::NonZero;
 
@@ -56,11 +57,11 @@ pub(crate) struct Wheel<T> {
     serial: NonZero<u64>,
 }
 
-/// The key of one insert into one wheel.
+/// Identifies one insert into one wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WheelKey {
     index: u32,
-    /// Distinguishes this insert from all others that had or will have the same cell.
+    /// Distinguishes this insert from all earlier and later inserts into the same cell.
     serial: NonZero<u64>,
 }
 
@@ -81,19 +82,19 @@ impl<T> Wheel<T> {
     }
 
     /// Adds an entry. An entry that is already due fires at the next [`advance`](Self::advance),
-    /// even if that does not move the time.
+    /// even if that call does not move the time.
     pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
-        // A serial number of 64 bits never overflows. Unlike a count in the cell, it need not be
-        // kept when the slab shrinks.
+        // A serial number of 64 bits never overflows. A counter in each cell would be lost when the
+        // slab shrinks.
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =
             self.insert_entry(WheelEntry { due, serial, prev: tail, next: NIL, item: Some(item) });
 
-        // The entry goes to the tail, since entries with the same due tick fire in the order of the
-        // list.
+        // The entry goes to the tail of the list. So entries with the same due tick fire in the
+        // order of insertion.
         if tail == NIL {
             self.buckets[bucket].head = index;
             self.occupied[bucket / WORD] |= 1 << (bucket % WORD);
@@ -105,7 +106,8 @@ impl<T> Wheel<T> {
         WheelKey { index, serial }
     }
 
-    /// Removes an entry before it fires. `None` if it has fired or was cancelled already.
+    /// Removes an entry before it fires. Returns `None` if the entry has already fired or was
+    /// cancelled.
     pub(crate) fn cancel(&mut self, key: WheelKey) -> Option<T> {
         let entry = self.entries.get(key.index as usize)?;
         // A free cell keeps the serial number of its last entry.
@@ -117,16 +119,16 @@ impl<T> Wheel<T> {
         self.vacate(key.index)
     }
 
-    /// Moves the time to `now`, and appends to `fired` the entries that are due by then. They are
-    /// in the order of their due ticks, and within a tick in the order of insertion. Time never
-    /// goes back: if `now` is less than in an earlier call, the earlier time stays.
+    /// Moves the time to `now`, and appends to `fired` the entries that are due by then. The fired
+    /// entries are in the order of their due ticks, and within a tick in the order of insertion.
+    /// Time never goes back: a `now` before the wheel's time counts as the wheel's time.
     ///
-    /// Reads each bucket that it passes, at most one round however far `now` is away, and each
-    /// entry in these buckets. A jump of more than a round also sorts the entries that fire.
+    /// Reads each bucket from the old time to `now`, at most all buckets once, and each entry in
+    /// these buckets. A jump of more than a round also sorts the entries that fire.
     pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
         let now = now.max(self.now);
-        // The scan begins at the bucket of the old time, which has the entries that were already
-        // due when they were inserted.
+        // The scan begins at the bucket of the old time. This bucket has the entries that were
+        // already due when they were inserted.
         let span = (now - self.now).min(self.mask);
         let mut ready = Vec::new();
         let mut offset = 0;
@@ -144,12 +146,12 @@ impl<T> Wheel<T> {
             }
             offset = found + 1;
         }
-        // The time is set only here: the code above finds buckets by the old time.
+        // The time changes only here, because the code above finds buckets by the old time.
         self.now = now;
 
         // `ready` is already sorted, except for late entries and after a jump of more than a round.
-        // The sort is stable and equal ticks come from one bucket, so these stay in the order of
-        // insertion.
+        // The sort is stable, and entries with the same tick come from one bucket, so these entries
+        // keep the order of insertion.
         ready.sort_by_key(|&(due, _)| due);
         for (_, index) in ready {
             fired.extend(self.vacate(index));
@@ -158,8 +160,8 @@ impl<T> Wheel<T> {
 
     /// Returns the earliest due tick that is at most `horizon`.
     ///
-    /// Reads the buckets up to that tick, or up to the horizon, and each entry in them. With a
-    /// horizon of more than a round this may be every entry of the wheel.
+    /// Reads the buckets up to this tick, or up to the horizon, and each entry in these buckets.
+    /// With a horizon of more than a round, the call may read every entry of the wheel.
     pub(crate) fn next_due(&self, horizon: u64) -> Option<u64> {
         let span = horizon.saturating_sub(self.now).min(self.mask);
         let mut earliest: Option<u64> = None;
@@ -171,8 +173,8 @@ impl<T> Wheel<T> {
                 earliest = Some(earliest.map_or(entry.due, |due| due.min(entry.due)));
                 index = entry.next;
             }
-            // The buckets ahead have no entry that is due before their ticks. So an entry that was
-            // found stops the scan only when the ticks ahead are later.
+            // No bucket ahead has an entry that is due before the bucket's first tick after `now`.
+            // So when the scan is past the tick of the earliest entry, it can stop.
             if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
                 break;
             }
@@ -191,8 +193,8 @@ impl<T> Wheel<T> {
     }
 
     fn bucket_of(&self, due: u64) -> usize {
-        // A late entry goes into the present bucket, since `advance` would pass its own bucket only
-        // at the end of this round.
+        // A late entry goes into the present bucket. `advance` would reach the bucket of its due
+        // tick only at the end of the round.
         (due.max(self.now) & self.mask) as usize
     }
 
@@ -200,7 +202,8 @@ impl<T> Wheel<T> {
         ((self.now + offset) & self.mask) as usize
     }
 
-    /// The first offset in `offset..=span` whose bucket has entries. `span` is less than a round.
+    /// Returns the first offset in `offset..=span` whose bucket has entries. `span` is less than a
+    /// round.
     fn next_occupied(&self, mut offset: u64, span: u64) -> Option<u64> {
         // A wheel with fewer buckets than a word has bits wraps within the word.
         let width = self.buckets.len().min(WORD);
@@ -229,7 +232,7 @@ impl<T> Wheel<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Removes an entry from its bucket's list. The entry keeps its cell until
+    /// Removes an entry from its bucket's list. The entry keeps its cell until the caller calls
     /// [`vacate`](Self::vacate).
     fn unlink(&mut self, bucket: usize, index: u32) {
         let WheelEntry { prev, next, .. } = self.entries[index as usize];
@@ -256,7 +259,7 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing reads each cell once, so its cost is spread over the inserts that made the
+            // Clearing reads each cell once. This cost is spread over the inserts that made the
             // cells.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
@@ -277,7 +280,7 @@ impl Bucket {
     const EMPTY: Self = Self { head: NIL, tail: NIL };
 }
 
-/// A cell in the slab. If it has no item it is free, and `next` is the next free cell.
+/// A cell in the slab. A cell without an item is free, and its `next` is the next free cell.
 #[derive(Debug)]
 struct WheelEntry<T> {
     due: u64,
@@ -287,13 +290,14 @@ struct WheelEntry<T> {
     item: Option<T>,
 }
 
-/// No entry: the end of a list.
+/// The index that stands for no entry, at the end of a list.
 const NIL: u32 = u32::MAX;
 
 /// The number of bits in a word of `occupied`.
 const WORD: usize = u64::BITS as usize;
 
-/// How many cells an empty wheel keeps, so that a few entries that come and go allocate nothing.
+/// How many cells an empty wheel keeps. With these cells, a few short-lived entries allocate
+/// nothing.
 const SPARE: usize = 64;
 
 #[cfg(test)]

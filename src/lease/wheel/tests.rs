@@ -207,11 +207,12 @@ fn buckets_must_be_a_power_of_two() {
     Wheel::<()>::new(0, 1000);
 }
 
-/// One call. Ticks are relative to the wheel's time, so that random calls hit its edge cases.
+/// One call of the wheel. Ticks are relative to the wheel's time, so that random calls reach edge
+/// cases.
 #[derive(Clone, Debug)]
 enum Call {
     Insert(Tick),
-    /// Cancels one of all the keys that inserts have returned, live or stale.
+    /// Cancels one of the keys that inserts have returned. The key may be live or stale.
     Cancel(prop::sample::Index),
     Advance(Tick),
     NextDue(Tick),
@@ -221,7 +222,7 @@ enum Call {
 enum Tick {
     Before(u64),
     After(u64),
-    /// This many rounds ahead, and a little more or less.
+    /// This many rounds ahead, plus or minus a few ticks.
     Rounds(u64, i64),
     At(u64),
 }
@@ -261,17 +262,17 @@ fn call() -> impl Strategy<Value = Call> {
     prop_oneof![
         8 => far_tick().prop_map(Call::Insert),
         3 => any::<prop::sample::Index>().prop_map(Call::Cancel),
-        // Jumps over rounds are rare, since they fire all entries.
+        // Jumps over rounds are rare, because such a jump fires most entries.
         4 => tick().prop_map(Call::Advance),
         1 => far_tick().prop_map(Call::Advance),
         4 => far_tick().prop_map(Call::NextDue),
     ]
 }
 
-/// A naive wheel: a list in which each call searches all entries.
+/// A naive wheel: a list that each call searches from end to end.
 struct Model {
     now: u64,
-    /// The due tick and the number of the insert, which is also the item.
+    /// The due tick, and the number of the insert. This number is also the item.
     entries: Vec<(u64, usize)>,
 }
 
@@ -343,8 +344,8 @@ fn advance<T>(wheel: &mut Wheel<T>, now: u64) -> Vec<T> {
     fired
 }
 
-/// Checks the invariants at the top of `wheel.rs` that a single state can show, and that the lists
-/// and the free list together have each cell once.
+/// Checks the invariants at the top of `wheel.rs` that a single state can show. Also checks that
+/// each cell is in exactly one list: a bucket's list or the free list.
 fn check<T>(wheel: &Wheel<T>) {
     let mut linked = 0;
     for (bucket, list) in wheel.buckets.iter().enumerate() {
