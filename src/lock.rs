@@ -113,11 +113,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, Wait::FOREVER)
     }
 
-    /// Takes the lock if that is possible now. Returns [`NotTaken`] if another thread holds the
-    /// lock, or if a thread of this process waits for the lock, asks for it, or is just releasing
-    /// it. The call may overtake other processes that wait for a [`ReentrantLock`], as `tryLock()`
-    /// in Java does. But while processes wait, such a lock is seldom free, because each release
-    /// hands it to the next process. The call overtakes no waiter for a [`FairLock`].
+    /// Takes the lock if the lock is free. Returns [`NotTaken`] if another thread holds the lock,
+    /// or if a thread of this process waits for the lock, asks for it, or is just releasing it. The
+    /// call may overtake other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java
+    /// does. But such a lock is seldom free while processes wait, because each release hands the
+    /// lock to the next process. The call overtakes no waiter for a [`FairLock`].
     ///
     /// # Errors
     ///
@@ -177,8 +177,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, token.into())
     }
 
-    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other methods that take
-    /// the lock with such a guard are short forms of this one.
+    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other methods that return
+    /// a [`LockGuard`] are short forms of this method.
     ///
     /// # Errors
     ///
@@ -195,8 +195,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Takes the lock for a guard that belongs to no thread and can be sent to another thread. The
-    /// call is not re-entrant: even if the calling thread holds the lock, the call waits for its
-    /// release (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the same queues.
+    /// call is not re-entrant: if the calling thread already holds the lock, the call waits until
+    /// the lock is released (see [`OwnedLockGuard`]). Calls for both kinds of guard wait in the
+    /// same queues.
     ///
     /// # Errors
     ///
@@ -256,8 +257,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::try_take(self, wait)
     }
 
-    /// Releases the level that the calling thread took last. This is for code that has ended its
-    /// guard with [`LockGuard::forget`].
+    /// Releases the level that the calling thread took last. Code that has ended its guard with
+    /// [`LockGuard::forget`] calls this method.
     ///
     /// # Errors
     ///
@@ -266,10 +267,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     fn unlock(&self) -> Result<(), Error>;
 
     /// Takes the lock away from its holder, on any machine, and grants it to the next waiter.
-    /// Returns `false` if nobody held the lock. If the holder is in this client, its guard reports
-    /// the loss at once. Otherwise the guard reports the loss when the server notifies the holder's
-    /// client ([`LockGuard::on_lost`]), or else at the next renewal. Without a notification, a
-    /// holder with a fixed lease, which is not renewed, notices the loss only when it unlocks.
+    /// Returns `false` if nobody held the lock. If the holder is in this client, the holder's guard
+    /// reports the loss at once. Otherwise the guard reports the loss when the server notifies the
+    /// holder's client ([`LockGuard::on_lost`]), or else at the next renewal. A fixed lease is not
+    /// renewed. So without a notification, a holder with a fixed lease notices the loss only when
+    /// it unlocks.
     ///
     /// # Errors
     ///
@@ -304,7 +306,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// One round trip.
     fn is_locked(&self) -> Result<bool, Error>;
 
-    /// Returns whether the calling thread holds the lock, as `is_held` of its guard does. No I/O.
+    /// Returns whether the calling thread holds the lock, and the lock is not lost. No I/O.
     fn is_held_by_current_thread(&self) -> bool {
         self.hold_count() > 0
     }
@@ -332,7 +334,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the same lock with a fixed lease, which begins when the lock is taken.
     ///
     /// From 1 ms to 10¹³ ms. With another lease, each call that takes the lock fails. If a thread
-    /// holds the lock already, it extends the lease to this one (one round trip), and never
+    /// takes another level, the call extends the lease to this length (one round trip), and never
     /// shortens it. A guard can [extend](LockGuard::extend) its lease, too.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
@@ -377,7 +379,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Takes the lock unless another `try_once_per` has taken it within the last `interval`.
     /// Returns [`NotTaken`] if the lock is not free. To run a job once an hour on one of many
-    /// machines, call this on each machine, as often as you like.
+    /// machines, call this method on each machine, as often as you like.
     ///
     /// The interval begins when the lock is granted. No other run begins before the interval is
     /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
@@ -413,14 +415,14 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Returns the same lock with a minimum time. Each time the lock is taken, it stays taken for
     /// at least this time, even if its guard is dropped or unlocked sooner, or its process ends.
-    /// After the minimum time, the guard holds the lock as usual, and its release frees the lock. A
+    /// After the minimum time, the guard still holds the lock, and its release frees the lock. A
     /// wait on a condition does not let other threads in before the minimum time is over.
     ///
     /// # Errors
     ///
     /// Taking the lock fails as [`lock`](Self::lock) does. After an error, the client releases in
-    /// the background anything that the server granted, and repeats the release for up to this
-    /// time. The lock stays taken only if the client ends before the release succeeds.
+    /// the background anything that the server granted, and repeats the release for up to the
+    /// minimum time. The lock stays taken only if the client ends before the release succeeds.
     ///
     /// # Blocking
     ///
@@ -433,13 +435,13 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::AtLeast(least))
     }
 
-    /// Returns the same lock, whose holder hears within milliseconds that another process waits for
-    /// it: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
+    /// Returns the same lock, but the server notifies its holder within milliseconds when another
+    /// process begins to wait: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
     ///
-    /// A hold that lasts for 100 ms costs one request more. A hold with a fixed lease, which is not
-    /// renewed, costs another at each third of its lease. The first waiter's request sends one
-    /// message. Threads of this process pass the lock to each other only if all of them want to
-    /// hear, or none.
+    /// A hold that lasts for 100 ms costs one more request. If the hold has a fixed lease, it costs
+    /// another request at each third of its lease. The first waiter's request sends one message.
+    /// Threads of this process pass the lock to each other only if all of them use such a handle,
+    /// or none.
     #[must_use]
     fn with_wanted(&self) -> Self
     where
@@ -451,9 +453,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the same lock, through a handle that is not re-entrant. If the calling thread
     /// already holds the lock, every method of this handle that takes the lock fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be
-    /// called under its own lock. Owned guards belong to no thread, so nothing changes for them.
-    /// The handle of a read lock or a write lock checks only that lock: a thread that holds the
-    /// write lock may still read.
+    /// called under its own lock. Owned guards belong to no thread, so this check never fails for
+    /// an owned guard. The handle of a read lock or a write lock checks only that lock: a thread
+    /// that holds the write lock may still read.
     #[must_use]
     fn non_reentrant(&self) -> Self
     where
@@ -462,7 +464,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::NonReentrant)
     }
 
-    /// Takes the lock, runs `work` with the guard, and releases the lock: no guard is left to bind.
+    /// Takes the lock, runs `work` with the guard, and releases the lock.
     ///
     /// Returns the result of `work`. If the release fails because of the server, the client logs
     /// the error and repeats the release in the background, since the work was done under the lock.
@@ -542,13 +544,13 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.try_lock()?.into_option().map(|guard| guard.release_after(work)).transpose()
     }
 
-    /// Takes the lock, for all methods above. Returns `None` if the wait ended first.
+    /// Takes the lock, for all methods above. Returns `None` if the wait ended before the grant.
     #[doc(hidden)]
     #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error>;
 
-    /// Returns the locks of one name of which this lock consists. Returns none if this lock cannot
-    /// be a part of a `MultiLock`.
+    /// Returns the single-name locks of which this lock consists. Returns no locks if this lock
+    /// cannot be a part of a `MultiLock`.
     #[doc(hidden)]
     fn parts(&self) -> Parts;
 

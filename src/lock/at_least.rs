@@ -1,17 +1,17 @@
-//! A lock that stays taken for at least a given time, as with ShedLock's `lockAtLeastFor`. During
-//! that time no other thread gets the lock, even if the holder releases it or dies.
+//! A lock that stays taken for at least a given time, like ShedLock's `lockAtLeastFor`. During this
+//! time no other thread gets the lock, even if the holder releases the lock or dies.
 //!
-//! The thread takes two levels. The first level has a fixed lease of that time, so the server keeps
-//! the hold even if this process dies. When the guard is made, the first level is
+//! The thread takes two levels. The first level has a fixed lease of the minimum time, so the
+//! server keeps the hold even if this process dies. When the guard is made, the first level is
 //! [left](crate::site::Leaving::ToExpire) to expire, so this process does not release the hold
-//! before that time. The second level belongs to the guard. If the watchdog renews this level, it
-//! renews the hold as soon as the remaining lease is shorter than the level's own lease. So work
-//! that takes longer keeps the lock.
+//! before the minimum time is over. The second level belongs to the guard. If the watchdog renews
+//! this level, it renews the hold as soon as the remaining lease is shorter than the level's own
+//! lease. So work that takes longer than the minimum time keeps the lock.
 //!
-//! Between the grant and the leaving of the first level, the thread sends no request. So every
-//! error comes before the first level is left, and the client undoes the grant, as after any other
-//! error of `lock()`. The request with the long lease is a part of the wait for the lock: the
-//! wait's limit can end the request, and the wait goes on during an outage of the server.
+//! Every error must come before the first level is left to expire, so that the client can undo the
+//! grant. For this reason the thread sends no request between the grant and that moment. The
+//! request with the long lease is a part of the wait for the lock: the wait's limit can end the
+//! request, and the wait goes on during an outage of the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::site::GateOutcome;
 use crate::waiting::Wait;
 
 impl HeldLock {
-    /// Takes the lock with `take`. Returns `None` if the wait ended first.
+    /// Takes the lock with `take`. Returns `None` if the wait ended before the grant.
     pub(super) fn at_least(
         handle: &Handle,
         least: Duration,
@@ -36,12 +36,12 @@ impl HeldLock {
     ) -> Result<Option<Self>, Error> {
         handle.terms().check(&handle.site.name)?;
         // The first level's lease is at least as long as the second level's lease. Otherwise the
-        // hold could end before the watchdog extends it.
+        // hold could end before the watchdog extends its lease.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
         let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_at_once()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-        // The minimum time counts from now. The server counts its lease from an earlier time, at
-        // which it ran the request.
+        // The minimum time counts from now. The server began to count its lease earlier, when it
+        // ran the request.
         let until = clock::now().saturating_add(clock::nanos(least));
         #[cfg(soak_mutants)]
         let until = match mutants::is("a least time that ends with its holder") {
@@ -66,7 +66,7 @@ impl HeldLock {
             return Err(Error::lost(&handle.site.name, &"planted"));
         }
         // The first level is left to expire only when the guard is made. Until then, a `MultiLock`
-        // may fail to get its other parts, and then releases this lock.
+        // may fail to get its other parts, and then it releases this lock.
         Ok(Some(Self::new(handle, again).above(left, until)))
     }
 }

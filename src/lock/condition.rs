@@ -92,29 +92,29 @@ mod entry;
 ///
 /// The lock is on another machine, so a wait may return **without the lock**. If a wait fails after
 /// the release, with any error but [`Cancelled`](ErrorKind::Cancelled), the thread holds nothing.
-/// The guards report that, and dropping them does nothing. Check the guard after a wait, as after
-/// any other pause. In rare cases a wait returns without a notification, so wait in a loop, or with
-/// [`wait_while`](Self::wait_while).
+/// The guards report the loss, and dropping them does nothing. Check the guard after a wait, as
+/// after any other pause. In rare cases a wait returns without a notification. So wait in a loop,
+/// or with [`wait_while`](Self::wait_while).
 ///
 /// # Deaths
 ///
-/// If a notified waiter's process dies before the waiter has released the lock again, the next
-/// waiter gets the notification within about a second. If the process is only stopped, the next
-/// waiter gets it within three seconds. (The next waiter then waits for the lock until the dead
+/// If a notified waiter's process dies before it has released the lock again, the next waiter gets
+/// the notification within about a second. If the process is only paused, the next waiter gets the
+/// notification within three seconds. (The next waiter then waits for the lock until the dead
 /// holder's lease ends.)
 ///
 /// **Notify before you make the change** for which other threads wait. They cannot see the change
 /// before you release the lock anyway. If your process dies between the notification and the
-/// change, a waiter wakes for nothing. If you made the change first and your process died then, the
-/// waiters would miss the change.
+/// change, a waiter wakes up without a change. If your process dies between the change and the
+/// notification, the waiters miss the change.
 ///
 /// # In Redis
 ///
 /// The key `redlatch_condition:{lock}:name:length` has the waiters, and the key
 /// `redlatch_notified:{lock}:name:length` has the notified waiters. Both keys expire a minute after
 /// the last request of a waiter. The server's user needs rights to these keys
-/// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but its clients
-/// may hold the lock during a wait.
+/// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but Redisson's
+/// clients may hold the lock during a wait.
 #[derive(Clone)]
 pub struct Condition {
     lock: Arc<dyn Part>,
@@ -183,18 +183,17 @@ impl Condition {
     ///   [`Client::shutdown`].
     ///
     /// These errors come after the release. **The thread then holds no level of the lock**, and the
-    /// message says so: server trouble and `Protocol` as above, `ShutDown` if the client ends, and
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost at the moment at which the thread
-    /// took it again. If the thread had been notified, the next waiter gets the notification.
+    /// message says so. They are server trouble and `Protocol` as above, `ShutDown` if the client
+    /// ends, and [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost just as the thread took
+    /// it again. If the thread had been notified, the next waiter gets the notification.
     ///
     /// All methods that wait fail in these ways.
     ///
     /// # Blocking
-    ///
     /// Blocks for one round trip before the release. (The first wait of a client also opens a
     /// connection.) Then blocks until the thread is notified, and until it has the lock again, as
-    /// [`Lock::lock`](crate::Lock::lock) does. While the thread sleeps, it asks the server about
-    /// once a second whether it was notified, in case a message was lost.
+    /// [`Lock::lock`](crate::Lock::lock) does. In case a message is lost, the sleeping thread asks
+    /// the server about once a second whether it was notified.
     pub fn wait(&self, guard: &LockGuard<impl Lock + ?Sized>) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
@@ -269,16 +268,16 @@ impl Condition {
         if !entry.listen(&wait).map_err(before)? {
             return Ok(Waited::TimedOut);
         }
-        // The entry must exist before the thread leaves the lock. If the request for the entry and
-        // the release were in one packet, their replies might come over two connections, and the
-        // client would not know whether the entry exists. Also, the thread must still hold the lock
-        // if the server refuses the entry.
+        // The entry must exist before the thread leaves the lock. If one packet had both the
+        // request for the entry and the release, their replies might come over two connections, and
+        // the client would not know whether the entry exists. Also, the thread must still hold the
+        // lock if the server refuses the entry.
         let stands = {
             let _limited = wait.limits(&site.core);
             let stands = entry.stand(&tenancy.hold().owner);
             if was_cut() {
-                // The wait is over, and the thread has not left the lock. The drop of the entry
-                // undoes the request, which may have reached the server.
+                // The wait ended before the thread left the lock. The request for the entry may
+                // have reached the server, so the drop of the entry undoes it.
                 wait.check_cancelled(&site.name).map_err(before)?;
                 return Ok(Waited::TimedOut);
             }
@@ -293,11 +292,12 @@ impl Condition {
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
-        // A notification finds the entry, and cannot come before this thread leaves the lock.
+        // From here on a notification finds the entry. No notification comes before the thread
+        // leaves the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
-        // No limit and no cancellation ends this wait: the caller must get its lock back.
+        // No limit and no cancellation ends this wait, because the caller must get its lock back.
         let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
         let again = again.map(|held| held.and_then(HeldLocks::one).map(HeldLock::into_tenancy));
@@ -321,7 +321,7 @@ impl Condition {
     }
 
     /// Waits while `condition` returns true. Calls `condition` with the lock held, before the first
-    /// wait and after each wake-up.
+    /// wait and after each wait.
     ///
     /// # Errors
     ///
@@ -357,7 +357,8 @@ impl Condition {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
-    /// Waits while `condition`, which may fail, returns true. It may read a database, for example.
+    /// Waits while `condition` returns true. `condition` may fail, for example because it reads a
+    /// database.
     ///
     /// # Errors
     ///
@@ -378,8 +379,9 @@ impl Condition {
         Ok(())
     }
 
-    /// Waits while `condition`, which may fail, returns true, for as long as `wait` allows. Returns
-    /// [`TimedOut`](Waited::TimedOut) if `condition` still returns true at the end of `wait`.
+    /// Waits while `condition` returns true, for as long as `wait` allows. `condition` may fail.
+    /// Returns [`TimedOut`](Waited::TimedOut) if `condition` still returns true at the end of
+    /// `wait`.
     ///
     /// # Errors
     ///
@@ -397,7 +399,7 @@ impl Condition {
     ) -> Result<Waited, E> {
         let wait = wait.into();
         while condition()? {
-            // Even after the end of the wait, this checks the condition once more.
+            // This checks the condition once more, even after the end of the wait.
             if self.wait_within(guard, wait)?.timed_out() {
                 return Ok(Waited::of((!condition()?).then_some(())));
             }
@@ -406,7 +408,8 @@ impl Condition {
     }
 
     /// Notifies the thread that has waited longest. Returns `false` if no thread waits. The
-    /// notified thread returns when it has the lock again, after the calling thread releases it.
+    /// notified thread's wait returns when that thread has the lock again, after the calling thread
+    /// has released it.
     ///
     /// # Errors
     ///
@@ -428,8 +431,8 @@ impl Condition {
         self.notify(false).map(|told| told > 0)
     }
 
-    /// Notifies all waiters, and returns their number. The waiters return from their waits one
-    /// after the other, each when it has the lock again.
+    /// Notifies all waiters, and returns their number. Their waits return one after the other, each
+    /// when its thread has the lock again.
     ///
     /// # Errors
     ///
@@ -470,7 +473,7 @@ impl Condition {
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
         // The number identifies one notification of this client. If the request is sent twice, the
-        // second copy finds the record that the first copy made.
+        // script finds the record of the first copy when it runs the second copy.
         let number = site.core.id.next_number();
         let told = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
         match told {
@@ -501,7 +504,7 @@ impl Condition {
         Ok(())
     }
 
-    /// Checks the guard of a wait. Returns the lock's site and the tenancy that the wait ends.
+    /// Checks the guard of a wait. Returns the lock's site, and the tenancy that the wait leaves.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

@@ -1,4 +1,4 @@
-//! Scripts of the user's that the server runs only while a guard's lock is held.
+//! Users' scripts that the server runs only while a guard's lock is held.
 
 use std::fmt;
 
@@ -7,25 +7,26 @@ use crate::error::{Error, ErrorKind};
 use crate::scripts::eval::{COMMAND, Script, ScriptCall, Value};
 use crate::waiting::Wait;
 
-/// The three methods of a guard, for a type with a method `held` that returns a `HeldLock`.
+/// Defines `eval`, `eval_within` and `command` for a type with a method `held` that returns a
+/// `HeldLock`.
 macro_rules! evals {
     () => {
-        /// Runs a script at the server, in Redis, if this guard's owner has the lock there. The
-        /// server checks the owner and runs the script in one step. So the script never writes
-        /// after another owner's grant, even if this process slept past the end of its lease.
+        /// Runs a script at the server if this guard's owner has the lock there. The server checks
+        /// the owner and runs the script in one step. So even if this process slept past the end of
+        /// its lease, the script never writes after another owner's grant.
         /// [Fencing](crate::guide::fencing) says what this does not cover.
         ///
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
-        /// keys are those of the server: the client's
-        /// [`prefix`](crate::ClientBuilder::prefix) is not put before them. In a cluster they need
-        /// the slot of the lock's key: put the lock's name, with the prefix, in braces into each.
-        /// The server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        /// keys are sent to the server as they are, without the client's
+        /// [`prefix`](crate::ClientBuilder::prefix). In a cluster they need the slot of the lock's
+        /// key: put the lock's name, with the prefix, in braces into each key. The server's user
+        /// needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
         /// the client gets no reply, the server may run the script later, but only while this
-        /// guard's owner has the lock. So the lock is then released at the server and not passed to
-        /// another thread of this process. Until the release, a later script of the same guard may
-        /// run before the late one.
+        /// guard's owner has the lock. So at the end of the guard, the lock is released at the
+        /// server and not passed to another thread of this process. Before the release, a later
+        /// script of the same guard may run before the late script.
         ///
         /// ```no_run
         /// use redlatch::{Error, LockGuard, Script, Value};
@@ -43,10 +44,10 @@ macro_rules! evals {
         /// # Errors
         ///
         /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the script has not run. If
-        ///   the server found that out, the guard reports the loss from here on.
-        /// - [`Script`](ErrorKind::Script) if the script ended with an error. What it had written
-        ///   before the error remains. If the server refused a command of the script because
-        ///   memory, a right or replicas were missing, the error has the kind of that refusal.
+        ///   the server detected the loss, the guard reports it from now on.
+        /// - [`Script`](ErrorKind::Script) if the script ended with an error. The writes before the
+        ///   error remain. If the server refused a command of the script because of memory, access
+        ///   rights or missing replicas, the error has the kind of that refusal.
         /// - [`NotHeld`](ErrorKind::NotHeld) if the lock was released before, and
         ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was sent.
         /// - [`Config`](ErrorKind::Config) if the script begins with `#!`, if a key is in another
@@ -97,9 +98,9 @@ macro_rules! evals {
             self.held()?.eval(wait.into(), &call)
         }
 
-        /// Runs one command, in Redis, if this guard's owner has the lock there:
-        /// `guard.command("HINCRBY", &["stock"], &[b"chair", b"-1"])`. The parts of the command are
-        /// its name, the keys and the arguments, in this order.
+        /// Runs one command at the server if this guard's owner has the lock there:
+        /// `guard.command("HINCRBY", &["stock"], &[b"chair", b"-1"])`. The command consists of its
+        /// name, the keys and the arguments, in this order.
         ///
         /// # Errors
         ///

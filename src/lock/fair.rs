@@ -68,13 +68,14 @@ mod tests;
 ///
 /// # Waiters that die
 ///
-/// A release skips the waiters of a killed process, so they cost the other waiters no time. A
-/// process blocks the lock for two seconds if it is stopped, or if it dies just when it is granted
-/// the lock or just after it began to wait. Even if many processes stop together, as on a host that
-/// loses power, the other waiters lose only these two seconds. When a stopped process goes on, its
-/// waiters return to the head of the queue. Each process sends a keep-alive for its waiters every
-/// second, or every third of [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that
-/// is less. So a live waiter keeps its place in the queue, however long it waits.
+/// A release skips the waiters of a killed process, so they do not delay the other waiters. A
+/// process blocks the lock for two seconds if it is paused, if it dies just when it is granted the
+/// lock, or if it dies just after it began to wait. Even if many processes stop together, for
+/// example because a host loses power, they block the lock for only two seconds in all. When a
+/// paused process continues, its waiters return to the head of the queue. Each process sends a
+/// keep-alive for its waiters every second, or every third of
+/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) if that is less. So a live waiter
+/// keeps its place in the queue, however long it waits.
 ///
 /// # Redisson's clients in the queue
 ///
@@ -85,20 +86,20 @@ mod tests;
 ///   minutes), and the clocks of Redisson's machines must agree with the server's to about 7 s;
 /// - a dead Redisson waiter blocks the other waiters for up to the lease and these 5 minutes;
 /// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
-///   redlatch process sends its next keep-alive, for at most a second;
+///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
 ///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle for
-///   the rest of a lease (30 s), and 5 minutes more for each earlier timed wait of a Redisson
+///   the rest of a lease (30 s), and for 5 more minutes for each earlier timed wait of a Redisson
 ///   client that ended early;
-/// - if a redlatch process is stopped when it gets the lock, and only Redisson's waiters are left,
-///   these waiters wait for the lease or for `fair_wait_timeout`.
+/// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
+///   these waiters wait for the rest of the lease or for `fair_wait_timeout`.
 ///
 /// # Beside a re-entrant lock of the name
 ///
 /// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: they
 /// exclude each other, and a thread that took the lock through one handle may take it again through
-/// the other. But the two kinds do not know each other's queues. A waiter of one kind may wait for
-/// as long as threads of the other kind keep taking the lock.
+/// the other handle. But each kind ignores the queue of the other kind. A waiter of one kind may
+/// wait for as long as threads of the other kind keep taking the lock.
 ///
 /// # What fairness costs
 ///
@@ -145,8 +146,9 @@ impl Synchronizer for FairLock {
         (Kind::FairLock, 1)
     }
 
-    /// Re-enters if the thread holds the lock. Otherwise the thread joins the newcomers, which have
-    /// not asked yet. A thread that does not wait asks for itself alone.
+    /// If the thread holds the lock, it takes another level. A thread with a wait joins the
+    /// newcomers, for which no request was sent yet. A thread without a wait asks the server for
+    /// itself alone.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
         loop {
@@ -173,8 +175,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// Makes the entry of a thread that comes first, or that takes the newcomers' leadership over
-    /// from a thread that has left.
+    /// Makes the entry of a thread that leads the newcomers: it was the first, or the leader before
+    /// it has left.
     fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
         FairEntry::new(&self.queue, claim.thread, claim.need, true)
     }
@@ -202,10 +204,10 @@ impl Synchronizer for FairLock {
         lead.request_state.ask_once()
     }
 
-    /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks), and also if a hold
-    /// was passed to the thread but its lease ended while the thread slept. In each case the thread
-    /// then asks under another owner, because its entry is gone, or because the release of the
-    /// revoked hold gives the entry up.
+    /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks). Also returns `None`
+    /// if a hold was passed to the thread but its lease ended while the thread slept. The thread
+    /// then asks the server under a new owner. Its old entry is gone, or the release of the revoked
+    /// hold removes it.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
@@ -223,8 +225,9 @@ impl Synchronizer for FairLock {
                 }
                 is_held
             }
-            // While this thread asked the server, another thread passed it a hold, which a forced
-            // unlock then revoked. Only then could the server grant this thread another hold.
+            // While this thread asked the server, another thread passed it a hold, and then a
+            // forced unlock revoked that hold. Otherwise the server could not have granted this
+            // thread another hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

@@ -1,4 +1,4 @@
-//! The fenced lock: Redisson's `RFencedLock`, a re-entrant lock whose holds have numbers.
+//! The fenced lock: Redisson's `RFencedLock`, a re-entrant lock whose holds have tokens.
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -16,7 +16,7 @@ use crate::site::Site;
 /// lower tokens, it accepts no late write. [Fencing](crate::guide::fencing) shows this with SQL.
 ///
 /// In all other respects, a `FencedLock` is a [`ReentrantLock`](crate::ReentrantLock). Its methods
-/// are those of [`Lock`](crate::Lock), but through the trait they return guards without a token.
+/// are those of [`Lock`](crate::Lock), but the methods of the trait return guards without a token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencingToken};
@@ -92,9 +92,9 @@ pub type OwnedFencedLockGuard = OwnedLockGuard<FencedLock>;
 
 impl<O> LockGuard<FencedLock, O> {
     /// Returns the token of this hold. The token is higher than the tokens of all earlier holds, on
-    /// any machine. If a thread takes the lock again while it holds it, all its guards have the same
-    /// token. The token stays the same after the lock is lost. After a wait on a [`Condition`](crate::Condition), all guards of the thread
-    /// have the token of the new hold.
+    /// any machine. If a thread takes several levels, all its guards have the same token. The token
+    /// stays the same after the lock is lost. After a wait on a [`Condition`](crate::Condition),
+    /// all guards of the thread have the token of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         // A fenced lock is never granted without a token. (No store would accept the token zero.)
