@@ -20,18 +20,18 @@ use crate::waiting::Wait;
 ///
 /// A guard belongs to the thread that took the lock, so it cannot be sent to another thread (it is
 /// not `Send`). Other threads may ask the guard whether the lock is still held (it is `Sync`). A
-/// guard keeps its client alive. [`OwnedLockGuard`] is the guard that belongs to no thread. The
-/// type parameter `O` distinguishes the two, and programs do not name it.
+/// guard keeps its client alive. [`OwnedLockGuard`] belongs to no thread. The type parameter `O`
+/// distinguishes the two kinds of guard, and programs need not name it.
 ///
 /// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token. A
 /// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) has the tokens and names of
-/// its parts. `into()` converts each of these to a plain `LockGuard`.
+/// its parts. `into()` converts both to a plain `LockGuard`.
 ///
 /// Dropping the guard sends the release and does not wait for the server. If the release fails, the
 /// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the
 /// server, and returns the error. If another process handed the lock on, the next call over the
-/// same connection first waits for the reply to the release. So the release reaches waiting
-/// processes before the server runs that call.
+/// same connection first waits for the reply to the release. So waiting processes get the lock
+/// before the server runs that call.
 ///
 /// ```no_run
 /// use std::thread;
@@ -65,10 +65,10 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// A held lock that belongs to no thread, for thread pools and async runtimes. It can be sent to
 /// another thread and dropped there. [`Lock::lock_owned`] returns one.
 ///
-/// A thread that has an owned guard does not count as the lock's holder: `hold_count` does not
-/// count the guard, `Lock::unlock` does not release it, and `lock()` or `lock_owned()` on any
-/// thread waits until it is dropped. **So a thread that has this guard and calls `lock()` waits for
-/// itself**, for ever if no other thread drops the guard.
+/// A thread that has an owned guard does not count as the lock's holder. `hold_count` does not
+/// count the guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on
+/// any thread waits until the guard is dropped. **So a thread that has this guard and calls
+/// `lock()` waits for itself**, for ever if no other thread drops the guard.
 ///
 /// The watchdog renews the lease for as long as the guard lives. A leaked guard
 /// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
@@ -106,8 +106,8 @@ pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 #[derive(Debug)]
 pub struct OfThread(PhantomData<dyn GuardStaysWithItsThread>);
 
-/// The name in the compiler's error if a program sends a guard to another thread. Its `dyn` type
-/// has only the traits named here, so it is not `Send`. No type implements this trait.
+/// The compiler's error shows this name if a program sends a guard to another thread. A `dyn` of
+/// this trait has only the traits named here, so it is not `Send`. No type implements this trait.
 trait GuardStaysWithItsThread: Sync + Unpin + UnwindSafe + RefUnwindSafe {}
 
 /// The guard belongs to no thread.
@@ -126,7 +126,7 @@ impl GuardOwner for OfThread {
 }
 
 /// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. So no
-/// thread re-enters the hold, and the holder never counts as dead.
+/// thread can add a level to the hold, and the holder never counts as dead.
 impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
@@ -149,7 +149,7 @@ impl HeldLocks {
     }
 }
 
-/// Evaluates the same expression for one held lock and for several.
+/// Evaluates an expression for one held lock or for several.
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
         match $held {
@@ -165,8 +165,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         Self { held, _of: PhantomData, _owner: PhantomData }
     }
 
-    /// Returns whether the lock is held: it was not released or lost, and the lease that the server
-    /// last confirmed has not ended. No I/O.
+    /// Returns whether the lock is held: it was not released or lost, and the last lease that the
+    /// server confirmed has not ended. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         each!(&self.held, held => held.is_held())
@@ -214,13 +214,14 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 
     /// Registers `callback`. The client calls it once if the lock is lost before it is released:
-    /// when the lease ends, when the server answers a renewal with "not yours", or when this client
-    /// calls `force_unlock`. If the lock is already lost, the client calls `callback` soon. If
-    /// [`unlock`](Self::unlock) detects the loss, it only returns the error.
+    /// when the lease ends, when a renewal finds that the server no longer has the hold, or when
+    /// this client calls `force_unlock`. If the lock is already lost, the client calls `callback`
+    /// soon. If [`unlock`](Self::unlock) detects the loss, it returns an error, and `callback` is
+    /// not called.
     ///
-    /// Once a lock has been held for 100 ms, the server notifies the client of changes of its key
-    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)). So the client calls `callback`
-    /// some milliseconds after somebody has deleted the key, even if the lease is fixed.
+    /// When a lock has been held for 100 ms, the client asks the server to report changes of its
+    /// key ([`client_tracking`](crate::ClientBuilder::client_tracking)). From then on, the client
+    /// calls `callback` some milliseconds after the key is deleted, even if the lease is fixed.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -232,49 +233,50 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// A waiting thread of this process is noticed at once. If the handle is
     /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, other processes
-    /// are noticed as [`on_wanted`](Self::on_wanted) says. Otherwise only those are noticed that
-    /// waited when the lock was granted. If a waiter of another process gives up, the method
-    /// returns `false` again after at most a third of the lease.
+    /// are noticed as [`on_wanted`](Self::on_wanted) says. Otherwise a process is noticed only if
+    /// it waited when the lock was granted. If a waiter of another process gives up, the method
+    /// returns `false` after at most a third of the lease.
     ///
-    /// The server does not tell whose the entries in a fair lock's queue are. So a
-    /// [`FairLock`](crate::FairLock) differs, if the handle is `with_wanted` or the guard has a
-    /// callback:
+    /// The server does not tell which process an entry in a fair lock's queue belongs to. So for a
+    /// [`FairLock`](crate::FairLock) whose handle is `with_wanted` or whose guard has a callback:
     ///
-    /// - If a thread of this process gives up, this may say `true` for a third of the lease, too.
-    /// - If a thread of this process passed the lock to this one, this may say `true` until the
-    ///   release although nobody waits, and the client may call a callback of `on_wanted`: the
-    ///   entry of this thread itself stays in the queue until the release. If the client has not
-    ///   called it yet, a waiter of another process sends no message, and is found by a renewal.
+    /// - If a waiting thread of this process gives up, the method may return `true` for another
+    ///   third of the lease.
+    /// - If a thread of this process passed the lock to the calling thread, the calling thread's
+    ///   entry stays in the queue until the release. Because of this entry, the method may return
+    ///   `true` although nobody waits, and the client may call an `on_wanted` callback. If the
+    ///   client has not called the callback yet, a new waiter of another process sends no message,
+    ///   and is noticed at a renewal.
     ///
-    /// The grant of a fair lock does not say who waits.
+    /// The grant of a fair lock does not say whether others wait.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         each!(&self.held, held => held.is_wanted())
     }
 
-    /// Registers `callback`, which the client calls each time that others come to wait for the lock
-    /// while nobody waited before. The holder may save its state and leave early. If others wait
-    /// already, the client calls it soon.
+    /// Registers `callback`. The client calls it each time that others begin to wait for the lock
+    /// while nobody waited before. The holder may then save its state and leave early. If others
+    /// already wait, the client calls `callback` soon.
     ///
-    /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls it some
-    ///   milliseconds after another process or thread has begun to wait, once the lock has been
-    ///   held for 100 ms. If the message is lost, the client calls it at the next renewal.
-    /// - Through any other handle, the client calls it within a third of the lease: the answer to
-    ///   each renewal says whether others wait. The same is true if the lock was passed on by a
-    ///   thread of this process that used another handle. A fixed lease is not renewed, so the
-    ///   client asks at each third of it.
-    /// - Redisson's clients send no message, so the client notices them only by the answers to
-    ///   renewals and questions.
-    /// - A thread of this process is noticed at once.
+    /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls `callback`
+    ///   some milliseconds after another process or thread has begun to wait, once the lock has
+    ///   been held for 100 ms. If the message is lost, the client calls `callback` at the next
+    ///   renewal.
+    /// - Through any other handle, the client calls `callback` within a third of the lease, because
+    ///   the answer to each renewal says whether others wait. The same is true if a thread of this
+    ///   process that used another handle passed the lock on. If the lease is fixed, the client
+    ///   asks the server at each third of the lease.
+    /// - Redisson's clients send no message, so the client notices them only by these answers.
+    /// - A waiting thread of this process is noticed at once.
     /// - A fair lock that a thread of this process has passed on may count as wanted although
     ///   nobody waits: see [`is_wanted`](Self::is_wanted).
-    /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold: if others wait
-    ///   for it, the client calls `callback` again.
+    /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold. If others wait
+    ///   for the lock, the client calls `callback` again.
     ///
     /// Callbacks run on a thread of the client, one after the other. `callback` may block, unlock
-    /// the lock or panic, but meanwhile all other callbacks must wait, also those of
-    /// [`on_lost`](Self::on_lost). The client does not call `callback` after the guard has left the
-    /// lock. If the guard holds several locks, the client calls `callback` for each of them.
+    /// the lock or panic, but meanwhile all other callbacks must wait, including those of
+    /// [`on_lost`](Self::on_lost). The client does not call `callback` after the guard has released
+    /// the lock. If the guard holds several locks, the client calls `callback` for each of them.
     ///
     /// ```no_run
     /// use std::sync::mpsc;
@@ -300,14 +302,16 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.on_wanted(Arc::new(callback)));
     }
 
-    /// Makes the rest of a [fixed lease](Lock::with_lease) at least this long, counted from the
-    /// call. It never shortens a lease. A job can so keep a short lease, and extend it as long as it
-    /// makes progress. [`remaining`](Self::remaining) then says how long the lock is certainly held.
+    /// Extends the remaining time of a [fixed lease](Lock::with_lease) to at least `lease`, counted
+    /// from the call. It never shortens a lease. So a job can use a short lease, and extend it as
+    /// long as the job makes progress. [`remaining`](Self::remaining) then returns how long the
+    /// lock is certainly held.
     ///
     /// A lease that the watchdog renews needs no extension, and cannot be extended.
     /// [`max_hold`](crate::ClientBuilder::max_hold) limits only renewals. After a wait on a
-    /// [`Condition`](crate::Condition) the lock has its first lease again. All locks of a
-    /// [`MultiLock`](crate::MultiLock) are extended; of a quorum, at least a majority.
+    /// [`Condition`](crate::Condition) the lock has its first lease again. For a
+    /// [`MultiLock`](crate::MultiLock), all parts are extended. For a quorum, at least a majority
+    /// is extended.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -323,21 +327,22 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: it is not taken again.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the call does not take it again.
     ///   [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it.
     /// - [`Config`](ErrorKind::Config) if the watchdog renews the lease, or if `lease` is not from
     ///   1 ms to 10¹³ ms: nothing was changed.
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time. The lock is held until the end of its earlier lease, and the guard says so.
-    ///   If [the outcome is unknown](Error::outcome_unknown), the server may keep the lock for the
-    ///   longer lease, until it is released. The call may be repeated.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time. The lock is held until the end of its earlier
+    ///   lease, and the guard says so. If [the outcome is unknown](Error::outcome_unknown), the
+    ///   server may keep the lock for the longer lease, until it is released. The call may be
+    ///   repeated.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// After an error some locks of a [`MultiLock`](crate::MultiLock) may have the longer lease.
     ///
     /// # Blocking
     ///
-    /// One round trip. None if the rest of the lease is already that long.
+    /// One round trip. No round trip if the remaining lease is already long enough.
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
         each!(&self.held, held => held.extend(lease))
     }
@@ -346,15 +351,15 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call. Its present
-    ///   holder keeps it.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call. The call does
+    ///   not release it from its present holder.
     /// - [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has already released all levels.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
     ///   unreachable, or does not answer in time. The caller no longer holds the lock. The client
-    ///   repeats the release in the background, so others get the lock when its lease ends or
-    ///   sooner. The error has the same meaning if the connection broke, and the server found no
-    ///   hold when the client sent the release again. The first request most likely released the
-    ///   hold, but the hold may have been lost before.
+    ///   repeats the release in the background, so others get the lock when its lease ends, or
+    ///   sooner. The call also returns this error if the connection broke, the client sent the
+    ///   release again, and the server then had no such hold. In this case the first request most
+    ///   likely released the hold, but the hold may have been lost before.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
@@ -365,20 +370,20 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(self.held, held => held.unlock())
     }
 
-    /// Ends the guard and leaves the lock taken until its lease ends, even if this client, its
-    /// process or its machine ends. To run a job at intervals, see
+    /// Ends the guard and leaves the lock taken until its lease ends, even if the client, the
+    /// process or the machine stops. To run a job at intervals, see
     /// [`try_once_per`](Lock::try_once_per).
     ///
-    /// After this call, the thread no longer holds the lock and the client no longer renews it. So
-    /// the lock ends with its remaining lease: the rest of the lease of
-    /// [`with_lease`](Lock::with_lease), or otherwise at least two thirds of
+    /// After this call, the thread no longer holds the lock and the client no longer renews it. The
+    /// lock ends with its remaining lease. If the lease is [fixed](Lock::with_lease), this is the
+    /// rest of it. Otherwise it is at least two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The end of the client does not
-    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. If the lock is a quorum, at
-    /// least a majority of its parts stays taken, and the other parts are released.
+    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. For a quorum, at least a
+    /// majority of its parts stays taken, and the other parts are released.
     ///
-    /// If the thread has several levels, the call ends one level. The other levels hold the lock as
-    /// before. Even if the thread then releases its last level, the lock stays taken until the
-    /// present lease ends. The same is true of readers that share a hold in this process.
+    /// If the thread has several levels, the call ends one level, and the other levels still hold
+    /// the lock. Even if the thread then releases its last level, the lock stays taken until the
+    /// present lease ends. The same is true of readers of this process that share a hold.
     ///
     /// # Errors
     ///
@@ -387,8 +392,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock on
     /// and the server did not extend the lease: the lock is not left taken, and the client releases
     /// it in the background. (If the server extended the lease and the reply was lost, the client
-    /// repeats the release for as long as that lease lasts. The lock stays taken only if the client
-    /// ends before the release succeeds.) After an error, no lock of a
+    /// repeats the release for as long as the lease lasts. The lock stays taken only if the client
+    /// ends before the release succeeds.) After an error, no part of a
     /// [`MultiLock`](crate::MultiLock) is left taken.
     ///
     /// # Blocking
@@ -407,12 +412,13 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// Returns the owner under which the server stores the hold: the client's
     /// [`id`](crate::Client::id), a colon and a number. Log this owner beside the data that the
     /// lock guards. [`Client::status`](crate::Client::status), `redlatch who` and Redisson show the
-    /// owner. [`Client::release_owner`](crate::Client::release_owner) takes the lock from it. No I/O.
+    /// owner. [`Client::release_owner`](crate::Client::release_owner) takes the lock from this
+    /// owner. No I/O.
     ///
-    /// All levels of a thread have the same owner. Threads of one process that pass the lock to
-    /// each other, or read together, also have the same owner. After a wait on a
+    /// All levels of a thread have the same owner. If threads of one process pass the lock to each
+    /// other, or read together, they also have the same owner. After a wait on a
     /// [`Condition`](crate::Condition), a guard has another owner. Returns `None` for the guard of
-    /// several locks, each of which has its own owner: see [`owners`](LockGuard::owners).
+    /// several locks, because each lock has its own owner: see [`owners`](LockGuard::owners).
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         self.one().map(HeldLock::owner)
@@ -426,7 +432,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         let result = work(&self)?;
         let core = each!(&self.held, held => Arc::clone(held.core()));
         match self.unlock() {
-            // In a forked child the lock is the parent's, and the child must not log here.
+            // In a forked child the parent holds the lock, and the child must not write to the log.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -470,7 +476,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         Ok(Taken(Self::new(held)))
     }
 
-    /// Takes the lock, with a wait that only an error can end early.
+    /// Takes the lock. Only an error can end the wait early.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
         Self::try_take(lock, wait)?

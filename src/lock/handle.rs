@@ -1,4 +1,4 @@
-//! The handle that all locks have in common.
+//! The handle that all kinds of lock share.
 
 use std::any::Any;
 use std::fmt;
@@ -16,30 +16,32 @@ use crate::scripts::{self, Mode, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
 use crate::waiting::Wait;
 
-/// A difference between two handles of one lock.
+/// A setting in which two handles of one lock differ.
 #[derive(Clone, Copy, Debug)]
 pub enum Variant {
     On(Terms),
-    /// Taking a second level is an error.
+    /// A call that would take another level fails.
     NonReentrant,
-    /// The lock is held for at least this time.
+    /// The lock stays taken for at least this time.
     AtLeast(Duration),
-    /// The holder hears that others wait.
+    /// The server notifies the holder when others begin to wait.
     Hearing,
 }
 
-/// The handle of any lock: a client, a name, and the terms on which a thread takes the lock.
+/// The handle of any lock. It has the client, the name, and the terms on which a thread takes the
+/// lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    // This is dropped before `session`: a site's drop must not be the last use of the client.
+    // This field is dropped before `session`. Otherwise the drop of the site could be the last use
+    // of the client.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
-    /// Whether a thread that holds the lock may take it again.
+    /// Whether a thread that holds the lock may take another level.
     is_reentrant: bool,
-    /// How long the lock is [held at least](Variant::AtLeast).
+    /// The lock's minimum time, if it [has one](Variant::AtLeast).
     pub(super) least: Option<Duration>,
-    /// The pair of a read-write lock, to which the site belongs.
+    /// For a read-write lock, the pair to which the site belongs.
     pub(super) pair: Option<Arc<Pair>>,
 }
 
@@ -54,7 +56,7 @@ impl Handle {
         Self { pair: Some(pair), ..Self::new(session, site) }
     }
 
-    /// The value that a forgotten guard keeps alive.
+    /// Returns the value that a forgotten guard keeps alive.
     pub(super) fn pinned(&self) -> Arc<dyn Any + Send + Sync> {
         match &self.pair {
             Some(pair) => Arc::clone(pair) as _,
@@ -62,7 +64,7 @@ impl Handle {
         }
     }
 
-    /// The site for the lock's holds of this mode.
+    /// Returns the site for holds of this mode.
     pub(super) fn site_of(&self, mode: Mode) -> &Arc<Site> {
         self.pair.as_ref().map_or(&self.site, |pair| pair.site(mode))
     }
@@ -97,8 +99,8 @@ impl Handle {
         LockNeed { mode: self.site.mode, terms: self.terms }
     }
 
-    /// Fails if the lock is not usable, if the wait was cancelled before it began, or if the thread
-    /// holds the lock and may not take it again.
+    /// Returns an error if the lock is not usable, if the wait was cancelled before it began, or if
+    /// the thread holds the lock and the handle is not re-entrant.
     #[inline]
     pub(crate) fn check(&self, thread: &Thread, wait: &Wait<'_>) -> Result<(), Error> {
         self.check_usable()?;
@@ -107,8 +109,8 @@ impl Handle {
         self.terms.check(&self.site.name)
     }
 
-    /// Fails if the thread holds the lock and may not take it again. Only the thread itself takes
-    /// its levels, so the result stays true until the thread enters the gate.
+    /// Returns an error if the thread holds the lock and the handle is not re-entrant. Only the
+    /// thread itself takes its levels, so the result stays true until the thread enters the gate.
     #[inline]
     pub(crate) fn check_level(&self, thread: &Thread) -> Result<(), Error> {
         if self.is_reentrant {
@@ -125,14 +127,14 @@ impl Handle {
         }
     }
 
-    /// Finishes `enter` for a thread that found its own tenancy, or an expired hold, in the seat.
-    /// Returns `None` if the thread must enter the gate again.
+    /// Finishes `enter` for a thread that found its own tenancy in the seat, or a hold that has
+    /// expired. Returns `None` if the thread must enter the gate again.
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             GateOutcome::Reentered(tenancy) => Ok(self.ensure_lease(&tenancy)?.then_some(tenancy)),
             GateOutcome::Expired(hold) => {
-                // At a read-write lock, the expired hold may be of the other mode.
+                // For a read-write lock, the expired hold may be of the other mode.
                 self.site_of(hold.owner.mode()).lose_hold(&hold, LostReason::LeaseExpired);
                 Ok(None)
             }
@@ -158,7 +160,8 @@ impl Handle {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew from now on. (Earlier tenants that needed it may have left.)
+            // The watchdog must renew from now on. (The hold's earlier threads that wanted renewals
+            // may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
@@ -166,12 +169,12 @@ impl Handle {
         Ok(true)
     }
 
-    /// Asks the server for this lease. If the request fails, ends the level that the thread has
-    /// just taken. Returns `false` if the hold was lost.
+    /// Extends the lease at the server. If the request fails, this ends the level that the thread
+    /// has just taken. Returns `false` if the hold was lost.
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let site = &self.site;
         site.lengthen(&tenancy.hold(), lease).map_err(|trouble| {
-            // This ends the inner level. The outer levels stay as they were.
+            // This ends only the new level.
             let which = self.level(tenancy);
             let _ = site.leave(tenancy, Some(which), Leaving::Posted);
             let state = match site.gate.tenant_of(&tenancy.thread) {
@@ -189,12 +192,14 @@ impl Handle {
         HoldLevel::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
-    /// Returns the tenancy of a granted hold, unless the client was shut down in the meantime.
+    /// Returns the tenancy of a granted hold, or an error if the client was shut down in the
+    /// meantime.
     pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released the holds that existed then. This hold came later.
+            // The end of the client released the holds that existed then. This hold was granted
+            // later.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
-            // No thread would repeat the release after this, so no limit may end the request.
+            // No thread would repeat the release later, so no limit may end the request.
             let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold(), Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
@@ -217,7 +222,7 @@ impl Handle {
         }
     }
 
-    /// Takes the lock away from its holder. `send` sends the request for this kind of lock.
+    /// Takes the lock away from its holder. `send` sends the request of this kind of lock.
     pub(crate) fn force_unlock(
         &self,
         send: impl FnOnce() -> Result<bool, Trouble>,
@@ -237,8 +242,8 @@ impl Handle {
         })
     }
 
-    /// Sends the forced unlock of every kind of lock except the fair lock. For a write lock, it
-    /// also ends the writer's reads.
+    /// Sends the forced unlock for every kind of lock except the fair lock. For a write lock, the
+    /// script also ends the writer's read holds.
     pub(super) fn send_force_unlock(&self) -> Result<bool, Trouble> {
         let send = || self.site.scripts().force_unlock();
         match &self.pair {

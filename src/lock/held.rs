@@ -1,4 +1,4 @@
-//! A held lock: one level of a hold of one name.
+//! One level of a hold of one name, as a guard has it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,21 +20,20 @@ use crate::scripts::{FencingToken, Trouble};
 use crate::site::{Leaving, Site, go_together, leave_all};
 use crate::waiting::Wait;
 
-/// One level of a hold. The level ends once. Nothing here depends on the calling thread.
+/// One level of a hold, which ends once. Nothing in this type depends on the calling thread.
 pub struct HeldLock {
     /// The tenancy in which the thread took the level. This field is dropped before the handle with
-    /// its client, since the drop may send a request.
+    /// its client, because the drop may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    /// The level that this guard ends. Other guards have the other levels of the tenancy. `None`
-    /// means the level that the thread took last.
+    /// The level that this guard ends. `None`: the level that the tenancy's thread took last.
     level: Option<HoldLevel>,
-    /// The end of the level, on [`clock`], to which the guard has extended it. Zero: it has not, or
-    /// the level ends with the hold. It is set under the gate's mutex.
+    /// The end of the level, on [`clock`], after an extension by the guard. Zero if the guard has
+    /// not extended the level, or if the level ends with the hold. Written under the gate's mutex.
     extended: AtomicU64,
     left: bool,
-    /// The level beneath, and the time until which that level [keeps](Self::leave_beneath) the lock
-    /// taken.
+    /// The level beneath this level, and the time until which the level beneath
+    /// [keeps](Self::leave_beneath) the lock taken.
     beneath: Option<Box<(Self, u64)>>,
 }
 
@@ -45,7 +44,8 @@ impl HeldLock {
         Self::of(handle, tenancy, level)
     }
 
-    /// Returns the level that the thread took last, even if another guard has it.
+    /// Returns a value for the level that the thread took last, even if another guard has this
+    /// level.
     pub(super) fn last(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         Self::of(handle, tenancy, None)
     }
@@ -56,20 +56,21 @@ impl HeldLock {
         Self { tenancy, handle, level, extended, left: false, beneath: None }
     }
 
-    /// The level that this guard ends, with its present end.
+    /// Returns the level that this guard ends, with the level's present end.
     #[inline]
     fn level(&self) -> Option<HoldLevel> {
         self.level.map(|level| level.moved(self.extended.load(Ordering::Relaxed)))
     }
 
-    /// Adds a level beneath. It ends with this level unless it [stays](Self::leave_beneath).
+    /// Puts this level above `beneath`. Both levels end together unless the level beneath is [left
+    /// to expire](Self::leave_beneath).
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self
     }
 
-    /// Leaves the level beneath to expire. The caller then holds all locks that it takes together.
-    /// (If the lock is lost by then, this does nothing, and the guard reports the loss.)
+    /// Leaves the level beneath to expire, after the call has got all locks that it takes together.
+    /// (If the lock is already lost, this does nothing, and the guard reports the loss.)
     pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
@@ -89,13 +90,13 @@ impl HeldLock {
         self.hold_remaining().min(self.level_remaining())
     }
 
-    /// How long the hold certainly lasts, with all its levels.
+    /// Returns how long the hold, with all its levels, certainly lasts.
     pub(super) fn hold_remaining(&self) -> Duration {
         self.tenancy.remaining()
     }
 
-    /// How long this level alone certainly keeps the lock. (Another thread may keep a shared hold
-    /// for longer, but may leave at any moment.)
+    /// Returns how long this level alone certainly keeps the lock. (Another thread may keep a
+    /// shared hold for longer, but may leave at any moment.)
     fn level_remaining(&self) -> Duration {
         #[cfg(soak_mutants)]
         if mutants::is("a reader that counts the leases of others") {
@@ -116,8 +117,8 @@ impl HeldLock {
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                // This reads the level's remaining time before the hold's remaining time. So if the
-                // level has ended and the hold has not, the level certainly ended first.
+                // The level's remaining time is read before the hold's remaining time. So if only
+                // the level's time is zero, the level certainly ended before the hold.
                 let own = self.level_remaining();
                 let lasts = || self.tenancy.remaining();
                 let is_enough = |left: Duration| !left.is_zero() && left >= slack;
@@ -136,15 +137,15 @@ impl HeldLock {
                 let remaining = own.min(lasts);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
-                // A later call may succeed, if a renewal gives a lease longer than `slack`.
+                // If a renewal gives a lease longer than `slack`, a later call may succeed.
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }
     }
 
-    /// Runs a user's script at the server if the lock is held there. If this process knows that the
-    /// lock is not held, the call sends nothing.
+    /// Runs a user's script at the server if the server has the hold. If this process knows that
+    /// the hold is gone, the call sends nothing.
     pub(crate) fn eval(&self, wait: Wait<'_>, call: &ScriptCall<'_>) -> Result<Value, Error> {
         self.check(Duration::ZERO)?;
         self.handle.site.eval(&self.tenancy, wait, call)
@@ -184,7 +185,7 @@ impl HeldLock {
     }
 
     /// Leaves all these levels with one request for all releases. Returns the levels in `Err` if
-    /// each needs a request of its own.
+    /// each level needs its own request.
     pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
         let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
         if !go_together(&sites) || held.iter().any(|held| held.beneath.is_some()) {
@@ -196,20 +197,21 @@ impl HeldLock {
         Ok(leave_all(&levels))
     }
 
-    /// Leaves the hold to expire. The lease may be long, so no step may fail after the hold is
-    /// left. (If the hold cannot be raised, the drop releases it.)
+    /// Leaves the hold to expire. The lease may be long, so after the hold is left, no step may
+    /// fail. (If the hold cannot be raised, the drop releases it.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()
     }
 
-    /// Ensures that the hold has the lease of its terms, before it is left to expire.
+    /// Ensures that the hold has the lease of its terms. The caller then leaves the hold to expire.
     pub(super) fn raise(&self) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         self.unless_lost(self.handle.site.raise_to_keep(&self.tenancy))
     }
 
-    /// The outcome of a request for a longer lease. A loss takes precedence over a failed request.
+    /// Returns the outcome of a request for a longer lease. A loss takes precedence over a failed
+    /// request.
     fn unless_lost(&self, requested: Result<(), Error>) -> Result<(), Error> {
         self.check(Duration::ZERO).map_err(|error| {
             let is_unknown = requested.as_ref().is_err_and(Error::outcome_unknown);
@@ -218,7 +220,7 @@ impl HeldLock {
         requested
     }
 
-    /// Makes the rest of the level's fixed lease at least this long.
+    /// Extends the remaining time of the level's fixed lease to at least `lease`.
     pub(super) fn extend(&self, lease: Duration) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         let site = &self.handle.site;
@@ -233,7 +235,7 @@ impl HeldLock {
         if extended.is_ok()
             && let Some(level) = self.level
         {
-            // While threads share the hold, each has an end of its own.
+            // While threads share the hold, each thread's level has its own end.
             site.gate.with_seat(|seat| {
                 let level = level.moved(self.extended.load(Ordering::Relaxed));
                 if let Some(longer) = seat.and_then(|it| it.lengthen(&self.tenancy, level, until)) {
@@ -244,14 +246,14 @@ impl HeldLock {
         self.unless_lost(extended)
     }
 
-    /// Asks the server for this lease, unless the hold has it.
+    /// Extends the hold's lease at the server, unless the hold already has this lease.
     fn lengthen(&self, lease: Duration) -> Result<(), Error> {
         let (site, hold) = (&self.handle.site, &self.tenancy.hold());
         if self.tenancy.granted_for() >= lease {
             return Ok(());
         }
         // The thread of the guard may be about to release the lock. From here on it does not pass
-        // the hold on, since a hold whose lease was extended is never passed.
+        // the hold to another thread, because a hold with an extended lease is never passed.
         let is_here = site.gate.with_seat(|seat| {
             let is_here = seat.is_some_and(|seat| seat.has(&self.tenancy));
             is_here.then(|| hold.asks_for(lease)).is_some()
@@ -259,7 +261,7 @@ impl HeldLock {
         if !is_here {
             return Err(site.not_held_by_thread());
         }
-        // If the hold was lost, the caller finds that.
+        // If the hold was lost, the caller detects the loss later.
         site.lengthen(hold, lease).map(drop).map_err(|trouble| {
             let state = match trouble {
                 Trouble::Unknown(_) | Trouble::Forgotten(_) => {
@@ -274,7 +276,7 @@ impl HeldLock {
         })
     }
 
-    /// Leaves a [raised](Self::raise) hold to expire.
+    /// Leaves a hold to expire that was [raised](Self::raise) before.
     pub(super) fn leave_raised(self) -> Result<(), Error> {
         #[cfg(soak_mutants)]
         if mutants::is("a lock that is left to nobody") {
@@ -285,7 +287,7 @@ impl HeldLock {
         self.leave(Leaving::ToExpire { until })
     }
 
-    /// Returns the tenancy. No guard ends its level from here on.
+    /// Returns the tenancy. From here on, no guard ends its level.
     pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
         self.left = true;
         Arc::clone(&self.tenancy)
@@ -321,7 +323,7 @@ impl fmt::Debug for HeldLock {
 impl Drop for HeldLock {
     fn drop(&mut self) {
         if !self.left {
-            // If the lock was lost, `on_lost` and the log have reported the loss.
+            // If the lock was lost, `on_lost` and the log have already reported the loss.
             let _ = self.handle.site.leave(&self.tenancy, self.level(), Leaving::Posted);
         }
     }
