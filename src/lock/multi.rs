@@ -1,4 +1,4 @@
-//! Several locks taken together: Redisson's `RedissonMultiLock`, and its `RedissonRedLock`.
+//! Several locks taken together: Redisson's `RedissonMultiLock` and `RedissonRedLock`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +28,9 @@ mod votes;
 /// Several locks taken together, all or none: Redisson's `RedissonMultiLock`.
 /// [`quorum`](Self::quorum) takes a majority of several locks, each on its own server.
 ///
-/// The parts are the locks in its list. They may be of any kind, of one client or of several, on
-/// one server or on several. A `MultiLock` has no key in Redis: it excludes the holders of each of
-/// its parts. Its methods are those of [`Lock`].
+/// The *parts* of a `MultiLock` are the locks in its list. They may be of any kind, of one client
+/// or of several, on one server or on several. A `MultiLock` has no key in Redis: it excludes the
+/// holders of each part. Its methods are those of [`Lock`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -58,7 +58,7 @@ mod votes;
 ///
 /// # Order, and why there is no deadlock
 ///
-/// If all parts are free and nobody waits for one, one request may take them all
+/// If all parts are free and nobody waits for any of them, one request may take them all
 /// ([below](#what-it-costs)). Otherwise the call takes the parts one after the other. If the call
 /// does not get a part, it releases the parts that it has taken. While the call waits for a part,
 /// it holds the earlier parts, so other threads wait for the earlier parts, too.
@@ -69,12 +69,12 @@ mod votes;
 /// holds only parts that come earlier in the order, and no two `MultiLock`s can wait for each
 /// other. If parts on several servers have the *same* name, all processes must use the same
 /// addresses for these servers. A lock that the thread already holds when it takes a `MultiLock` is
-/// outside this order, so take all locks in one `MultiLock`.
+/// outside this order. So take all locks in one `MultiLock`.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
 /// part, exactly one of them gets all parts. But `try_lock` also returns [`NotTaken`] while another
-/// thread of this process asks the server for one part alone, even if that thread does not get the
-/// part.
+/// thread of this process asks the server for one of the parts alone, even if that thread does not
+/// get the part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
 /// that share parts with a `MultiLock`, list the parts in the order of their names' bytes.
@@ -89,20 +89,21 @@ mod votes;
 ///   `FencedLock` or a `WriteLock`,
 /// - in a cluster, their names are in one slot, as `{account}:3` and `{account}:7` are,
 /// - their leases are equally long, and the watchdog renews them,
-/// - (only for taking the parts) no other thread holds a part or waits for one, this thread holds
-///   no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
+/// - (only for taking the parts) no other thread holds a part or waits for a part, this thread
+///   holds no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
 /// Otherwise each part costs one round trip to take and one to release. If a part is taken, the
 /// request for all parts fails and costs one more round trip. (A [`try_lock`](Self::try_lock) may
-/// end there.) A part that the thread already holds costs no round trip. A part that threads of
-/// this process pass to each other costs none either. Dropping the guard waits for no reply.
+/// end after this request.) A part that the thread already holds costs no round trip. A part that
+/// threads of this process pass to each other costs no round trip, either. Dropping the guard waits
+/// for no reply.
 ///
 /// # The methods
 ///
 /// - A method that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
 ///   name of that part and its server's address, and the call has taken nothing. The method also
 ///   fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken part was lost several
-///   times during the wait for later parts. A time limit covers all parts together.
+///   times during the wait for later parts. A time limit is for all parts together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
 ///   does not hold one of the parts, `unlock` returns an error, but releases the other parts.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
@@ -113,9 +114,9 @@ mod votes;
 ///
 /// # Parts
 ///
-/// - In the list of another `MultiLock`, a `MultiLock` stands for its parts.
+/// - If a `MultiLock` is in the list of another `MultiLock`, its parts are taken instead.
 /// - A lock that is listed twice is taken once, even through two clients of one server.
-/// - If a thread already holds some of the parts, it takes one more level of each of them. Each
+/// - If a thread already holds some of the parts, it takes another level of each of them. Each
 ///   guard releases the levels that it took.
 /// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. So choose
 ///   a lease that is longer than the wait for the other parts.
@@ -123,7 +124,7 @@ mod votes;
 pub struct MultiLock {
     /// The parts, in the order of taking.
     parts: Arc<[Arc<dyn Part>]>,
-    /// The names of the parts.
+    /// The names of the parts, separated by commas.
     name: Name,
     rule: Rule,
 }
@@ -135,14 +136,14 @@ own_verbs!(
     "One round trip for all parts, or [one for each](MultiLock#what-it-costs)"
 );
 
-/// How often the first parts may be lost during the wait for the later parts.
+/// How many times the earlier parts may be lost during the wait for the later parts.
 const MOST_LOST: u32 = 3;
 
 impl MultiLock {
     /// Returns a `MultiLock` of these locks. The list may have locks or pointers to locks: `[&one,
     /// &other]`, `&locks`, or a `Vec<Box<dyn Lock>>`. No I/O.
     ///
-    /// For re-entrant locks of one client there is [`Client::multi_lock`].
+    /// For re-entrant locks of one client, [`Client::multi_lock`] is shorter.
     ///
     /// # Errors
     ///
@@ -170,26 +171,27 @@ impl MultiLock {
         Ok(Self::of(taken, Rule::All))
     }
 
-    /// Returns a lock that is held while a majority of these locks is held. Each of these locks is
-    /// on an independent server. This is Redisson's RedLock. A thread can take the lock while more
-    /// than half of the servers are up. No I/O.
+    /// Returns a lock that is held while a majority of these locks is held. Each of these locks
+    /// must be on an independent server. This is Redisson's RedLock. A thread can take the lock
+    /// while more than half of the servers are up. No I/O.
     ///
     /// A call asks all servers at the same time, each on a short-lived thread. It waits for each
     /// server for a fiftieth of the lease (at least 50 ms, and longer for a distant server). The
-    /// call has the lock if more than half of the servers have granted their part, and these leases
+    /// call has the lock if more than half of the servers have granted their part and these leases
     /// have not ended. Otherwise the call releases all parts and tries again after a random time,
-    /// so waiters have no order. A lease counts from before the request, and a hundredth of it and
-    /// 2 ms are subtracted for clock drift.
+    /// so waiters have no order. A lease counts from the time before its request, less a hundredth
+    /// of the lease and 2 ms for clock drift.
     ///
     /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
-    /// majority of the parts is held. When fewer parts are left, the guard reports the loss of the
-    /// lock. Every method fails if no majority of the servers answers.
+    /// majority of the parts is held. When less than a majority is left, the guard reports the loss
+    /// of the lock. Every method fails if no majority of the servers answers.
     /// [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the lock costs one
-    /// round trip, and so does releasing it.
+    /// round trip, and releasing it costs one round trip.
     ///
-    /// If a server has lost its part, the client does not take that part again, because another
-    /// thread may have counted that vote in the meantime. So a hold loses the vote of each server
-    /// that restarts without persistence. A rolling restart of most servers ends a long hold.
+    /// If a server has lost its part, the client does not take that part again, because the server
+    /// may have given its vote to another thread in the meantime. So a hold loses the vote of each
+    /// server that restarts without persistence. A rolling restart of most servers ends a long
+    /// hold.
     ///
     /// # Guarantee
     ///
@@ -203,16 +205,16 @@ impl MultiLock {
     ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
     ///   longest lease has passed.
     /// - all clocks run at about the same speed. A server whose wall clock is set forward ends
-    ///   leases early, and gives its vote to the next thread.
-    /// - every writer checks its guard first. As with one server, a process that is stopped between
+    ///   leases early, and gives its vote to another thread.
+    /// - every writer checks its guard first. As with one server, a process that is paused between
     ///   its check and its write may write while another thread holds the lock.
     ///
     /// The last condition is Kleppmann's objection: a lock that protects data needs a number that
     /// grows with each grant, and the store must check that number. A quorum has no such number,
-    /// since votes on several servers have no order. So **where money is at stake, use one server
+    /// because votes on several servers have no order. So **where money is at stake, use one server
     /// with persistence, and make the write itself conditional** (by a version or a fencing token).
-    /// Use a quorum for work that should run once even while a server is down, and that does no
-    /// harm if it runs twice.
+    /// Use a quorum for work that should run once even while a server is down, if the work does no
+    /// harm when it runs twice.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock, Taken};
@@ -240,9 +242,9 @@ impl MultiLock {
     }
 
     /// Returns a lock as [`quorum`](Self::quorum) does, with a majority of this number of
-    /// `servers`. Some of the servers may have no lock in the list. Use this in a program that may
-    /// start while a server is down: the program does without the vote of a server to which it has
-    /// no client. No I/O.
+    /// `servers`. Some of the servers may have no lock in the list. Use this method in a program
+    /// that may start while a server is down. The vote of a server to which the program has no
+    /// client is missing. No I/O.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -260,7 +262,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list has locks
-    /// on less than a majority of the servers, or more locks than there are servers.
+    /// on less than a majority of the servers, or has more locks than servers.
     pub fn quorum_of(
         servers: usize,
         locks: impl IntoIterator<Item: AsLock>,
@@ -278,7 +280,7 @@ impl MultiLock {
         Ok(Self::of(parts, Rule::MajorityOf(servers)))
     }
 
-    /// Returns the names of the locks, in the order of taking, each once.
+    /// Returns the names of the locks, each once, in the order in which they are taken.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|part| part.handle().site.name.given())
     }
@@ -297,7 +299,7 @@ impl MultiLock {
         }
     }
 
-    /// Returns the levels of a guard, before any part is taken.
+    /// Returns the levels of a new guard, with no part taken yet.
     fn levels(&self) -> GuardLevels {
         let leases = self.parts.iter().map(|part| part.handle().terms().lease());
         let drift = self.rule.drift(leases.max().unwrap_or_default()).into();
@@ -307,8 +309,8 @@ impl MultiLock {
 
     /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
     /// is the result, unless the answers of a quorum's other parts decide. They decide in two
-    /// cases: `counts` is true for the answers of a majority, or it could not become true for a
-    /// majority even with all servers that failed or have no part.
+    /// cases: if `counts` is true for a majority of the answers, or if the missing answers cannot
+    /// make `counts` true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -343,7 +345,7 @@ impl MultiLock {
     }
 
     fn take(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<GuardLevels>, Error> {
-        // In a forked child, a mutex below may be locked for ever by a thread of the parent.
+        // In a forked child, a thread of the parent may have left a mutex locked.
         Error::if_forked(&self.name)?;
         if self.rule != Rule::All {
             let check = |part: &Arc<dyn Part>| part.handle().check_level(thread);
@@ -355,7 +357,7 @@ impl MultiLock {
             if !levels.remaining().is_zero() {
                 return Ok(Some(levels));
             }
-            // The first parts were lost during the wait for the last ones.
+            // The first parts were lost during the wait for the last parts.
             drop(levels);
             if wait.blocks() && wait.is_over() {
                 return Ok(None);
@@ -366,18 +368,18 @@ impl MultiLock {
         Err(Error::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true))
     }
 
-    /// Takes the parts one after the other, in their order. Returns `None` if it does not get a
-    /// part. The request for the first part may take all parts: see `lock/together.rs`.
+    /// Takes the parts one after the other, in their order. Returns `None` if a part was not taken.
+    /// The request for the first part may take all parts: see `lock/together.rs`.
     fn acquire_all(
         &self,
         thread: &Arc<Thread>,
         wait: &Wait<'_>,
     ) -> Result<Option<GuardLevels>, Error> {
-        // An unusable part must be an error before the first part is taken.
+        // If a part is not usable, the error must come before the first part is taken.
         for part in &*self.parts {
             part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
-        // The drop of `levels` releases the parts, the last one first.
+        // The drop of `levels` releases the taken parts, the last part first.
         let mut levels = self.levels();
         let together = Together::of(&self.parts);
         for part in &*self.parts {
@@ -393,7 +395,7 @@ impl MultiLock {
         Ok(Some(levels))
     }
 
-    /// The error of one part, as an error of the whole lock.
+    /// Converts the error of one part to an error of the whole lock.
     fn failed(&self, part: &Arc<dyn Part>, error: Error) -> Error {
         let state = format!(
             "it is one of {} locks that are taken together, on the server at {}; the others were \
@@ -476,7 +478,7 @@ impl Lock for MultiLock {
     }
 }
 
-/// Checks that each lock of a quorum is on a server of its own, as far as its client knows.
+/// Checks that each lock of a quorum is on its own server, as far as its client knows.
 fn vote_apart<'a>(handles: impl Iterator<Item = &'a Handle>) -> Result<(), Error> {
     let sites: Vec<_> = handles.map(|handle| &handle.site).collect();
     for (at, site) in sites.iter().enumerate() {
@@ -496,7 +498,7 @@ fn majority(of: usize) -> usize {
     of / 2 + 1
 }
 
-/// Returns the parts of these locks. In a quorum, each lock must be one part.
+/// Returns the parts of these locks. In a quorum, each lock must have exactly one part.
 fn parts(
     locks: impl IntoIterator<Item: AsLock>,
     in_quorum: bool,
@@ -520,15 +522,15 @@ fn parts(
     Ok(parts)
 }
 
-/// The rank of a part in the order of taking. The name comes first, since it is the same in all
-/// processes, while an address may differ. A failover does not change the rank.
+/// Returns the rank of a part in the order of taking. The name comes first, because it is the same
+/// in all processes, while an address may differ. A failover does not change the rank.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
     (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
-/// Whether both parts are the same key in Redis. If they are parts of two clients, the thread would
-/// wait for its own hold, which has another owner.
+/// Whether both parts are the same key in Redis. If the parts have different clients, the thread
+/// would wait for its own hold, which has another owner.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
     *one.name == *other.name

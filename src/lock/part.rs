@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::{Handle, Lock, Variant};
 
-/// A lock of one name: one of several in a [`MultiLock`](crate::MultiLock), or the lock of a
+/// A lock of one name. It can be in a [`MultiLock`](crate::MultiLock), and can be the lock of a
 /// [`Condition`](crate::Condition).
 pub(crate) trait Part: Lock {
-    /// The kind of lock. Two locks of one name and of different kinds would wait for each other.
+    /// The kind of lock. A `MultiLock` of two kinds of lock with the same name would wait for
+    /// itself.
     fn kind(&self) -> &'static str;
 
     fn handle(&self) -> &Handle;

@@ -19,7 +19,7 @@ pub(super) use self::pair::Pair;
 /// A lock for many readers or one writer. It is like `ReentrantReadWriteLock` of
 /// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns one.
 ///
-/// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of its two locks, and take
+/// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and take
 /// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every
 /// handle of the same name.
 ///
@@ -43,21 +43,21 @@ pub(super) use self::pair::Pair;
 /// Readers wait for a writer, and a writer waits for all readers and for another writer. Waiting
 /// processes stand in one queue, in the order in which they began to wait, so no thread starves.
 /// **A reader that comes while a writer waits queues behind the writer**, even if other threads
-/// read. When the lock goes to a reader, all readers behind that reader enter, too, up to the next
-/// writer. The threads of one process queue by the same rules. A thread that already holds the lock
-/// overtakes all waiters.
+/// read. When the lock goes to a reader, all readers in the queue between it and the next writer
+/// get the lock, too. The threads of one process queue by the same rules. A thread that already
+/// holds the lock overtakes all waiters.
 ///
 /// The reading threads of a process share one hold. For a turn of at most 3 ms, a new reader joins
-/// other readers of its process without asking the server. Then one thread asks the server, and if
-/// no writer waits, the next turn begins.
+/// other readers of its process without a request. After the turn, one thread asks the server, and
+/// if no writer waits, the next turn begins.
 ///
 /// # Up and down
 ///
-/// A thread that holds the write lock may also take the read lock, and keep the read lock after it
-/// has released the write lock. No other thread writes in between. The reverse would deadlock: a
-/// thread that holds the read lock and asks for the write lock gets an error of kind
-/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (There is no such
-/// check for an owned guard, which belongs to no thread.)
+/// A thread that holds the write lock may also take the read lock, and may keep the read lock after
+/// it has released the write lock. No other thread writes in between. The reverse would deadlock:
+/// if a thread that holds the read lock asks for the write lock, it gets an error of kind
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (This check does
+/// not cover owned guards, because they belong to no thread.)
 ///
 /// # Several locks
 ///
@@ -76,19 +76,20 @@ pub(super) use self::pair::Pair;
 ///
 /// **If Redisson's clients also read, use no lease and no
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) that is longer than Redisson's
-/// `lockWatchdogTimeout`** (30 s by default). Each renewal by a Redisson reader cuts the lock's
-/// time to live to this timeout, for all readers. So the lock may end when this timeout has passed
-/// since the last renewal of a Redisson reader. A guard with a longer lease reports the loss at its
-/// next renewal, or at [`unlock`](crate::LockGuard::unlock) if its lease is fixed.
+/// `lockWatchdogTimeout`** (30 s by default). Each renewal by a Redisson reader sets the lock's
+/// time to live to `lockWatchdogTimeout`, for all readers. So the lock may end when this time has
+/// passed since the last renewal of a Redisson reader. A guard with a longer lease reports the loss
+/// at its next renewal, or at [`unlock`](crate::LockGuard::unlock) if its lease is fixed.
 ///
 /// # Differences from Redisson
 ///
-/// Redisson's clients do not know redlatch's queue. A Redisson reader joins other readers even if
+/// Redisson's clients ignore redlatch's queue. A Redisson reader joins other readers even if
 /// writers of either library wait. A Redisson writer gets the lock only if the lock is free for a
 /// moment. While readers overlap, a Redisson writer keeps waiting, as it does among Redisson's
-/// clients. (A redlatch writer does not, because redlatch's readers queue behind it.) When a
-/// redlatch writer goes on as a reader, it notifies Redisson's readers. When a Redisson writer goes
-/// on as a reader, it notifies nobody, and a waiting reader finds out within about a second.
+/// clients. (A redlatch writer does not, because redlatch's readers queue behind it.) If a redlatch
+/// writer keeps the read lock when it releases the write lock, it notifies Redisson's readers. A
+/// Redisson writer in this case notifies nobody, and a waiting reader finds out within about a
+/// second.
 ///
 /// While a writer also reads, `is_locked` of the read lock returns `false`. `isLocked()` of
 /// Redisson's read lock returns `true` (since 3.24.1).

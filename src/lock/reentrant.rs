@@ -2,10 +2,10 @@
 //!
 //! `docs/architecture.md`, "The path of one lock", follows a call from here to Redis and back.
 //!
-//! The macro `one_lock!` (`lock/verbs.rs`) makes all methods. `lock()` calls `acquire`
-//! (`lock/hooks.rs`) with the calling thread and an endless wait. A `LockGuard` has the tenancy
-//! that `acquire` returns. `try_lock` and similar methods pass another wait, and `lock_owned`
-//! passes a placeholder thread (`lock/guard.rs`).
+//! The macro `one_lock!` (`lock/verbs.rs`) defines all methods. `lock()` calls `acquire`
+//! (`lock/hooks.rs`) with the calling thread and an endless wait. The returned `LockGuard` has the
+//! tenancy that `acquire` returns. `try_lock` and similar methods pass another wait, and
+//! `lock_owned` passes a placeholder thread (`lock/guard.rs`).
 
 #[cfg(doc)]
 use crate::client::Client;
@@ -49,18 +49,18 @@ use crate::site::Site;
 ///
 /// # Fairness
 ///
-/// Processes get the lock in the order in which they began to wait: each release makes the next
-/// process the owner. The threads of one process, and its owned guards, get the lock in their order
-/// of arrival. A process may pass the lock among its own threads for up to 10 ms, or less if
-/// several processes wait. Then the process joins the queue again, at the end. If the order of all
-/// threads on all machines matters, use a [`FairLock`](crate::FairLock).
+/// Processes get the lock in the order in which they began to wait, because each release hands the
+/// lock to the next process. The threads of one process, and its owned guards, get the lock in
+/// their order of arrival. A process may pass the lock among its own threads for up to 10 ms, or
+/// less if several processes wait. Then the process joins the queue again, at the end. If the order
+/// of all threads on all machines matters, use a [`FairLock`](crate::FairLock).
 ///
 /// [`try_lock`](Self::try_lock) may overtake the queue while the lock is free. A waiter in a killed
-/// process costs the other waiters no time. A waiter that does not respond (because its process is
-/// stopped, or its network is cut without an error) costs the other waiters 2 s.
+/// process does not delay the other waiters. A waiter that does not respond (because its process is
+/// paused, or its network is cut without an error) delays the other waiters by 2 s.
 ///
-/// Redisson's clients do not know this queue. While such a client waits, redlatch leaves some of
-/// the releases to Redisson: see [Coming from Redisson](crate::guide::redisson).
+/// Redisson's clients ignore this queue. While a Redisson client waits, redlatch leaves some of the
+/// releases to Redisson: see [Coming from Redisson](crate::guide::redisson).
 ///
 /// # After a hand-off
 ///

@@ -1,5 +1,5 @@
-//! Several locks that a thread takes together. One request takes all of them if nobody holds any of
-//! them or waits for any of them.
+//! Several locks that a thread takes together. If nobody holds any of them or waits for any of
+//! them, one request takes all of them.
 //!
 //! ```text
 //! lead at the first lock's gate, as for one lock     (this thread may have to wait there)
@@ -10,8 +10,8 @@
 //!
 //! The request takes all locks or none. If it takes none, this thread waits at the first gate
 //! alone, as after a request for the first lock. So while this thread waits, other threads of this
-//! process can take and release the other locks. If the request may have run but has no reply, each
-//! lock's entry gives back a grant that it may have, as after a request for that lock alone.
+//! process can take and release the other locks. If the request got no reply and may have run, each
+//! lock's entry gives back the grant that it may have, as after a request for that lock alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,27 +27,27 @@ use crate::scripts::{Mode, Trouble};
 use crate::site::{AllAsked, LockNeed, Site, ask_for_all, go_together};
 use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
-/// The locks of one call: see the module. The call acquires them one after the other.
+/// The locks of one call, which acquires them one after the other: see the module.
 pub(crate) struct Together<'a> {
     /// The locks after the one that is being acquired.
     others: Cell<&'a [Arc<dyn Part>]>,
     /// Whether the request for all locks was sent.
     is_asked: Cell<bool>,
-    /// Those of the other locks that this request has taken.
+    /// The other locks that the request for all locks has taken.
     taken: RefCell<VecDeque<Taken<'a>>>,
     /// The grant of the lock that is being acquired.
     granted: Cell<Option<Arc<Tenancy>>>,
 }
 
-/// A lock that the request has taken, and whose hold is not in a seat yet. The entry in the lead
-/// gives the lock back if the thread does not go on.
+/// A lock that the request for all locks has taken. Its hold is not in a seat yet. If the thread
+/// does not go on, the queue entry in the lead gives the lock back.
 struct Taken<'a> {
     leadership: LeadershipGuard<'a, Arc<Site>>,
     tenancy: Arc<Tenancy>,
 }
 
 impl<'a> Together<'a> {
-    /// Takes the locks in the order in which the call acquires them. Returns `None` if one request
+    /// Lists the locks in the order in which the call acquires them. Returns `None` if one request
     /// cannot or must not take all of them: for example, if their leases differ, or if replicas
     /// must acknowledge each grant.
     pub(super) fn of(parts: &'a [Arc<dyn Part>]) -> Option<Self> {
@@ -73,7 +73,8 @@ impl<'a> Together<'a> {
         })
     }
 
-    /// Takes the next lock, which has this handle. Returns `None` if the wait ended first.
+    /// Takes the next lock, which has this handle. Returns `None` if the wait ended before the
+    /// grant.
     pub(super) fn acquire(
         &self,
         handle: &Handle,
@@ -85,7 +86,8 @@ impl<'a> Together<'a> {
         Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
     }
 
-    /// Returns the lead of the lock that is being acquired, if the request for all took it.
+    /// Returns the lead of the lock that is being acquired, if the request for all locks took this
+    /// lock.
     pub(super) fn lead(&self) -> Option<Option<Lead<Option<QueueEntry>>>> {
         let Taken { leadership, tenancy } = self.taken.borrow_mut().pop_front()?;
         self.granted.set(Some(tenancy));
@@ -97,16 +99,17 @@ impl<'a> Together<'a> {
         self.granted.take()
     }
 
-    /// Gives back all taken locks that come after the one that is being acquired. That lock was
-    /// lost before its gate admitted it, so this thread A is about to wait for it. If A kept a
-    /// later lock or led at a later gate, it could deadlock with a thread B that now has the lost
-    /// lock and waits for the later one.
+    /// Gives back all taken locks that come after the lock that is being acquired. The present lock
+    /// was lost before its gate admitted it, so this thread A is about to wait for it. If A kept a
+    /// later lock or led at a later gate, A could deadlock with a thread B that now has the lost
+    /// lock and waits for the later lock.
     pub(super) fn give_back_later_locks(&self) {
         drop(self.taken.take());
     }
 
-    /// Asks for the lock that is being acquired, at whose gate the thread leads, and for all later
-    /// locks. Returns `None` if the thread must ask for this lock alone.
+    /// Sends one request for the lock that is being acquired and all later locks. The thread leads
+    /// at the gate of the lock that is being acquired. Returns `None` if the thread must ask for
+    /// this lock alone.
     pub(super) fn ask(
         &self,
         site: &Arc<Site>,
@@ -114,7 +117,8 @@ impl<'a> Together<'a> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Try<Arc<Tenancy>>>, Error> {
         let others = self.others.get();
-        // If another process had the lock a moment ago, it most likely has the lock again now.
+        // If another process has just had this lock, that process most likely has the lock again
+        // now.
         if others.is_empty() || self.is_asked.get() || site.gate.takes_turns(clock::now()) {
             return Ok(None);
         }

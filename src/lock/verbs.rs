@@ -57,7 +57,7 @@ macro_rules! own_verbs {
                 /// command. Otherwise the thread waits in the queue of its process, and the process
                 /// waits in the queue at the server: see [`Lock::lock`](crate::Lock::lock). Each
                 /// request ends after [`response_timeout`](crate::ClientBuilder::response_timeout),
-                /// also in an outage.
+                /// even in an outage.
                 pub fn lock(&self) -> Result<$guard, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
@@ -94,7 +94,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The call takes at most `wait`, also in an outage: see
+                /// The call takes at most `wait`, even in an outage: see
                 /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
                 pub fn try_lock_for(&self, wait: Duration) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait.into())
@@ -144,7 +144,7 @@ macro_rules! own_verbs {
                     "`, or returns [`NotTaken`] at the end of `wait`."
                 )]
                 ///
-                /// All other methods that take the lock are short forms of this one. `into`
+                /// All other methods that take the lock are short forms of this method. `into`
                 /// converts a time limit, a deadline or a cancel token to a `Wait`.
                 ///
                 /// # Errors
@@ -174,9 +174,9 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// The call is not re-entrant: even if the calling thread already holds the lock,
-                /// the call waits for its release. In async code, call this where blocking is
-                /// allowed: see [`Lock::lock_owned`](crate::Lock::lock_owned).
+                /// The call is not re-entrant: if the calling thread already holds the lock, the
+                /// call waits until the lock is released. In async code, call this method where
+                /// blocking is allowed: see [`Lock::lock_owned`](crate::Lock::lock_owned).
                 pub fn lock_owned(&self) -> Result<$owned, Error> {
                     LockGuard::take(self, Wait::FOREVER)
                 }
@@ -286,10 +286,13 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`lock`](Self::lock), before `work` runs. The error of `work`.
-                /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before the end of
-                /// `work`: see [`Lock::with`](crate::Lock::with). If the release fails because of
-                /// the server, the client logs the error and repeats the release.
+                /// - The errors of [`lock`](Self::lock): `work` did not run.
+                /// - The error of `work`.
+                /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before the end of
+                ///   `work`: see [`Lock::with`](crate::Lock::with).
+                ///
+                /// If the release fails because of the server, the client logs the error and
+                /// repeats the release.
                 ///
                 /// # Blocking
                 ///
@@ -312,7 +315,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`try_lock`](Self::try_lock) before `work` runs, then those of
+                /// Those of [`try_lock`](Self::try_lock) if `work` did not run, otherwise those of
                 /// [`with`](Self::with).
                 ///
                 /// # Blocking
@@ -334,7 +337,8 @@ macro_rules! own_verbs {
                     "` that the calling thread took last."
                 )]
                 ///
-                /// It is for code that has called [`LockGuard::forget`](crate::LockGuard::forget).
+                /// Code that has ended its guard with
+                /// [`LockGuard::forget`](crate::LockGuard::forget) calls this method.
                 ///
                 /// # Errors
                 ///
@@ -482,7 +486,7 @@ macro_rules! own_verbs {
                 )]
                 ///
                 /// Returns [`NotTaken`] if the lock is not free. To run a job once an hour on one
-                /// of many machines, call this on each machine: see
+                /// of many machines, call this method on each machine: see
                 /// [`Lock::try_once_per`](crate::Lock::try_once_per).
                 ///
                 /// # Errors
@@ -502,8 +506,8 @@ macro_rules! own_verbs {
                     "`, which stays taken for at least this long each time it is taken."
                 )]
                 ///
-                /// The lock stays taken even if its guard is dropped or its process ends. Taking
-                /// the lock costs one more round trip if another process handed it on: see
+                /// The lock stays taken even if its guard is dropped or its process ends. If
+                /// another process handed the lock on, taking it costs one more round trip: see
                 /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). No I/O.
                 #[must_use]
                 pub fn with_hold_at_least(&self, least: Duration) -> Self {
@@ -545,7 +549,7 @@ macro_rules! one_lock {
     ($lock:ident) => {
         $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
     };
-    // A lock whose guards have further methods.
+    // For a lock whose guards have more methods than `LockGuard`.
     ($lock:ident, $guard:ty, $owned:ty) => {
         const _: () = {
             use std::sync::Arc;
@@ -577,7 +581,7 @@ macro_rules! one_lock {
 
         $crate::lock::one_lock!($lock with take and send_force_unlock, $guard, $owned);
     };
-    // A lock that has its own `take` and `send_force_unlock`.
+    // For a lock with its own methods `take` and `send_force_unlock`.
     ($lock:ident with take and send_force_unlock) => {
         $crate::lock::one_lock!(
             $lock with take and send_force_unlock,

@@ -9,13 +9,15 @@
 //! notified -> take the lock again -> keep-alives until the lock is left -> done
 //! ```
 //!
-//! A waiter whose entry is gone counts as notified: a thread sleeps only while its entry exists.
-//! Whatever removed the entry, the thread must wake up; a message only wakes it sooner. So no
-//! notification is lost between the release and the sleep, or when a subscriber is cut off.
+//! A waiter whose entry is gone counts as notified, because a thread sleeps only while its entry
+//! exists. Whatever removed the entry, the thread must wake up; a message only wakes it sooner. So
+//! no notification is lost between the release and the sleep, or when a subscriber loses its
+//! connection.
 //!
-//! An unused notification is passed on to the next waiter. A notified waiter has a record at the
-//! server until its thread has taken the lock and left it again. If the thread does not get that
-//! far, either `done` says "pass it on", or the keep-alives of the record end.
+//! An unused notification is passed on to the next waiter. The server keeps a record of a notified
+//! waiter until the waiter's thread has taken the lock and left it again. If the thread never does
+//! so, the next waiter gets the notification: either `done` asks for that, or the keep-alives of
+//! the record end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -36,12 +38,12 @@ use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
-/// How often a waiter asks the server if it gets no message. If a notified waiter dies, the next
-/// waiter gets the notification no later than this.
+/// How often a waiter without a message asks the server. If a notified waiter dies, the next waiter
+/// gets the notification no later than this.
 const POLL: Duration = Duration::from_secs(1);
-/// How often the client sends a keep-alive for notified waiters that have not left the lock again.
-/// Three such intervals fit into the time for which a record counts without a keep-alive
-/// (`PATIENCE` in `waiters.lua`).
+/// How often the client sends a keep-alive for its notified waiters that have not left the lock
+/// again. Without keep-alives, a record counts for three such intervals (`PATIENCE` in
+/// `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +59,10 @@ pub(super) struct ConditionEntry<'a> {
     thread: &'a Arc<Thread>,
     notice: Arc<Notice>,
     own: Subscription,
-    /// The version of `own` up to which the client has missed no message.
+    /// The version of the channel `own` up to which the client has missed no message.
     seen: u64,
     enrolled: Enrolled,
-    /// Whether the server may have the entry, or the record of its notification.
+    /// Whether the server may have the entry, or the record of the entry's notification.
     stands: bool,
 }
 
@@ -78,7 +80,8 @@ impl<'a> ConditionEntry<'a> {
             waker: thread.waker(),
             notified: AtomicBool::new(false),
         });
-        // The process registers the waiter before Redis knows it, so no message comes too early.
+        // The waiter is registered in this process before Redis has its entry, so no message comes
+        // too early.
         let registered = core.recipients.register(waiter.number(), Arc::clone(&notice));
         let enrolled = Enrolled {
             site: Arc::clone(site),
@@ -90,8 +93,9 @@ impl<'a> ConditionEntry<'a> {
         Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
     }
 
-    /// Waits until messages reach this process. The caller does this before `stand`, since a
-    /// notification skips waiters that do not listen. Returns `false` if the wait ended first.
+    /// Waits until messages reach this process. The caller must do this before `stand`, because a
+    /// notification skips waiters that do not listen. Returns `false` if the wait ended before
+    /// that.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
@@ -99,14 +103,15 @@ impl<'a> ConditionEntry<'a> {
         Ok(confirmed)
     }
 
-    /// Adds the entry to the waiters. Returns `false` if the owner no longer has the lock.
+    /// Adds the entry to the condition's waiters. Returns `false` if the owner no longer has the
+    /// lock.
     pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
         let Site { route, name, .. } = &**self.site;
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
             // The server may have added the entry: then the drop removes it. Or the server may add
-            // the entry later and notify it: then `pass_on` passes the notification on.
+            // and notify the entry later: then `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
         stands
@@ -128,15 +133,15 @@ impl<'a> ConditionEntry<'a> {
             };
             if let Some(ended) = ended {
                 match self.look(true) {
-                    // From here on no thread can notify this waiter.
+                    // From here on, no thread can notify this waiter.
                     Ok(Looked::Waits) => {
                         self.stands = false;
                         return Ok(ended);
                     }
-                    // Another thread has just notified this waiter, so the wait ends as notified.
+                    // Another thread has just notified this waiter, so the wait did not time out.
                     Ok(Looked::Notified) => return Ok(Ended::Notified),
                     // The caller must get the lock back, despite its time limit or cancellation. So
-                    // this request is repeated during an outage, as the request for the lock is.
+                    // this request is repeated during an outage, like the request for the lock.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -157,7 +162,7 @@ impl<'a> ConditionEntry<'a> {
                 match looked {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
-                            // The message about the notification is on its way, or was lost.
+                            // The message about the notification is in transit, or was lost.
                             core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
@@ -166,9 +171,9 @@ impl<'a> ConditionEntry<'a> {
                         endurance.answered(Instant::now());
                         look_at = clock::now().saturating_add(Self::poll());
                     }
-                    // The wait has ended. The next pass of the loop finds out why.
+                    // The wait has ended. The next pass of the loop finds the reason.
                     Err(_) if was_cut => continue,
-                    // The reply to the next request says whether the entry still exists.
+                    // The reply to the next request shows whether the entry still exists.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -178,7 +183,7 @@ impl<'a> ConditionEntry<'a> {
             }
             let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
             let _waking = self.own.wake(self.thread.waker());
-            // If the wait has ended, the next pass of the loop finds out why.
+            // If the wait has ended, the next pass of the loop finds the reason.
             let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
                 self.notice.notified.load(Ordering::Acquire)
                     || self.own.has_news_since(Some(version))
@@ -186,7 +191,8 @@ impl<'a> ConditionEntry<'a> {
         }
     }
 
-    /// Turns the entry into its notification, which the thread keeps while it takes the lock again.
+    /// Replaces the entry by its notification, which the thread keeps while it takes the lock
+    /// again.
     pub(super) fn notified(mut self) -> Notified {
         self.stands = false;
         let enrolled = self.enrolled.clone();
@@ -213,14 +219,14 @@ impl Drop for ConditionEntry<'_> {
     }
 }
 
-/// The waiter's identity: its condition, and its owner at the server.
+/// What identifies a waiter: its condition, and its owner at the server.
 #[derive(Clone)]
 struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
     /// Keeps the waiter registered until its notification is used. Otherwise a late message would
-    /// find no recipient, and its notification would be passed on.
+    /// find no recipient, and `pass_on` would pass the notification on.
     _registered: Arc<Registered>,
 }
 
@@ -233,7 +239,7 @@ impl Enrolled {
         self.scripts().done_command(&self.waiter.text(), becomes)
     }
 
-    /// Posts the request that ends the notification, without waiting for the reply.
+    /// Posts the request that ends the notification, without a wait for the reply.
     fn done(&self, becomes: Use) {
         let command = self.done_command(becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
@@ -260,7 +266,7 @@ impl Recipient for Arc<Notice> {
     }
 }
 
-/// A notification. It lives until the notified thread has left the lock again. If it is dropped
+/// A notification. It exists until the notified thread has left the lock again. If it is dropped
 /// before the thread has the lock, or after the lock was lost, it is passed on to the next waiter.
 pub(super) struct Notified {
     enrolled: Enrolled,
@@ -268,11 +274,11 @@ pub(super) struct Notified {
     back: Back,
 }
 
-/// The hold under which a notified waiter has the lock again.
+/// The hold with which a notified waiter has the lock again.
 type Back = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
-    /// Notes that the thread has the lock again, under this hold.
+    /// Records that the thread has the lock again, with this hold.
     pub(super) fn is_back(&self, hold: &Arc<Hold>) {
         let _ = self.back.set(Arc::clone(hold));
     }
@@ -286,8 +292,8 @@ impl Drop for Notified {
         }
         signs.remove(enrolled.waiter);
         match back.get() {
-            // The request is sent in the background, since this may be the watchdog's thread, which
-            // detects most losses and must do no I/O.
+            // The request is sent in the background, because this may run on the watchdog's thread.
+            // That thread detects most losses, and must do no I/O.
             Some(hold) if hold.lost().is_some() => {
                 let command = enrolled.done_command(Use::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;
@@ -299,7 +305,7 @@ impl Drop for Notified {
     }
 }
 
-/// The one keep-alive of all notified waiters of this process on one condition.
+/// The keep-alive of this process for all its notified waiters on one condition.
 struct Signs {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
@@ -346,7 +352,8 @@ impl Signs {
 impl KeepAlive for Signs {
     fn command(&self) -> Option<Command> {
         let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
-        // If a thread ends while it holds the lock, its hold and its keep-alive end later.
+        // If a thread ends while it holds the lock, its hold ends later, and its keep-alives end
+        // with the hold.
         waiters.retain(|(waiter, back)| {
             let lives = back.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {
@@ -355,7 +362,7 @@ impl KeepAlive for Signs {
             lives
         });
         let mut given = self.given.lock();
-        // Waiters that were notified in the meantime are in the next request.
+        // Waiters that were notified during the request are in the next request.
         given.is_due = !given.waiters.is_empty();
         if !given.is_due {
             return None;
@@ -396,7 +403,8 @@ impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
             // If the cleanup fails, too, the server drops a record when its keep-alives end. An
-            // entry among the waiters ends when it is notified: then `pass_on` removes it.
+            // entry of a waiter that has left exists until it is notified: then `pass_on` removes
+            // it.
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }
@@ -404,7 +412,7 @@ impl ReplyReceiver for Done {
 }
 
 /// Passes a notification on to the next waiter, because the notified owner of this client no longer
-/// waits: the server ran its request late, or its thread had left.
+/// waits. Either the server ran the owner's request late, or the owner's thread had left.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {

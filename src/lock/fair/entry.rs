@@ -1,9 +1,9 @@
-//! One thread's entry in a fair lock's queue, until it becomes a hold or the wait ends.
+//! One thread's entry in a fair lock's queue. It exists until it becomes a hold or the wait ends.
 //!
-//! The entry is in the process's list before Redis knows it. From then on, a thread of the process
+//! The entry is in the process's list before Redis has it. From then on, a thread of the process
 //! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
-//! need not ask the server. The thread asks when a message of redlatch's or Redisson's scripts says
-//! so, after a reconnect, and, if it is first in the queue, when the holder's lease ends.
+//! need not ask the server. The thread asks after a message of redlatch's or Redisson's scripts and
+//! after a reconnect. The first thread in the queue also asks when the holder's lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,17 +25,17 @@ use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
-/// A thread's entry. Its drop removes it from the queue if it has not become a hold.
+/// A thread's entry. If it has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry. It receives messages from a moment before its first request. (The entry of a
-    /// thread that does not wait receives none.)
+    /// The entry as the server has it. It receives messages from just before its first request on.
+    /// (The entry of a thread that does not wait receives no messages.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
-    /// Whether the thread has the newcomers' leadership.
+    /// Whether the thread leads the newcomers.
     leads: bool,
-    /// Whether a request was answered "queued".
+    /// Whether the server has answered "queued" to a request.
     was_queued: bool,
     /// Whether the entry has become a hold.
     is_used: bool,
@@ -59,24 +59,26 @@ impl FairEntry {
         }
     }
 
-    /// How long the thread waits for other threads to join its request, before it asks.
+    /// Returns how long the thread waits for other threads to join its request.
     pub(super) fn linger(&self) -> Duration {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether the inbox has a message or a passed hold, or no thread may still join the request.
+    /// Whether the inbox has a message or a passed hold, or, for the leader, no thread can still
+    /// join its request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
         !inbox.messages.is_empty() || inbox.passed.is_some()
     }
 
-    /// Reads the inbox. Returns the tenancy if the thread got the lock and the grant still counts.
+    /// Reads the inbox. Returns the tenancy if the thread was granted the lock and the grant is
+    /// still valid.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
-        // If the messages have a grant, a passed hold stays in the inbox: if that grant no longer
-        // counts, the next step is a request to the server.
+        // If the messages have a grant, a passed hold stays in the inbox. If that grant is no
+        // longer valid, the next step is a request to the server.
         let passed = if messages.is_granted() { None } else { inbox.passed.take() };
         drop(inbox);
         let Self { queue, entry, terms, .. } = self;
@@ -84,14 +86,14 @@ impl FairEntry {
         granted.map(|granted| self.tenancy_of(granted)).or(passed)
     }
 
-    /// Sends one request. The first request of the thread with the newcomers' leadership also asks
-    /// for the other newcomers, its companions.
+    /// Sends one request. The leader of the newcomers also asks for its companions, the other
+    /// newcomers, in its first request.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
         let mut companions = if self.leads { queue.companions() } else { Vec::new() };
-        // The entries are listed before the request is sent, since messages may name all these
-        // owners and arrive before the reply.
+        // The entries are in the list before the request is sent, because messages to their owners
+        // may arrive before the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.entry.step_ask(asked, lease, false);
@@ -105,8 +107,8 @@ impl FairEntry {
             Others::Nobody
         } else {
             // Whether this is the client's first waiter, and the client does not listen yet. The
-            // script marks such a waiter. (The client's older waiters have lost their marks, and no
-            // marked waiter may stand before them.)
+            // script marks such a waiter. (If the client has older waiters, they have lost their
+            // marks, and no marked waiter may stand before them.)
             let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
             Others::Company { owners: &owners, just_come }
         };
@@ -116,7 +118,7 @@ impl FairEntry {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
-                    // so each companion asks for itself at once.
+                    // so each companion now asks for itself.
                     lead.request_state.entry.step_failure(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
@@ -134,7 +136,7 @@ impl FairEntry {
         self.answered(listening, replied)
     }
 
-    /// Takes the lock if it is free and no thread waits. This leaves no entry in the queue.
+    /// Takes the lock if it is free and no thread waits. Leaves no entry in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let Self { queue, entry, terms, .. } = self;
         let lease = terms.lease();
@@ -150,9 +152,10 @@ impl FairEntry {
 
 /// The steps of a request.
 impl FairEntry {
-    /// Puts the entry into the process's list, before a request for it is sent. From here on a
-    /// thread may pass its hold to the entry, and the keep-alive covers it. If the client may have
-    /// missed messages on its own channel since version `heard`, the thread asks again.
+    /// Adds the entry to the process's list, before the request for the entry is sent. From here
+    /// on, a thread may pass its hold to the entry, and the keep-alive includes the entry. If the
+    /// client may have missed messages on its own channel since version `heard`, the thread asks
+    /// again.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
         if self.entry.mailbox.is_some() {
@@ -172,9 +175,9 @@ impl FairEntry {
         self.queue.stand(queued);
     }
 
-    /// Brings back the entry of a thread that has lost it. Perhaps all waiters of this process have
-    /// lost their entries: then one waiter asks for all of them, and the others need not ask. If
-    /// the request fails, the next keep-alive finds the missing entries.
+    /// Restores the entry of a thread that has lost it. All waiters of this process may have lost
+    /// their entries. So one waiter asks for all of them, and the others need not ask. If the
+    /// request fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
@@ -191,7 +194,7 @@ impl FairEntry {
         };
         if !replied.as_ref().is_ok_and(needs_no_question) {
             // Redisson's clients may send messages to the other waiters, so each waiter has to ask
-            // and to listen for itself.
+            // and listen for itself.
             queue.ask_all_but(&self.entry.owner);
         }
         drop(requeue);
@@ -223,14 +226,14 @@ impl FairEntry {
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
-                    // A release by Redisson sends its message on a channel of this waiter alone. A
-                    // waiter behind no Redisson client needs no such channel: later Redisson
-                    // clients stand behind it.
+                    // A release by Redisson sends its message on a channel of this waiter alone. If
+                    // no Redisson client stands before this waiter, it needs no such channel,
+                    // because later Redisson clients stand behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
                 // The process's keep-alive detects lost messages, so its waiters need not poll.
-                // Only the first waiters in the queue have an earlier time to ask.
+                // Only the first waiters in the queue get an earlier time from the server.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
                 self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
@@ -243,7 +246,7 @@ impl FairEntry {
         }
     }
 
-    /// Returns the reply to a request, or an error if the server has not answered the request.
+    /// Returns the reply to a request, or an error if the server has not answered.
     fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
             self.entry.step_failure(Some(&trouble));
@@ -251,7 +254,8 @@ impl FairEntry {
         })
     }
 
-    /// Handles the answer. `unacknowledged`: the error if too few replicas have the grant.
+    /// Handles the server's answer. `unacknowledged` is the error if too few replicas have the
+    /// grant.
     fn steps(
         &mut self,
         reply: EntryReply<Followers>,
@@ -280,8 +284,8 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Takes back a grant that too few replicas have. The old entry is given up here, and the
-    /// thread's next request has a new entry at the end of the queue, under a new owner.
+    /// Gives back a grant that too few replicas have. This gives up the old entry. The thread's
+    /// next request makes a new entry at the end of the queue, under a new owner.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site, self.terms));
@@ -297,14 +301,14 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted the hold to this entry. Otherwise a thread of this process has
-    /// passed the hold to the entry.
+    /// Whether the server granted the hold to this entry. If not, a thread of this process has
+    /// passed the hold to this entry.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()
     }
 
-    /// Removes the entry from the process's list, so that no further hold is passed to it. Returns
-    /// the tenancy if a hold was passed to it before.
+    /// Removes the entry from the process's list, so that no further hold is passed to it. If a
+    /// hold was already passed to it, returns the tenancy.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let (queued, site) = (self.entry.mailbox.as_ref()?, &self.queue.site);
         let passed = site.gate.stand_down(&queued.recipient);
@@ -312,11 +316,11 @@ impl FairEntry {
         passed
     }
 
-    /// Notes that the entry has become this hold.
+    /// Records that the entry has become this hold.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
         if self.entry.is_in_doubt() && !self.is_owner_of(hold) {
-            // The release of the passed hold does not undo a late request of this owner.
+            // The release of a passed hold does not undo a late request of this entry's owner.
             let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
             self.queue.site.undo(give_up, self.terms.lease());
         }
@@ -339,11 +343,13 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // A hold was passed to this entry, but its thread has left. So the next thread gets it.
+            // A hold was passed to this entry, but its thread has left. So the next thread gets the
+            // hold.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
-        // The entry is given up even if a hold was passed. If the server has taken that hold away,
-        // it may have granted the lock to this entry, and no thread would read the grant.
+        // The entry is given up even if a hold was passed to it. If the server no longer has the
+        // passed hold, it may have granted the lock to this entry, and no thread would read that
+        // grant.
         let scripts = self.queue.scripts();
         let end = EntryEvent::Ends { inbox: Inbox::new() };
         let left = self.entry.end_owner(end, |owner, _| scripts.give_up_command(owner));
@@ -351,7 +357,7 @@ impl Drop for FairEntry {
     }
 }
 
-/// Returns the reply for the companion number `at`, which follows from the reply to the leader.
+/// Derives the reply for companion `at` from the reply to the leader.
 fn behind(
     leaders: &Result<Replied<FairAcquired>, Trouble>,
     at: usize,
@@ -359,11 +365,12 @@ fn behind(
 ) -> Result<Replied<FairAcquired>, Trouble> {
     let Replied { reply, in_doubt, .. } = leaders.as_ref().map_err(Clone::clone)?;
     let (now, ask_after, by_redisson) = match reply {
-        // The reply does not say where the companions stand now.
+        // This reply does not show where the companions are in the queue.
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
         FairAcquired::Granted { now, .. } => (*now, (at == 0).then(|| over(lease)), false),
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
-        // Only a waiter that was queued gets this reply, and such a waiter has no companions.
+        // Only a waiter that was already queued gets this reply, and such a waiter has no
+        // companions.
         FairAcquired::Missing { now } => (*now, Some(Duration::ZERO), false),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Threads that one request names get neighbouring entries, so they pass the lock on without the
-//! server. The server orders threads by their requests, and within a request by their arrival. If
-//! the same threads lock again and again, their order in the queue stays the same. Then threads of
-//! different processes that are neighbours would stay neighbours for ever, and each grant would be
-//! a hand-off between processes. So if the process already has the lock or stands in the queue, the
+//! server. The server orders threads by their requests, and the threads of one request by their
+//! arrival. If the same threads lock again and again, their order in the queue stays the same. If
+//! neighbours then belong to different processes, this stays so for ever, and each grant is a
+//! hand-off between processes. So if the process already has the lock or stands in the queue, the
 //! leader waits for a moment before it asks. Threads that are just releasing the lock can join its
-//! request in that time.
+//! request in this time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Lead, LocalWaiter, Queue, QueueSite, Signal, Wake};
 
-/// The longest time for which the leader waits for other newcomers.
+/// The maximum time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
-/// The most owners in one request.
+/// The maximum number of owners in one request.
 const MOST: usize = 256;
 
-/// A fair lock in one client. All handles of the name share it.
+/// A fair lock in one client. All handles of the name share this value.
 pub(crate) struct FairQueue {
     /// The site, with the seat of the lock's present hold.
     pub(super) site: Arc<Site>,
@@ -50,16 +50,16 @@ pub(crate) struct FairQueue {
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, FairEntry>;
 pub(super) type Newcomer = LocalWaiter<Terms, Arc<Tenancy>, FairEntry>;
-/// The lead of a newcomer after the request that named it, or the request's error.
+/// A newcomer's lead after the request that named the newcomer, or the error of that request.
 pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct FairWaiters {
     newcomers: Newcomers,
     /// Whether the next keep-alive is scheduled.
     kept_alive: bool,
-    /// The time for which the server has answered keep-alives without a gap.
+    /// The period in which the server has answered all keep-alives in time.
     steady: Option<Steady>,
-    /// Whether a thread is asking for all waiters that have lost their entries.
+    /// Whether a thread is asking on behalf of all waiters that have lost their entries.
     are_returning: bool,
 }
 
@@ -68,12 +68,12 @@ pub(super) struct FairWaiters {
 struct Steady {
     since: u64,
     last: u64,
-    /// The version of the client's own channel, which changes with each connection.
+    /// The version of the client's own channel, which changes with each new connection.
     version: Option<u64>,
 }
 
 impl FairQueue {
-    /// The queue of a name, which all handles share.
+    /// Returns the queue of a name, which all handles share.
     pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let waiters = FairWaiters {
@@ -91,17 +91,17 @@ impl FairQueue {
         scripts(&self.site.core, &self.site.name, &self.keys)
     }
 
-    /// The channel on which Redisson's scripts send messages to one of redlatch's waiters.
+    /// Returns the channel on which Redisson's scripts send messages to one of redlatch's waiters.
     pub(super) fn redissons_channel(&self, owner: &Owner) -> Arc<str> {
         format!("{}{owner}", self.keys.channel_prefix).into()
     }
 
-    /// The line of threads that may get a hold after the hold's owner.
+    /// Returns the line of threads that may get a hold after the hold's owner.
     pub(super) fn line(&self, followers: Followers) -> Line {
         Line::new(&self.keys, followers)
     }
 
-    /// How long the leader waits for other threads to join its request.
+    /// Returns how long the leader waits for other threads to join its request.
     pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
         if self.site.gate.lingers(thread) { LINGER } else { Duration::ZERO }
     }
@@ -116,8 +116,9 @@ impl FairQueue {
         self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
-    /// The leader's companions: the newcomers for which the leader asks. They stay newcomers until
-    /// they are [answered](Self::answer). If the leader never answers, one of them leads next.
+    /// Returns the leader's companions: the newcomers for which the leader asks. They stay
+    /// newcomers until they are [answered](Self::answer). If the leader dies before that, one of
+    /// them leads next.
     pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
@@ -128,11 +129,12 @@ impl FairQueue {
         newcomers.into_iter().map(lead).collect()
     }
 
-    /// Adds `queued` to the process's list. From here on a thread may pass its hold to `queued`,
-    /// and the keep-alive covers `queued`.
+    /// Adds `queued` to the process's list. From here on, a thread may pass its hold to `queued`,
+    /// and the keep-alive includes `queued`.
     pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
-        // The thread is in the list before the flag is read, since `command` reads the list before
-        // it clears the flag. Otherwise `command` could end the keep-alives of a new thread.
+        // The thread is added to the list before the flag is read, because `command` reads the list
+        // before it clears the flag. In another order, `command` could end the keep-alives of a new
+        // thread.
         self.site.gate.stand(queued);
         self.site.heed_threads();
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
@@ -141,8 +143,8 @@ impl FairQueue {
         }
     }
 
-    /// Hands out the answers to the leader's request. The next newcomer gets the leadership. Each
-    /// companion leads for itself from here on, or fails. If a companion has left in the meantime,
+    /// Delivers the answers to the leader's request. Each companion leads for itself from here on,
+    /// or fails. The leadership goes to the next newcomer. If a companion has left in the meantime,
     /// its entry is given up.
     pub(super) fn answer(&self, companions: Vec<(Arc<Newcomer>, QueueAnswer)>) {
         // These are dropped after the mutex is released.
@@ -164,9 +166,9 @@ impl FairQueue {
         told.into_iter().for_each(Wake::now);
     }
 
-    /// Returns the other queued waiters of the process, for a request that brings all of them back.
-    /// Until the result is dropped, no other thread makes such a request. Returns `None` if another
-    /// thread makes one.
+    /// Returns the other queued waiters of the process, for one request that restores the entries
+    /// of all. Until the result is dropped, no other thread makes such a request. Returns `None` if
+    /// another thread is making one.
     pub(super) fn begin_requeue(self: &Arc<Self>, owner: &Owner) -> Option<Requeue> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
@@ -179,7 +181,7 @@ impl FairQueue {
         Some(Requeue { queue: Arc::clone(self), owners })
     }
 
-    /// Makes all waiters except this owner ask the server.
+    /// Makes all waiters of the process except this owner ask the server.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
         let all = self.site.gate.standing();
         all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.prompt());
@@ -201,7 +203,7 @@ impl FairQueue {
     }
 }
 
-/// A thread's right to make a request for all waiters of its process that have lost their entries.
+/// A thread's right to ask on behalf of all waiters of its process that have lost their entries.
 pub(super) struct Requeue {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
@@ -222,9 +224,9 @@ impl QueueSite for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// The drop of the lead removes the thread's entry from the queue. If the thread had the
-    /// newcomers' leadership, the leadership goes to the next newcomer. The drop of the entry does
-    /// that, or this method if there is no entry.
+    /// The drop of the lead removes the thread's entry from the queue. If the thread led the
+    /// newcomers, the leadership goes to the next newcomer. If there is a lead, the drop of its
+    /// entry passes the leadership on; otherwise this method does.
     fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
@@ -290,14 +292,14 @@ impl KeepAlive for FairQueue {
             Ok(kept) => {
                 self.was_answered();
                 let queued = self.site.gate.standing();
-                // The oldest of the missing waiters asks for all of them.
+                // The oldest waiter without an entry asks for all such waiters.
                 let missing =
                     |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
                 let all = || queued.iter().map(|queued| &**queued);
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
                 first.into_iter().chain(eldest).for_each(QueuedThread::prompt);
-                // The time has a lower bound, whatever the server replies.
+                // A minimum limits the server's answer.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             // The waiters' own requests report the error.
@@ -320,20 +322,19 @@ impl FairQueue {
     }
 
     /// Whether the server and this process have run without a pause since the last answer, and the
-    /// server is still the same, as far as this process can see.
+    /// server is still the same server, as far as this process can see.
     fn goes_on(&self, steady: Steady, now: u64) -> bool {
         now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
             && steady.version == self.site.core.pubsub.own_version(&self.site.name)
     }
 }
 
-/// The longest time between two keep-alives. If a process is stopped when it is granted the lock,
-/// the other processes notice that within this time.
+/// The maximum time between two keep-alives. If a process is paused when it is granted the lock,
+/// the other processes notice this within this time.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// The server must have answered this process for this time before a keep-alive may declare other
-/// waiters silent. These waiters must have been silent for the same time (`SILENT` in
-/// `keep_alive.lua`).
+/// A keep-alive may declare other waiters silent only if the server has answered this process for
+/// this time. These waiters must have been silent for the same time (`SILENT` in `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
-/// The longest delay of a keep-alive's answer that does not count as a gap.
+/// A keep-alive's answer may be late by this time without a gap in the period.
 const GAP: Duration = Duration::from_millis(500);

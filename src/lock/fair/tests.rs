@@ -1,4 +1,4 @@
-//! Tests of interleavings of two threads that no test can bring about from outside.
+//! Tests of interleavings of two threads that cannot be forced through the public API.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,14 +28,14 @@ fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
     Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
 }
 
-/// The first thread, which has the newcomers' leadership.
+/// Returns the first thread, which leads the newcomers.
 fn first(lock: &FairLock) -> Leader<'_> {
     let thread = Thread::current();
     assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
     LeadershipGuard::new(&lock.queue, None)
 }
 
-/// `count` newcomers behind the first thread.
+/// Returns `count` newcomers behind the first thread.
 fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
     let thread = Thread::current();
     let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
@@ -51,7 +51,8 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// The leadership from a newcomer's signal, with an entry if another thread asked for the newcomer.
+/// Takes the leadership from a newcomer's signal. It has an entry if another thread asked for the
+/// newcomer.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
@@ -63,7 +64,7 @@ fn number(leader: &Leader<'_>) -> u64 {
     leader.lead.as_ref().unwrap().request_state.entry.owner.number()
 }
 
-/// A thread that was granted the lock, but has not read the grant yet.
+/// A thread that was granted the lock but has not read the grant yet.
 struct Granted<'a> {
     lock: &'a FairLock,
     leader: Leader<'a>,
@@ -77,7 +78,7 @@ fn granted(lock: &FairLock) -> Granted<'_> {
 }
 
 impl Granted<'_> {
-    /// The thread reads the grant.
+    /// Makes the thread read the grant.
     fn goes_on(self) -> Option<Arc<Tenancy>> {
         let Self { lock, mut leader, tenancy } = self;
         let thread = Thread::current();
@@ -164,7 +165,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
     let line = numbers(&company);
     assert_eq!(queued(&server, "together"), line);
-    // The first thread in the queue asks when the holder's lease is over.
+    // The first thread in the queue asks the server when the holder's lease ends.
     let asks_within = |leader: &Leader<'_>| {
         leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
     };
@@ -270,7 +271,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     guard.unlock().unwrap();
 }
 
-/// The leader's limit cuts the shared request, but the server may run the request later.
+/// The leader's time limit ends the shared request, but the server may run the request later.
 #[test]
 fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
@@ -313,7 +314,7 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
     assert!(queued(&server, "refused").is_empty());
 }
 
-/// Puts a thread, which listens, into the queue behind another client.
+/// Puts a listening thread into the queue behind another client.
 fn stands(lock: &FairLock) -> Leader<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
@@ -322,7 +323,7 @@ fn stands(lock: &FairLock) -> Leader<'_> {
     leader
 }
 
-/// Passes the leader a hold that the server has taken away, as another thread of the client would.
+/// Passes the leader a hold that the server no longer has, as another thread of the client would.
 fn pass(lock: &FairLock, leader: &Leader<'_>) {
     let (site, terms) = (&lock.handle.site, lock.handle.terms());
     let hold = Hold::new(site.core.id.next_owner(), terms, Asked::now(site), false);
@@ -334,7 +335,7 @@ fn mailbox(leader: &Leader<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
     leader.lead.as_ref().unwrap().request_state.entry.mailbox.clone().unwrap()
 }
 
-/// Makes the server's grant of this lock endless.
+/// Removes the expiry of this lock at the server.
 fn stays(server: &Server, name: &str) {
     let () = redis::cmd("PERSIST").arg(name).query(&mut server.connection()).unwrap();
 }

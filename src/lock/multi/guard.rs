@@ -8,17 +8,18 @@ use crate::scripts::FencingToken;
 /// Several held locks, or the majority of a quorum. Dropping the guard releases all of them.
 /// [`MultiLock::lock`] returns one.
 ///
-/// - [`remaining`](LockGuard::remaining) returns the shortest time of all parts. For a quorum it
-///   returns how long a majority is held, less a hundredth of the lease and 2 ms for clock drift.
-/// - When one part is lost, the guard says "lost", and the client calls its callbacks once. (For a
-///   quorum, this happens when less than a majority is left.) The client holds and renews the other
-///   parts until the guard is dropped.
+/// - [`remaining`](LockGuard::remaining) returns the shortest remaining time of all parts. For a
+///   quorum it returns how long a majority is held, less a hundredth of the lease and 2 ms for
+///   clock drift.
+/// - When one part is lost, the guard reports the loss of the lock, and the client calls the
+///   guard's callbacks once. (For a quorum, this happens when less than a majority is left.) The
+///   client holds and renews the other parts until the guard is dropped.
 /// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, in one round trip if
-///   the parts [allow it](MultiLock#what-it-costs). Otherwise it releases the parts one by one, the
-///   last part first, with one round trip for each. The parts of a quorum are released at the same
-///   time. `unlock` waits only once for a server that does not answer.
-/// - An error of `unlock` has the name of one part, and the other parts are released all the same.
-///   For a quorum, `unlock` fails only if it released less than a majority.
+///   the parts [allow this](MultiLock#what-it-costs). Otherwise it releases the parts one by one,
+///   the last part first, with one round trip for each. The parts of a quorum are released at the
+///   same time. `unlock` waits only once for a server that does not answer.
+/// - An error of `unlock` has the name of one part. The other parts are released in spite of the
+///   error. For a quorum, `unlock` fails only if it released less than a majority.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -46,24 +47,26 @@ pub type MultiLockGuard = LockGuard<MultiLock>;
 pub type OwnedMultiLockGuard = OwnedLockGuard<MultiLock>;
 
 impl<O> LockGuard<MultiLock, O> {
-    /// Returns the names of the held locks, in the order of taking.
+    /// Returns the names of the held locks, in the order in which they were taken.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.several().into_iter().flat_map(|levels| &levels.held).map(HeldLock::name)
     }
 
-    /// Returns the names and [owners](LockGuard::owner) of the held locks, in the order of taking.
+    /// Returns the names and [owners](LockGuard::owner) of the held locks, in the order in which
+    /// they were taken.
     pub fn owners(&self) -> impl Iterator<Item = (&str, Owner)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.map(|held| (held.name(), held.owner()))
     }
 
-    /// Returns the names and tokens of the parts that have a fencing token, in the order of taking.
+    /// Returns the names and tokens of the parts that have a fencing token, in the order in which
+    /// they were taken.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         let held = self.several().into_iter().flat_map(|levels| &levels.held);
         held.filter_map(|held| Some((held.name(), held.token()?)))
     }
     /// Returns the held lock of this name, to run scripts under it. Returns `None` if no part has
-    /// this name. Also returns `None` for a quorum, since no server sees the majority. No I/O.
+    /// this name, or if the guard is a quorum's, because no server sees the majority. No I/O.
     #[must_use]
     pub fn part(&self, name: &str) -> Option<PartGuard<'_>> {
         let levels = self.several().filter(|levels| levels.rule == Rule::All)?;

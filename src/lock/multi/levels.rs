@@ -1,4 +1,4 @@
-//! Levels of several holds, taken and left together.
+//! Levels of several holds that are taken and left together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,12 +18,13 @@ use crate::site::Leaving;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     All,
-    /// A majority of this number of servers, some of which may have no part.
+    /// A majority of this number of servers is needed. Some of the servers may have no part.
     MajorityOf(usize),
 }
 
 impl Rule {
-    /// The allowance for clock drift between several servers in one lease, in nanoseconds.
+    /// Returns the allowance for clock drift between several servers during one lease, in
+    /// nanoseconds.
     pub(super) fn drift(self, lease: Duration) -> u64 {
         match self {
             Self::All => 0,
@@ -32,10 +33,10 @@ impl Rule {
     }
 }
 
-/// One level of each of several holds. Nothing here checks the calling thread.
+/// One level of each of several holds. Nothing in this type depends on the calling thread.
 #[derive(Debug)]
 pub struct GuardLevels {
-    /// In the order of taking.
+    /// The levels, in the order in which they were taken.
     pub(super) held: Vec<HeldLock>,
     /// How many parts must be held.
     pub(super) needed: usize,
@@ -55,7 +56,7 @@ impl GuardLevels {
         !self.least(HeldLock::hold_remaining).is_zero()
     }
 
-    /// How long at least `needed` parts are certainly held.
+    /// Returns how long at least `needed` parts are certainly held.
     pub(in crate::lock) fn remaining(&self) -> Duration {
         self.least(HeldLock::remaining)
     }
@@ -91,7 +92,7 @@ impl GuardLevels {
         if passed.len() >= self.needed {
             return Ok(());
         }
-        // Of several errors, returns one that is true of the parts as a whole.
+        // Of several errors, returns one that describes the state of all parts together.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
@@ -124,13 +125,14 @@ impl GuardLevels {
         self.held.iter().any(HeldLock::is_wanted)
     }
 
-    /// First raises all locks, then leaves them to expire. A lock that was left is not taken back,
-    /// so all failures come before. (After a failure, the drop releases all locks.) Of a quorum,
-    /// the raised locks (at least a majority) are left to expire, and the others are released.
+    /// Raises all locks, then leaves them to expire. A lock that was left cannot be taken back, so
+    /// every step that may fail comes before. (After a failure, the drop releases all locks.) For a
+    /// quorum, the raised locks (at least a majority) are left to expire, and the others are
+    /// released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = self.each(HeldLock::raise);
-        // A lease may have ended while the others were raised.
+        // The lease of a raised lock may have ended while other locks were raised.
         for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
             *raised = held.check(self.drift());
         }
@@ -139,18 +141,18 @@ impl GuardLevels {
             .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
         let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
         held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
-            // A loss at this moment counts as a loss after the call.
+            // If a lock is lost now, this counts as a loss after the call.
             let _ = held.leave_raised();
         });
         Ok(())
     }
 
-    /// Extends each lock. Of a quorum, a majority is enough.
+    /// Extends each lock. For a quorum, a majority is enough.
     pub(in crate::lock) fn extend(&self, lease: Duration) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         self.ended(self.each(|held| held.extend(lease)))?;
-        // This comes after the servers have the lease: the drift of a long lease may be more than
-        // the rest of the present one.
+        // The drift grows only after the servers have granted the longer lease: the drift of a long
+        // lease may be more than the rest of the present lease.
         self.drift.fetch_max(self.rule.drift(lease), Ordering::Relaxed);
         Ok(())
     }
@@ -158,7 +160,7 @@ impl GuardLevels {
     /// Asks the server of each lock for a longer lease.
     fn each(&self, ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync) -> Vec<Result<(), Error>> {
         match self.rule {
-            // The first failure ends this for all, without a wait for any other server.
+            // The first failure ends the call, without a wait for any other server.
             Rule::All => match self.held.iter().try_for_each(ask) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
@@ -180,7 +182,7 @@ impl GuardLevels {
         }
     }
 
-    /// The result of ending all levels. A loss takes precedence over a failed request.
+    /// Returns the result of ending all levels. A loss takes precedence over a failed request.
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
@@ -204,8 +206,8 @@ impl GuardLevels {
     }
 }
 
-/// Releases the locks one after the other. If a server does not answer, this waits for it once, and
-/// then posts the releases of that client's other holds, as a drop does.
+/// Releases the locks one after the other. If a server does not answer, this waits for it once.
+/// Then the releases of its client's other holds are posted, as in a drop.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {

@@ -23,7 +23,8 @@ use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
-/// The pause after the first failed round. It doubles with each round, up to `LONGEST_PAUSE`.
+/// The pause after the first failed round. The pause doubles with each round, up to
+/// `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(128);
 
@@ -51,13 +52,13 @@ pub(super) fn acquire(
         }
         if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
-                // A client may have connected only now, and so shown which server it uses.
+                // A client that has only now connected may use the same server as another client.
                 vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
             late += 1;
         }
-        // Before the sleep, this releases the parts, which other threads need.
+        // This releases the parts before the sleep, because other threads need them.
         drop(levels);
         if parts.len() - failed.len() < needed {
             let error = no_majority(lock, failed);
@@ -92,7 +93,7 @@ fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
 
-/// How long a wait goes on while no majority answers.
+/// Returns how long a wait goes on while no majority answers.
 fn limit(parts: &[Arc<dyn Part>]) -> Duration {
     let limits = parts.iter().map(|part| part.handle().site.core.config.failover_timeout);
     limits.min().unwrap_or_default()
@@ -119,7 +120,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // The wait goes on if a majority of the servers works once the transient trouble is over.
+    // The wait goes on if a majority of the servers works after the transient errors have passed.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
@@ -134,7 +135,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
     error
 }
 
-/// Sleeps until the end of the pause, or of the wait.
+/// Sleeps until the end of the pause or of the wait.
 fn sleep(
     parts: &[Arc<dyn Part>],
     thread: &Arc<Thread>,

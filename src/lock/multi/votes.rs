@@ -11,13 +11,13 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server is the lease divided by `PATIENCE`, but at least `SHORTEST_PATIENCE` and
-/// at least `ROUND_TRIPS` round trips, since a connection may have to be opened.
+/// The wait for a server is the lease divided by `PATIENCE`. It is at least `SHORTEST_PATIENCE` and
+/// at least `ROUND_TRIPS` round trips, because a connection may have to be opened.
 const PATIENCE: u32 = 50;
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
 
-/// Asks all parts at the same time, and waits for each for a short time.
+/// Asks all parts at the same time, and waits for each part for a short time.
 pub(super) fn ask<T: Send>(
     parts: &[Arc<dyn Part>],
     ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -28,7 +28,7 @@ pub(super) fn ask<T: Send>(
     })
 }
 
-/// Releases all locks at the same time, so that a dead server does not delay the others.
+/// Releases all locks at the same time, so that a dead server does not delay the other servers.
 pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
@@ -47,7 +47,7 @@ pub(super) fn ask_for_held(
     })
 }
 
-/// Runs `work` on all items at the same time, each on a thread of its own.
+/// Runs `work` on all items at the same time, each item on its own thread.
 pub(super) fn at_once<T: Send, R: Send>(
     all: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> Result<R, Error> + Sync,
@@ -70,7 +70,7 @@ pub(super) fn at_once<T: Send, R: Send>(
     })
 }
 
-/// The deadline of the wait for a server.
+/// Returns the deadline of the wait for a server.
 pub(super) fn until(handle: &Handle) -> Instant {
     let core = &handle.site.core;
     let lease = handle.terms().lease();

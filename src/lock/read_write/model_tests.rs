@@ -1,5 +1,5 @@
 //! Models of a whole read-write lock, in many interleavings of its threads. They run the handles,
-//! pair, gates, waiting loop and lane of one or two clients against a model's server.
+//! pair, gates, waiting loop and lane of one or two clients against the model server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::waiting::QueueSite as _;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
-/// A time after which a reader no longer joins without a request, and that is shorter than a turn.
+/// After this time a reader no longer joins without a request. The time is shorter than a turn.
 const PAST_JOINING: u64 = 4_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PAST_A_LEASE: u64 = 40_000_000_000;
@@ -41,7 +41,7 @@ impl Process {
         Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
     }
 
-    /// Asserts that no thread of the client has the lock or waits for it, and drops the client.
+    /// Asserts that no thread of the client has the lock or waits for it. Then drops the client.
     fn end(self) {
         let pair = self.lock.read.handle.pair.as_ref().unwrap();
         for mode in [Mode::Read, Mode::Write] {
@@ -54,14 +54,14 @@ impl Process {
     }
 }
 
-/// The number of threads inside the lock. (For lost holds see [`check_alone`].)
+/// The number of threads that hold the lock. (For lost holds see [`check_alone`].)
 #[derive(Default)]
 struct Inside {
     reading: AtomicUsize,
     writing: AtomicUsize,
 }
 
-/// Counts of events over all schedules: a test without its event proves nothing.
+/// Counts of events over all schedules. A test whose event never happens proves nothing.
 #[derive(Default)]
 struct Seen {
     read: AtomicUsize,
@@ -80,7 +80,7 @@ fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock().map(Attempt::into_option),
         1 => match lock.lock_within(Instant::now().into()) {
-            // The model's steps take real time, so the limit may pass before the answer.
+            // The model's steps take real time, so the limit may pass before the reply.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken.map(Attempt::into_option),
         },
@@ -102,7 +102,7 @@ fn give_back(guard: LockGuard) {
     if chance(0.5) { drop(guard) } else { guard.unlock().unwrap() }
 }
 
-/// Uses the lock a few times. No hold is lost.
+/// Uses the lock a few times. In these schedules no hold is lost.
 fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
@@ -156,7 +156,7 @@ fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
     }
 }
 
-/// Lets `threads` threads of each process use the lock.
+/// Runs `threads` threads of each process, which use the lock.
 fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
     let server = ModelServer::start();
     let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
@@ -201,9 +201,9 @@ fn of_two_processes_one_writes_or_some_read_and_every_thread_ends() {
     assert!(happened(&seen.together) && happened(&seen.went_down));
 }
 
-/// Asserts that a thread with a write guard that reports "held" is alone among the guards of its
-/// process. (A reader may meet a writer that has no guard yet. The reader loses its hold before the
-/// writer gets its guard.)
+/// Asserts that while a write guard reports "held", no other guard of its process does. (A reader
+/// may meet a writer that has no guard yet: the reader loses its hold before the writer gets its
+/// guard.)
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
@@ -213,7 +213,7 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
         })
     });
     // This check comes after all tenancies are collected. A guard that is held now was also held
-    // while they were collected.
+    // while the tenancies were collected.
     for other in others.iter().flatten() {
         let both = writing.is_held() && other.is_held();
         assert!(!both, "{other:?} beside {writing:?}");
@@ -222,11 +222,11 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
 
 type Take = fn(&dyn Lock) -> Result<Option<LockGuard>, Error>;
 
-/// Uses the lock while its holds are taken away.
+/// Uses the lock while the server takes its holds away.
 fn robbed(lock: &ReadWriteLock, take: Take) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
-            // This reader's lease is longer than the leases of other readers beside it.
+            // This reader's lease is longer than the leases of the readers that share its hold.
             let longer = lock.reader().with_lease(2 * LEASE);
             let side: &dyn Lock = if chance(0.5) { &longer } else { lock.reader() };
             let guard = take(side).unwrap();
@@ -272,8 +272,8 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_deleted() {
 #[test]
 fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     explore(1_000, || {
-        // This uses only limited waits: the renewer would have to undo a late grant, and the model
-        // has no renewer for which a thread could wait.
+        // The waits are limited. In an endless wait, a thread may need the renewer to undo a late
+        // grant, and the model has no renewer.
         rob(try_to_take, |process, _| {
             let lock = &process.lock;
             let side: &dyn Lock = if chance(0.5) { lock.reader() } else { lock.writer() };
@@ -282,8 +282,9 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     });
 }
 
-/// A writer also takes the read lock. After the server's reply and before the writer has its read
-/// seat, the lock is deleted, a renewal detects that, and the next writer writes.
+/// A thread with the write lock also takes the read lock. After the server's reply and before the
+/// thread has its read seat, the lock is deleted, a renewal detects the loss, and the next writer
+/// writes.
 #[test]
 fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {
@@ -319,7 +320,7 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     });
 }
 
-/// A process is granted the read lock beside a read hold that it already has. The process gives the
+/// A process is granted the read lock although it already has a read hold. The process gives the
 /// new hold back, and no thread asks under the new hold's owner again.
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
@@ -360,7 +361,7 @@ fn await_refusals(server: &ModelServer, refusals: usize) {
     }
 }
 
-/// A lease is over, and no thread has noticed that yet.
+/// A lease has ended, and no thread has noticed this yet.
 #[test]
 fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
     explore(10, || {
@@ -368,7 +369,7 @@ fn a_thread_whose_read_hold_is_over_is_not_refused_as_a_reader() {
         let process = Process::start(&server);
         let reading = process.lock.reader().lock().unwrap();
         clock::model::advance(PAST_A_LEASE);
-        // The server still has the hold, since no thread of the model releases it.
+        // The server still has the hold, because no thread of the model releases it.
         assert!(process.lock.writer().try_lock().unwrap().into_option().is_none());
         assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         process.end();

@@ -1,6 +1,6 @@
 //! A pair: one read-write lock in one client. It has the site of the readers' shared hold and the
 //! site of the writer's hold. Both sites have the same order (`order/mod.rs`), with one queue for
-//! threads of both kinds and one leadership.
+//! readers and writers and one leadership.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(in crate::lock) struct Pair {
 }
 
 impl Pair {
-    /// The pair of a name, which all its handles share.
+    /// Returns the pair of a name, which all handles of the name share.
     pub(in crate::lock) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(&core.key(name), |key| {
             let name = core.name(key);
