@@ -8,18 +8,21 @@
 //!         background; if the barrier has tripped before, the party has passed
 //! ```
 //!
-//! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),
-//!   so all its parties get the same outcome. A party trusts a message without asking the server:
-//!   the channel belongs to one database, and no two barriers of a name have the same generations.
-//! - A party's lease is renewed only while its thread waits here or runs the action. The first
-//!   process that asks the server after the end of a lease breaks the barrier.
-//! - A party listens before it asks, so it does not sleep through the end of its generation.
-//! - An arrival is a numbered request: in an outage it is sent again, and it is applied once.
-//! - To give up an arrival, a party sends a request with the same number. After that the server
-//!   refuses copies of the arrival, and the generation in which the party has arrived, or would
-//!   arrive, is broken. The client repeats this request in the background, and before each further
-//!   numbered request of its own: if it came after a reset, it would break the new generation.
-//! - No party arrives in a generation before the latest one that its process has seen.
+//! - Only the server decides how a generation ends, and it decides once
+//!   (`lua/barrier/generations.lua`), so all parties of the generation get the same outcome. A
+//!   party trusts a message without asking the server: the channel belongs to one database, and no
+//!   two barriers of a name have the same generations.
+//! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
+//!   ended, the next process that asks the server breaks the barrier.
+//! - A party listens before it asks, so it cannot miss the end of its generation.
+//! - An arrival is a numbered request: in an outage it is sent again, and the server applies it
+//!   once.
+//! - To give up an arrival, a party sends a request with the same number. From then on the server
+//!   refuses copies of the arrival, and the generation of the arrival is broken. The client repeats
+//!   this request in the background, and before each further numbered request of its own. Otherwise
+//!   this request could come after a reset and break the new generation.
+//! - A party never arrives in a generation that is earlier than the latest that its process has
+//!   seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -53,9 +56,9 @@ use crate::waiting::{
 
 /// A barrier at which a fixed number of threads, in all processes together, wait for each other
 /// again and again. It is like `CyclicBarrier` of java.util.concurrent; Redisson has no barrier.
-/// Made by [`Client::cyclic_barrier`].
+/// [`Client::cyclic_barrier`] returns one.
 ///
-/// All clones, and all handles of the same name, are the same barrier.
+/// A clone is the same barrier, and so is every handle of the same name.
 ///
 /// ```no_run
 /// # fn compute(_: u32) {}
@@ -76,26 +79,28 @@ use crate::waiting::{
 /// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
 /// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
 /// barrier is [reset](Self::reset) or deleted. Then every waiting party gets an error of kind
-/// [`Broken`](ErrorKind::Broken). So does every party that arrives later, until a reset.
+/// [`Broken`](ErrorKind::Broken). Until a reset, every party that arrives later gets this error,
+/// too.
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
-/// outcome](Error::outcome_unknown): the other parties may have passed. This happens if a failover
-/// has lost the outcome, or if 256 generations broke before the party asked.
+/// outcome](Error::outcome_unknown), because the other parties may have passed. This happens if a
+/// failover has lost the outcome, or if 256 generations broke before the party asked.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
-/// party is killed, the barrier breaks when its lease ends. If a party dies before it arrives, the
-/// others go on waiting, so limit the waits. If a failover loses an arrival, the barrier breaks. If
-/// a failover loses the fact that the barrier has tripped, the barrier breaks when the leases of
-/// its parties end.
+/// party is killed, the barrier breaks when this lease ends. If a party dies before it arrives, the
+/// other parties keep waiting, so limit the waits. If a failover loses an arrival, the barrier
+/// breaks. If a failover loses the fact that the barrier has tripped, the barrier breaks when the
+/// leases of its parties end.
 ///
 /// # In Redis
 ///
-/// The barrier is a hash `redlatch_barrier:{name}`, with a sorted set `redlatch_parties:{name}`
-/// while parties wait. Neither key has a time to live: both stay until [`delete`](Self::delete),
-/// even if all parties were killed. For five minutes after a delete, the hash still tells late
-/// parties how their generation ended. Messages go to the channel `redlatch_barrier:{name}`.
-/// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
+/// The barrier is a hash `redlatch_barrier:{name}`. While parties wait, there is also a sorted set
+/// `redlatch_parties:{name}`. Neither key has a time to live: both stay until
+/// [`delete`](Self::delete), even if all parties were killed. For five minutes after a delete, the
+/// hash still tells late parties how their generation ended. Messages go to the channel
+/// `redlatch_barrier:{name}`. [Operations](crate::guide::operations#access-rights) lists the rights
+/// that a user needs.
 #[derive(Clone)]
 pub struct CyclicBarrier {
     site: Arc<BarrierSite>,
@@ -104,8 +109,8 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// Only the action keeps the compiler from deriving these traits. If the action panics, the barrier
-// breaks for all parties, so no party goes on as if the action had run.
+// The compiler does not derive these traits only because of the action. If the action panics, the
+// barrier breaks for all parties, so no party continues as if the action had run.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
@@ -115,8 +120,8 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the number is not from 1 to 999,999. [Server
-    /// trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the message
-    /// says whether the number may have been set. The other errors are those of
+    /// trouble](ErrorKind#server-trouble) if the server refuses the request or does not answer; the
+    /// message says whether the number may have been set. The other errors are those of
     /// [`parties`](Self::parties).
     ///
     /// # Blocking
@@ -138,10 +143,10 @@ impl CyclicBarrier {
     /// # Errors
     ///
     /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, or does not answer for
-    ///   [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then sends a
-    ///   request that breaks the barrier. If the server does not answer this request, the client
-    ///   repeats it in the background for up to four minutes. (If the party is known to have
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, or does not
+    ///   answer for [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then
+    ///   sends a request that breaks the barrier. If the server does not answer this request, the
+    ///   client repeats it in the background for up to four minutes. (If the party is known to have
     ///   arrived, the client repeats it for the length of the party's lease, after which the
     ///   barrier breaks by itself.) If the server refuses this request, for example because the
     ///   user lacks a right, a party that has not arrived cannot break the barrier, and the message
@@ -150,12 +155,13 @@ impl CyclicBarrier {
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).
     ///
-    /// All verbs that wait can return these errors.
+    /// All methods that wait can return these errors.
     ///
     /// # Blocking
     ///
     /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
-    /// round trip, and another one after an action. Its message wakes the other parties.
+    /// round trip, and another round trip after an action. A message of the last party's request
+    /// wakes the other parties.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -168,12 +174,14 @@ impl CyclicBarrier {
     ///
     /// The errors of [`wait`](Self::wait). [Server trouble](ErrorKind#server-trouble) if `wait` is
     /// over and the server does not confirm that the barrier is broken. If the party may have
-    /// arrived, the error has an [unknown outcome](Error::outcome_unknown): others may pass.
+    /// arrived, the error has an [unknown outcome](Error::outcome_unknown), because the other
+    /// parties may pass.
     ///
     /// # Blocking
     ///
     /// Blocks for at most `wait`, and for up to 50 ms more (or three round trips to a distant
-    /// server) to break the barrier. The first request has those 50 ms, too.
+    /// server) to break the barrier. If `wait` is very short, the first request may also take 50
+    /// ms.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }
@@ -185,15 +193,15 @@ impl CyclicBarrier {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after [server
     /// trouble](ErrorKind#server-trouble). If the party may have arrived and the server does not
-    /// confirm the break, the error has an [unknown outcome](Error::outcome_unknown): the others
-    /// may pass. The other errors are those of [`wait`](Self::wait).
+    /// confirm the break, the error has an [unknown outcome](Error::outcome_unknown), because the
+    /// other parties may pass. The other errors are those of [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
     /// Arrives, and blocks until all parties have arrived. At the end of `wait`, breaks the barrier
-    /// and returns [`TimedOut`](Waited::TimedOut). All other ways to wait are short forms of this
-    /// one.
+    /// and returns [`TimedOut`](Waited::TimedOut). All other methods that wait are short forms of
+    /// this method.
     ///
     /// # Errors
     ///
@@ -209,9 +217,9 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
-    /// message says whether the barrier may have been reset. The other errors are those of
-    /// [`parties`](Self::parties).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer; the message says whether the barrier may have been reset. The other errors are those
+    /// of [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -226,9 +234,9 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the
-    /// message says whether the barrier may have been removed. The other errors are those of
-    /// [`parties`](Self::parties).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer; the message says whether the barrier may have been removed. The other errors are
+    /// those of [`parties`](Self::parties).
     ///
     /// # Blocking
     ///
@@ -254,10 +262,11 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
-    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer, or if a key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
+    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -279,8 +288,8 @@ impl CyclicBarrier {
         self.state().map(|state| state.waiting)
     }
 
-    /// Returns a handle of this barrier whose parties have leases of this length, from 10 ms to a
-    /// year. If a waiting party is killed, the barrier breaks when the party's lease ends.
+    /// Returns a handle of this barrier with another lease for its parties, from 10 ms to a year.
+    /// If a waiting party is killed, the barrier breaks when the party's lease ends.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
@@ -288,8 +297,8 @@ impl CyclicBarrier {
     }
 
     /// Returns a handle of this barrier with an action. The party that arrives last runs the action
-    /// of its own handle before any party goes on, so give all parties the same action. If the
-    /// action panics, the barrier breaks, and the panic goes on in the last party.
+    /// of its own handle before any party passes, so give all parties the same action. If the
+    /// action panics, the barrier breaks, and the call of the last party panics.
     #[must_use]
     pub fn with_action(&self, action: impl Fn() + Send + Sync + 'static) -> Self {
         Self { action: Some(Arc::new(action)), ..self.clone() }
@@ -334,7 +343,8 @@ impl CyclicBarrier {
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
-    /// Arrives and waits. Returns `None` if the wait ended first: then the barrier is broken.
+    /// Arrives and waits. Returns `None` if the wait ended before the barrier tripped: then the
+    /// barrier is broken.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         let core = self.session.core();
         let new = || Party {
@@ -358,8 +368,8 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // The thread met a complete generation, which has ended. It arrives in the next
-                // one.
+                // All parties of the present generation had already arrived, and the generation has
+                // ended since. The thread now arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -371,11 +381,12 @@ impl CyclicBarrier {
                     place
                 }
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
-                // There is no barrier: it was deleted during the wait, or never made.
+                // There is no barrier. It was deleted during the wait, or never made.
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The wait has ended the request of the arrival, so the server is not asked again.
+                // The end of the wait has cut the arrival's request, so the server is not asked
+                // again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error));
                 }
@@ -386,9 +397,9 @@ impl CyclicBarrier {
                         return Err(error.unknown(may_pass));
                     }
                     // `None` would claim that no other party passes. The error of the wait would
-                    // hide that the others may pass. So this returns the error of `leave`.
+                    // hide that the other parties may pass. So this returns the error of `leave`.
                     (Err(error), _) => return Err(error),
-                    // A request failed because the wait ended.
+                    // The end of the wait has cut a request.
                     _ if wait.is_over() => return Ok(None),
                     (_, Err(error)) => {
                         return Err(error.unknown(false).now("the barrier is broken"));
@@ -402,7 +413,7 @@ impl CyclicBarrier {
     }
 }
 
-/// Whether the caller must get this error, whatever has become of the barrier.
+/// Whether the caller must get this error, whatever the outcome at the barrier is.
 fn is_last_word(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
@@ -417,20 +428,20 @@ impl fmt::Debug for CyclicBarrier {
 struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
-    /// The party's place, once it has arrived.
+    /// The party's position, after the party has arrived.
     place: Cell<Option<BarrierPosition>>,
     /// The request for the arrival, while its outcome is unknown.
     arrival: Cell<Option<Arrival>>,
     renewal: OnceCell<Arc<dyn KeepAlive>>,
 }
 
-/// A numbered arrival, which may be sent again and given up.
+/// A numbered arrival. It may be sent again, and it may be given up.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     id: RequestId,
     /// Whether the server may have received the request.
     is_sent: bool,
-    /// Whether the end of the wait has ended the request.
+    /// Whether the end of the wait has cut the request.
     cut_short: bool,
 }
 
@@ -442,7 +453,7 @@ impl Party<'_> {
         self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let may_have_tripped = Cell::new(false);
-        // A child that the action forked is no party.
+        // A child that the action forked is not a party.
         Error::if_forked(&site.name)?;
         let finished = {
             let _limited = wait.limits_last(&site.core);
@@ -460,7 +471,8 @@ impl Party<'_> {
             self.break_later(place.generation);
         }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
-        // An earlier request may have tripped the barrier, even if the last error is a cancel.
+        // An earlier request may have tripped the barrier, even if the last error is a
+        // cancellation.
         match finished.map_err(|error| error.unknown(may_have_tripped.get()))? {
             Generation::Tripped => Ok(()),
             _ => Err(site.broken()),
@@ -476,8 +488,8 @@ impl Party<'_> {
         }
     }
 
-    /// Breaks the generation in the background, since the server has not answered. This is tried
-    /// for the length of the party's lease, after which the generation breaks by itself.
+    /// Breaks the generation in the background, because the server has not answered. The client
+    /// tries this for the length of the party's lease, after which the generation breaks by itself.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);
@@ -485,8 +497,8 @@ impl Party<'_> {
     }
 
     /// Leaves early, and breaks the party's generation unless the generation has ended. If the
-    /// party has not arrived, breaks the generation in which the party would arrive now. Returns
-    /// the party's place if the party has passed after all. The call has little time left. If the
+    /// party has not arrived, breaks the generation in which it would arrive now. Returns the
+    /// party's position if the party has passed after all. The call has little time left. If the
     /// server does not answer in that time, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
@@ -504,13 +516,14 @@ impl Party<'_> {
             }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
-            // The outcome is unknown even if the request was not sent: the party has arrived.
+            // The party has arrived, so the outcome is unknown even if the request was not sent.
             error.now(state).unknown(true)
         })?;
         Ok((went == Generation::Tripped).then_some(place))
     }
 
-    /// As [`leave`](Self::leave), for a party that does not know whether it has arrived.
+    /// Leaves as [`leave`](Self::leave) does, for a party that does not know whether it has
+    /// arrived.
     fn give_up(&self) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let error = match site.send(self.leaving()) {
@@ -527,10 +540,10 @@ impl Party<'_> {
         Err(error.now("the barrier could not be broken").unknown(is_sent))
     }
 
-    /// As [`give_up`](Self::give_up), in the background, after this error.
+    /// After `error`, gives up in the background as [`give_up`](Self::give_up) does.
     fn give_up_later(&self, error: Error) -> Error {
         let leaving = self.leaving();
-        // From here on the request belongs to the site.
+        // From here on, the site owns the request.
         self.arrival.take();
         self.barrier.site.leave_later(leaving);
         let arrived = if leaving.is_sent {
@@ -578,7 +591,7 @@ impl Drop for Party<'_> {
     }
 }
 
-/// Each party is a leader, since it waits for no other thread of its process.
+/// Each party is a leader, because it waits for no other thread of its process.
 impl Synchronizer for Party<'_> {
     type Site = BarrierSite;
     const ASKS_AT_ENTRY: bool = true;
@@ -601,7 +614,7 @@ impl Synchronizer for Party<'_> {
         });
         let place = arrived.map_err(|trouble| {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
-            // From here on each request is a copy with the same number.
+            // From here on, each request is a copy with the same number.
             let is_sent = is_sent || is_unknown;
             self.arrival.set(Some(Arrival { id, is_sent, cut_short: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
@@ -624,7 +637,7 @@ impl Synchronizer for Party<'_> {
         None
     }
 
-    /// Reads the last message. If it is about another generation, asks the server.
+    /// Reads the last message. If the message is about another generation, asks the server.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
         let place = self.place.get().ok_or_else(|| site.broken())?;
@@ -633,7 +646,7 @@ impl Synchronizer for Party<'_> {
         }
         let heard = &mut lead.listening.public;
         heard.listen(&site.core, &site.channel);
-        // Only messages from here on count as news.
+        // Only messages from now on count as news.
         heard.catch_up();
         let (went, left) = match read_message(&heard.message()) {
             Some((generation, went)) if generation == place.generation => (went, None),
@@ -641,7 +654,7 @@ impl Synchronizer for Party<'_> {
                 let looked = site.scripts().look(Some((place, &self.owner, lease)));
                 let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
                 if looked.went != Generation::Present {
-                    // A message should have announced this.
+                    // A message should have announced the end of the generation.
                     site.core.pubsub.suspect(&site.keys.barrier);
                 }
                 (looked.went, looked.left)
@@ -649,7 +662,8 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // A thread that has not arrived yet arrives next, so it gets no error here.
+            // A thread that has not arrived yet arrives in the next generation, so it gets no error
+            // here.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),
@@ -657,14 +671,14 @@ impl Synchronizer for Party<'_> {
     }
 }
 
-/// The number of renewals in the length of a lease.
+/// The number of renewals during a lease.
 const PERIODS: u32 = 3;
 
 /// A failed renewal is tried again after this fraction of the lease.
 const TRIES: u32 = 20;
 
-/// Renews the lease of a party until this value is dropped. This is needed while the party's thread
-/// runs the action and sends no requests, and if a reply may take longer than the lease.
+/// Renews the lease of a party until this value is dropped. The party's thread sends no requests
+/// while it runs the action, and a reply may take longer than the lease.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -688,10 +702,11 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The latest generation that this process has seen. The present generation is not earlier.
+    /// The latest generation that this process has seen. The present generation is this generation
+    /// or a later one.
     met: AtomicI64,
     left: Mutex<Left>,
-    /// This queue stays empty.
+    /// Always empty, because no party waits for another thread of its process.
     queue: Mutex<Queue<(), (), ()>>,
 }
 
@@ -727,7 +742,7 @@ impl BarrierSite {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    /// Gives up an arrival. Returns the party's place if the party has passed.
+    /// Gives up an arrival. Returns the party's position if the party has passed.
     fn send(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
         let LeavingParty { id, party, lease, is_sent, .. } = leaving;
         let least = self.met.load(Ordering::Relaxed);
@@ -737,8 +752,8 @@ impl BarrierSite {
     /// Gives up an arrival in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // Of the parties whose arrivals were not sent, one is enough to break the barrier: the
-        // last one, which has the latest deadline.
+        // If several parties have left before their arrivals were sent, one of them is enough to
+        // break the barrier. The last is kept, because it has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -750,13 +765,14 @@ impl BarrierSite {
         }
     }
 
-    /// Settles the parties that have left, before a further request: otherwise their requests could
-    /// come after a later reset, and undo it.
+    /// Gives up the arrivals of parties that have left, before a further request. Otherwise this
+    /// could happen after a later reset, and would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().parties.front().copied() else { return Ok(()) };
-            // A party whose arrival was not sent would get a new deadline here, so its old one is
-            // checked. (If the arrival was sent, the server refuses the request by now.)
+            // A party whose arrival was not sent would get a new deadline below, so its old
+            // deadline is checked here. (If the arrival was sent, the server refuses the request by
+            // now.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -772,7 +788,7 @@ impl BarrierSite {
                 Err(_) => None,
             };
             match trouble {
-                // Another thread or the renewer may have got a reply in the meantime.
+                // Another thread or the renewer may have received a reply in the meantime.
                 Some(trouble) if self.is_leaving(leaving.id) => return Err(trouble),
                 Some(_) => {}
                 None => self.has_left(leaving.id),
@@ -784,9 +800,9 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives a new number to a leaving party whose request came too late, because the client did
-    /// not know the server's clock. The server has not applied a request with the old number, and
-    /// will not apply one. Returns `false` if this party has no time left.
+    /// Gives a new number to a leaving party whose request came too late because the client did not
+    /// know the server's clock. The server has not applied a request with the old number, and never
+    /// will. Returns `false` if this party has no time left.
     fn is_renumbered(&self, id: RequestId) -> bool {
         let new = self.requests.open(|| self.core.id.next_number());
         let mut left = self.left.lock();
@@ -806,11 +822,11 @@ impl BarrierSite {
     }
 }
 
-/// The parties that have left and for which the server has not answered yet.
+/// The parties that have left without an answer of the server so far.
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
-    /// The party in the request of the cleanup that is under way.
+    /// The party in the cleanup's present request.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }
@@ -822,18 +838,18 @@ struct LeavingParty {
     id: RequestId,
     party: Owner,
     lease: Duration,
-    /// Whether the arrival was sent.
+    /// Whether the request for the arrival was sent.
     is_sent: bool,
-    /// The time, by [`clock`], until which the party may break the barrier.
+    /// The time on [`clock`] until which the party may break the barrier.
     until: u64,
 }
 
-/// The debt is the parties that have left.
+/// The debt consists of the parties that have left.
 impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.parties.front().copied();
-        // One mutex guards both fields, so a party that leaves later queues a new cleanup.
+        // One mutex guards both fields. So if a party leaves later, it queues a new cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
@@ -845,7 +861,7 @@ impl Debtor for BarrierSite {
     fn paid(&self, outcome: &Outcome, _: bool) {
         let Some(id) = self.left.lock().sending.take() else { return };
         let is_done = match outcome {
-            // If this server lacks earlier changes, the renewer repeats those first.
+            // If this server lacks earlier changes, the renewer first repeats those changes.
             Ok(reply) => !Requests::is_behind(reply),
             Err(Failure::Refused(cause)) => !is_transient(&cause.error),
             Err(_) => false,

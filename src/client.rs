@@ -1,4 +1,4 @@
-//! The client, through which a program reaches a Redis server, and the constructors of its locks.
+//! The client, which connects to a Redis server, and the constructors of its locks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,16 +31,16 @@ mod model_tests;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A client of one Redis server, of the master that Sentinels name, or of a cluster. It makes the
-/// locks and the other synchronizers.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster. Its methods
+/// return the locks and the other synchronizers.
 ///
 /// A clone is the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
 /// Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
-/// When the last clone, handle and guard of a client is dropped, the client shuts down, as by
-/// [`shutdown`](Self::shutdown). The drop may block for as long as that call. It releases the
-/// client's locks, except those [left to expire](crate::LockGuard::leave_to_expire).
+/// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
+/// of [`shutdown`](Self::shutdown). The drop may block for as long as this call. It releases the
+/// client's locks, except locks that were [left to expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -55,15 +55,15 @@ mod tests;
 /// # Fork
 ///
 /// A client belongs to its process. In a forked child each call of the client fails with kind
-/// [`Forked`](ErrorKind::Forked), every guard says that its lock is lost, and drops do nothing. The
+/// [`Forked`](ErrorKind::Forked), every guard reports its lock as lost, and drops do nothing. The
 /// parent keeps its locks. The child cannot connect a client of its own. So fork before the first
-/// client connects, or run another program in the child (`exec`). Without `exec`, fork before any
-/// thread of the process sleeps in a mutex of parking_lot, and do not cancel a parent's
-/// [`CancelToken`](crate::CancelToken) in the child.
+/// client connects, or run another program in the child (`exec`). If the child does not `exec`,
+/// fork before any thread of the process sleeps in a mutex of parking_lot, and do not cancel a
+/// parent's [`CancelToken`](crate::CancelToken) in the child.
 ///
-/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, and
-/// each copy would take the locks of the other for its own. Shut the client down first, or connect
-/// a new client in the clone.
+/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, so
+/// each copy would regard the locks of the other copy as its own. Shut the client down first, or
+/// connect a new client in the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -77,15 +77,15 @@ impl Client {
     ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each may have the parameter
     ///   `protocol=resp3`.
     /// - A cluster: `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
-    ///   `rediss-cluster://` with TLS. The hosts are some of its servers, which name the others.
-    ///   The user and password are those of all servers.
+    ///   `rediss-cluster://` with TLS. The hosts are some of the cluster's servers, from which the
+    ///   client learns the other servers. All servers need the same user and password.
     /// - A master that Sentinels name:
     ///   `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, or
     ///   `rediss-sentinel://` if Sentinels and servers use TLS. The hosts are Sentinels (port 26379
-    ///   by default). One working Sentinel is enough, since it names the others. The service is the
-    ///   Sentinels' name of the master. The user and password are for the servers. Those for the
-    ///   Sentinels are the parameters `sentinelUsername` and `sentinelPassword`, or
-    ///   [`sentinel_credentials`](ClientBuilder::sentinel_credentials).
+    ///   by default). One working Sentinel is enough, because it names the other Sentinels. The
+    ///   service is the name that the Sentinels give the master. The user and password are for the
+    ///   servers. For the Sentinels, use the parameters `sentinelUsername` and `sentinelPassword`,
+    ///   or [`sentinel_credentials`](ClientBuilder::sentinel_credentials).
     ///
     /// In a user or a password, write `/ ? # @ %` as `%2F %3F %23 %40 %25`.
     /// [Guarantees](crate::guide::guarantees#a-failover) says what a failover costs.
@@ -103,8 +103,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect`]. After an error, no connection and no thread is
-    /// left.
+    /// The errors of [`ClientBuilder::connect`]. After an error, no connection and no thread
+    /// remains.
     ///
     /// # Blocking
     ///
@@ -113,12 +113,12 @@ impl Client {
         Self::builder(url).connect()
     }
 
-    /// As [`connect`](Self::connect), but the first call that needs the server connects: see
+    /// Returns a client without connecting it. The first call that needs the server connects: see
     /// [`ClientBuilder::connect_lazy`]. No I/O.
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect_lazy`]. A server that is away is no error here.
+    /// The errors of [`ClientBuilder::connect_lazy`]. An unreachable server is no error here.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect_lazy()
     }
@@ -206,8 +206,9 @@ impl Client {
     /// `redisson.getPermitExpirableSemaphore(name)`.
     ///
     /// No I/O. A new semaphore has no permits until a client adds some
-    /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). Do not use one name for this and
-    /// a [`Semaphore`], which would count the same permits without their leases.
+    /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). Do not use one name for an
+    /// expirable semaphore and a [`Semaphore`], which would count the same permits without their
+    /// leases.
     #[must_use]
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(&self.0, name)
@@ -241,18 +242,19 @@ impl Client {
     }
 
     /// Returns the holders and the waiters of this name. They may use any kind of synchronizer and
-    /// any client, also a client of Redisson. The result may be out of date when the call returns.
+    /// any client, including Redisson's. The result may be out of date when the call returns.
     ///
     /// The call changes nothing and takes no lock. It lists up to 1,000 holders and 1,000 waiters.
-    /// The name of a client's connections ends with the client's [`id`](Self::id), by which the
-    /// call finds an owner's process.
+    /// To find an owner's process, the call compares the owner's uuid with the names of the
+    /// server's connections, which end with the [`id`](Self::id) of their client.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    /// answer in time. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown),
-    /// [`Forked`](ErrorKind::Forked).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    /// unreachable, or does not answer in time. [`Protocol`](ErrorKind::Protocol) if the server's
+    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`shutdown`](Self::shutdown).
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -262,9 +264,9 @@ impl Client {
         Status::of(self.0.core(), name)
     }
 
-    /// Returns what this client holds and waits for now, how often it has held something, and its
-    /// connections. No I/O. The call locks the state of each name for a moment. It is for people,
-    /// or for a metric every few seconds.
+    /// Returns what this client holds and waits for now, counts of its past holds, and its
+    /// connections. No I/O. The call locks the state of each name for a moment, so call it at most
+    /// every few seconds.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
@@ -273,21 +275,21 @@ impl Client {
     /// Takes a lock or a permit away from this owner, in any client. `owner` is the owner of a
     /// [`Holder`](crate::status::Holder) or of a guard. Returns `false` if the owner does not have
     /// the lock or the permit: nothing was changed. A permit goes back to the
-    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (`false` also for a
-    /// permit of Redisson 3.16, which only Redisson can give back.) Like
-    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A holder
-    /// that uses redlatch soon finds that its lock is lost.
+    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (The call also returns
+    /// `false` for a permit of Redisson 3.16, which only Redisson can give back.) Like
+    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this call does not stop the holder. A
+    /// holder that uses redlatch soon detects the loss of its lock.
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status). The message says if the lock or the permit may have
-    /// been released. [`Config`](ErrorKind::Config) if a program other than redlatch and Redisson
-    /// has written the holder: nothing was changed.
+    /// The errors of [`status`](Self::status). The message says whether the lock or the permit may
+    /// have been released. [`Config`](ErrorKind::Config) if a program other than redlatch and
+    /// Redisson has written the holder: nothing was changed.
     ///
     /// # Blocking
     ///
-    /// The round trips of [`status`](Self::status), and one more, or two if it may be a fair lock.
-    /// For a permit one round trip.
+    /// For a lock, the round trips of [`status`](Self::status) and one more, or two more if it may
+    /// be a fair lock. For a permit, one round trip.
     #[must_use = "`false`: the owner does not have it"]
     pub fn release_owner(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         match owner.permit() {
@@ -297,9 +299,9 @@ impl Client {
     }
 
     /// Returns the [`status`](Self::status) of each name in use that matches the pattern (with `*`
-    /// and `?`, as in Redis's `KEYS`), sorted by name. Names in use are those of locks that are
-    /// held, of expirable semaphores with taken permits, and of semaphores and latches for which
-    /// processes wait.
+    /// and `?`, as in Redis's `KEYS`), sorted by name. Names in use are those of held locks, of
+    /// expirable semaphores with taken permits, and of semaphores and latches for which processes
+    /// wait.
     ///
     /// # Errors
     ///
@@ -307,19 +309,19 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// The call scans all keys of each server, so it is for people and not for programs. It needs
+    /// The call scans all keys of each server, so programs should not call it regularly. It needs
     /// three round trips for every 100 keys, one for each hash, and one `CLIENT LIST` for each
     /// server. Each round trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }
 
-    /// Returns what the server says of itself: its version, its role, its eviction policy and so
-    /// on. In a cluster, there is an entry for each master.
+    /// Returns the server's information about itself: its version, role, eviction policy and so on.
+    /// In a cluster, there is an entry for each master.
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status), but not `Config`.
+    /// The errors of [`status`](Self::status), except `Config`.
     ///
     /// # Blocking
     ///
@@ -328,14 +330,14 @@ impl Client {
         ServerInfo::all(self.0.core())
     }
 
-    /// Asks whether the URL's user has these [rights](Rights) for this name. The call changes
-    /// nothing and takes no lock. (A connection also asks this before its first request of each
-    /// kind of synchronizer.)
+    /// Returns an error unless the URL's user has these [rights](Rights) for this name. The call
+    /// changes nothing and takes no lock. (A connection also checks this before its first request
+    /// of each kind of synchronizer.)
     ///
     /// # Errors
     ///
-    /// [`Denied`](ErrorKind::Denied) if a right is missing: the message names it. Otherwise the
-    /// errors of [`status`](Self::status).
+    /// [`Denied`](ErrorKind::Denied) if a right is missing: the message names the right. The other
+    /// errors are those of [`status`](Self::status).
     ///
     /// # Blocking
     ///
@@ -345,15 +347,15 @@ impl Client {
     }
 
     /// Returns the client's uuid. On the server, the owners of the client's locks begin with this
-    /// id. The names of its connections and its log lines end with it. No I/O.
+    /// id. The names of the client's connections and its log lines end with this id. No I/O.
     #[must_use]
     pub fn id(&self) -> &str {
         self.0.core().id.as_str()
     }
 
-    /// Ends the client now, even if handles of it are left. Waiting threads and later calls get an
-    /// error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and the
-    /// guards report their loss ([`LostReason::ShutDown`]).
+    /// Ends the client now, even if other handles of it exist. Waiting threads and later calls get
+    /// an error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and its
+    /// guards report the loss ([`LostReason::ShutDown`]).
     ///
     /// In a forked child the call does nothing.
     ///
@@ -361,15 +363,15 @@ impl Client {
     ///
     /// Blocks until the server has answered the releases and the background threads have ended. If
     /// the server does not answer, the call takes at most about `connect_timeout` and twice
-    /// `response_timeout`; a thread in the middle of a request ends soon after. If an `on_lost`
-    /// callback or the logger does not return, the call waits for at most twice `response_timeout`
-    /// more.
+    /// `response_timeout`. A thread in the middle of a request ends soon after that. If an
+    /// `on_lost` callback or the logger does not return, the call waits for at most twice
+    /// `response_timeout` more.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }
 }
 
-// This is here because the module `election` does not use `Client`.
+// This method is here because the module `election` does not use `Client`.
 impl Leader {
     /// Returns whether this client is the recorded leader. The record may be out of date: see
     /// [`Leadership::check`](crate::election::Leadership::check).
@@ -392,21 +394,22 @@ impl ClientBuilder {
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the URL's form
     ///   does not fit the server (a Sentinel, or no cluster), if no Sentinel knows the master, if
-    ///   the server is too old or lacks the URL's database, or if the system gives no threads or no
-    ///   random numbers. Trying again does not help.
+    ///   the server is too old or lacks the URL's database, or if the system provides no threads or
+    ///   no random numbers. Another attempt does not help.
     /// - [Server trouble](ErrorKind#server-trouble) if the client cannot reach the server or its
-    ///   Sentinels, if they do not answer in time, or if they refuse the client: its user, password
-    ///   or certificate is wrong or missing, they are in protected mode, they have no connection
-    ///   left, or the user may not run scripts.
+    ///   Sentinels, if they do not answer in time, or if they refuse the client. They may refuse it
+    ///   because its user, password or certificate is wrong or missing, because they are in
+    ///   protected mode or have no free connection, or because the user may not run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process was forked from one that had called this.
+    /// - [`Forked`](ErrorKind::Forked) if this process is a forked child and its parent had called
+    ///   this.
     ///
-    /// After an error nothing stays behind: no thread, no connection, and nothing on the server.
+    /// After an error nothing remains: no thread, no connection, and nothing on the server.
     ///
     /// # Blocking
     ///
-    /// Blocks while the connection is set up, and for a few round trips, which measure the distance
-    /// of the server. This takes at most `connect_timeout`, and `response_timeout` for each of four
+    /// Blocks while the client connects and measures the round trip to the server with a few
+    /// requests. This takes at most `connect_timeout`, and `response_timeout` for each of four
     /// requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
@@ -414,13 +417,13 @@ impl ClientBuilder {
     }
 
     /// Starts the client's background threads. The first call that needs the server connects. Use
-    /// this for a process that must start although its server is away.
+    /// this method for a process that must start even while its server is unreachable.
     ///
-    /// While there is no connection yet, calls behave as in an outage: a call that waits tries for
-    /// [`failover_timeout`](Self::failover_timeout), and any other call fails at once. If
-    /// [`connect`](Self::connect) would refuse the server (for example because the server is too
+    /// While there is no connection yet, calls behave as in an outage: a call that waits keeps
+    /// trying for [`failover_timeout`](Self::failover_timeout), and any other call fails at once.
+    /// If [`connect`](Self::connect) would refuse the server (for example because the server is too
     /// old, or the password is wrong), each call fails with that error until the client finds a
-    /// usable server. A replica counts as a server that is away. With a cluster's URL, a call looks
+    /// usable server. A replica counts as an unreachable server. With a cluster's URL, a call looks
     /// for other servers of the cluster for [`response_timeout`](Self::response_timeout) before it
     /// fails. The client never sends a command to a server that belongs to no cluster.
     ///
@@ -437,14 +440,14 @@ impl ClientBuilder {
     /// ```
     ///
     /// Some facts are unknown before the first connection. A [`MultiLock`](crate::MultiLock)
-    /// distinguishes servers only by their addresses. (A quorum notices that two names are one
-    /// server once it has connected to both.) If [`connections`](Self::connections) is not set, the
-    /// client has eight.
+    /// distinguishes servers only by their addresses. (After the clients of a quorum have
+    /// connected, it detects whether two addresses are the same server.) If
+    /// [`connections`](Self::connections) is not set, the client uses eight connections.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, or if the system gives
-    /// no threads or no random numbers. [`Forked`](ErrorKind::Forked) as with
+    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable, or if the system
+    /// provides no threads or no random numbers. [`Forked`](ErrorKind::Forked) as in
     /// [`connect`](Self::connect).
     ///
     /// # Blocking
@@ -457,8 +460,8 @@ impl ClientBuilder {
     }
 }
 
-/// Handles a script's message to an owner of this client that does not wait: it has the lock, or
-/// has given up.
+/// Handles a script's message to an owner of this client that does not wait, because it already has
+/// the lock or has given up.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),

@@ -1,6 +1,7 @@
-//! Leader election over a fenced lock: the leader is the process that has the lock. Besides the
-//! lock there are a record of the leader, and messages about changes. Without a renewal, the leader
-//! is deposed a grace before its lease ends, and can stop before another process leads.
+//! Leader election over a fenced lock: the process that has the lock is the leader. An election
+//! also has a record of the leader, and messages about changes. If renewals fail, the leader is
+//! deposed some time before its lease ends (the *grace*), so that it can stop before another
+//! process leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
@@ -38,8 +39,8 @@ use crate::site::Site;
 use crate::status::place;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
-/// An election, in which processes agree on one of them, the leader. Made by
-/// [`Client::leader_election`].
+/// An election, in which processes choose one of them as the leader. [`Client::leader_election`]
+/// returns one.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -61,22 +62,22 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 ///
 /// A leader has a [`FencedLock`] of the election's name. If the leader dies, the next candidate
 /// leads when the dead leader's lease has ended. If the leader cannot renew its lease, it is
-/// deposed a [grace](Self::with_grace) before the lease ends, so that it can stop before another
-/// process leads. [Elections](crate::guide::elections) says what can go wrong.
+/// deposed some time before the lease ends (the [grace](Self::with_grace)), so that it can stop
+/// before another process leads. [Elections](crate::guide::elections) says what can go wrong.
 ///
 /// # In Redis
 ///
-/// An election has the keys of its lock. The lock's token stays for ever, since the next token must
-/// be higher. A hash `redlatch_leader:{name}` has the recorded leader. A resignation removes the
-/// hash; the hash of a killed leader stays until the next leader is recorded. Messages go to the
-/// channel `redlatch_leader:{name}`.
+/// An election has the keys of its lock. The key with the lock's token stays for ever, because the
+/// next token must be higher. A hash `redlatch_leader:{name}` has the recorded leader. A
+/// resignation removes the hash. After a leader was killed, the hash stays until the next leader is
+/// recorded. Messages go to the channel `redlatch_leader:{name}`.
 #[derive(Clone, Debug)]
 pub struct LeaderElection {
     lock: FencedLock,
     grace: Option<Duration>,
     /// See [`with_value`](Self::with_value).
     value: Option<Arc<str>>,
-    /// The terms of the leaderships that were got through this handle or a clone of it.
+    /// The terms of the leaderships that this handle or a clone of it has obtained.
     terms: Arc<Mutex<Vec<Weak<Term>>>>,
 }
 
@@ -89,7 +90,7 @@ pub enum Health {
     /// This process does not lead.
     Follows,
     /// This process was deposed this long ago and has not dropped its [`Leadership`], so its work
-    /// may still run. Another process may lead.
+    /// may still be running. Another process may lead.
     Overdue(Duration),
 }
 
@@ -115,8 +116,8 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Returns the number of the leader's process on its host, if its client has the default
-    /// [`name`](crate::ClientBuilder::name).
+    /// Returns the number of the leader's process on its host. Returns `None` unless the leader's
+    /// client has the default [`name`](crate::ClientBuilder::name).
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let (name, _) = self.who.rsplit_once('#')?;
@@ -134,7 +135,8 @@ impl From<Recorded> for Leader {
 impl LeaderElection {
     /// Campaigns again and again, and calls `work` each time that this process leads, until `ends`
     /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
-    /// half, and campaigns again. So other candidates can lead before this one leads again.
+    /// half seconds, and campaigns again. So other candidates can lead before this process leads
+    /// again.
     ///
     /// `work` gets a token, which is cancelled when `work` should return:
     ///
@@ -143,13 +145,13 @@ impl LeaderElection {
     /// - `ends` was cancelled.
     ///
     /// The token also ends blocking calls, such as
-    /// [`lock_cancellable`](crate::Lock::lock_cancellable). Threads that `work` has started may have
-    /// clones of it: it is also cancelled when `work` has returned. `work` may cancel a clone of
-    /// `ends` to end the call.
+    /// [`lock_cancellable`](crate::Lock::lock_cancellable). Threads that `work` has started may
+    /// have clones of the token, because it is also cancelled when `work` has returned. To end the
+    /// call, `work` may cancel a clone of `ends`.
     ///
-    /// If `work` panics, the client logs that, and the call goes on as if `work` had returned: it
-    /// resigns, pauses and campaigns again. So the data that `work` changes must stay usable after
-    /// a panic.
+    /// If `work` panics, the client logs the panic, and the call continues as if `work` had
+    /// returned: it resigns, pauses and campaigns again. So the data that `work` changes must stay
+    /// usable after a panic.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -171,20 +173,20 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// If `ends` was cancelled, the call returns `Ok`. An outage, or other trouble that may pass
-    /// without a change of the program, is logged and endured for as long as it lasts. That
-    /// includes [`LoginRefused`](ErrorKind::LoginRefused), since passwords are changed while
-    /// programs run. The call ends with these errors:
+    /// If `ends` was cancelled, the call returns `Ok`. An outage, and any other error that may pass
+    /// without a change of the program, is logged, and the call continues. This includes
+    /// [`LoginRefused`](ErrorKind::LoginRefused), because passwords may be changed while programs
+    /// run. The call returns these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
-    ///   [`WrongType`](ErrorKind::WrongType), which last until a person mends something.
+    ///   [`WrongType`](ErrorKind::WrongType), which last until somebody corrects the cause.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
     ///   in a forked child.
     ///
     /// # Blocking
     ///
-    /// Blocks until `ends` is cancelled or an error ends the call. A cancel of `ends` ends a
-    /// campaign or a pause at once, but the call returns only after `work` has returned.
+    /// Blocks until `ends` is cancelled or an error ends the call. The cancellation of `ends` ends
+    /// a campaign or a pause at once, but the call returns only after `work` has returned.
     pub fn run(
         &self,
         ends: &CancelToken,
@@ -201,7 +203,7 @@ impl LeaderElection {
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
                 Err(error) if ends_a_run(error.kind()) => return Err(error),
                 Err(error) => {
-                    // One line for each kind of trouble, since it may last for hours.
+                    // The same kind of error is logged once, because it may last for hours.
                     if endured.replace(error.kind()) != Some(error.kind()) {
                         core.watchdog.log_error(error.now("the campaign is repeated"));
                     }
@@ -236,10 +238,10 @@ impl LeaderElection {
 
     /// Returns whether this process leads, for the probe of a supervisor. No I/O.
     ///
-    /// The result covers the leaderships that this handle and its clones have got, by
-    /// [`run`](Self::run) or by another method that campaigns. A process that follows is healthy. A
-    /// process that is [`Overdue`](Health::Overdue) for longer than its work needs to stop, which
-    /// is at most the [grace](Self::with_grace), should be restarted: its work hangs, and the
+    /// The result covers the leaderships that this handle and its clones have obtained, by
+    /// [`run`](Self::run) or by another method that campaigns. A process that does not lead is
+    /// healthy. If a process is [`Overdue`](Health::Overdue) for longer than its work needs to stop
+    /// (at most the [grace](Self::with_grace)), restart the process: its work hangs, and the
     /// process does not campaign.
     ///
     /// ```no_run
@@ -280,24 +282,23 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// The errors of [`Lock::lock`](crate::Lock::lock): this process does not lead.
     /// [`Config`](ErrorKind::Config) if the grace is not less than half of the lease.
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost right after its grant.
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the grant took so long that less than half of the
-    /// lease was left. The call returns the last two only after three such grants, or if the wait
-    /// is over.
+    /// lease was left. The call returns `LeaseLost` or `EndsTooSoon` only after three such grants,
+    /// or if the wait is over.
     ///
-    /// All verbs that campaign can return these errors.
+    /// All methods that campaign can return these errors.
     ///
     /// # Blocking
     ///
-    /// Blocks as [`Lock::lock`](crate::Lock::lock) does, and for one more round trip, or two if
-    /// another process handed over the leadership.
+    /// Blocks as [`Lock::lock`](crate::Lock::lock) does, and then for one more round trip. If
+    /// another process handed over the leadership, blocks for two more round trips.
     pub fn campaign(&self) -> Result<Leadership, Error> {
         self.take(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
-    /// Leads if that is possible now. Returns [`NotTaken`] if another process leads.
+    /// Leads if no other process leads. Otherwise returns [`NotTaken`].
     ///
     /// # Errors
     ///
@@ -305,13 +306,13 @@ impl LeaderElection {
     ///
     /// # Blocking
     ///
-    /// One round trip, and two more if this process comes to lead.
+    /// One round trip, and two more if this process becomes the leader.
     pub fn try_campaign(&self) -> Result<Attempt<Leadership>, Error> {
         self.take(Wait::NONE).map(Attempt::of)
     }
 
-    /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. With zero, the call
-    /// tries once.
+    /// Blocks until this process leads, or returns [`NotTaken`] after `wait`. If `wait` is zero,
+    /// the call tries once.
     ///
     /// # Errors
     ///
@@ -320,8 +321,8 @@ impl LeaderElection {
         self.take(wait.into()).map(Attempt::of)
     }
 
-    /// Blocks until this process leads, or returns [`NotTaken`] at `deadline`. If that has passed,
-    /// the call tries once.
+    /// Blocks until this process leads, or returns [`NotTaken`] at `deadline`. If `deadline` has
+    /// passed, the call tries once.
     ///
     /// # Errors
     ///
@@ -334,14 +335,14 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled). The other errors are those of
-    /// [`campaign`](Self::campaign).
+    /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled: this process does not lead.
+    /// The other errors are those of [`campaign`](Self::campaign).
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
         self.take(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
     /// Blocks until this process leads, or returns [`NotTaken`] at the end of `wait`. All other
-    /// ways to campaign are short forms of this one.
+    /// methods that campaign are short forms of this method.
     ///
     /// # Errors
     ///
@@ -354,15 +355,16 @@ impl LeaderElection {
         self.take(wait.into()).map(Attempt::of)
     }
 
-    /// Returns the recorded leader, in whichever process it is. Returns `None` if nobody leads, or
-    /// if a new leader is not recorded yet. The result may be out of date when the call returns.
+    /// Returns the recorded leader, which may be any process. Returns `None` if nobody leads, or if
+    /// a new leader is not recorded yet. The result may be out of date when the call returns.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
-    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer, or if a key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
+    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -374,10 +376,10 @@ impl LeaderElection {
     }
 
     /// Returns an iterator over the present leader and each later change, for as long as `wait`
-    /// allows. Its `next` blocks. It may skip a leadership that was very short.
+    /// allows. The iterator's `next` blocks. It may skip a leadership that was very short.
     ///
     /// Messages announce new leaders and resignations. If a leader dies, the iterator notices the
-    /// end of its lease. The iterator ends with an error if the server does not answer for
+    /// end of the leader's lease. The iterator ends with an error if the server does not answer for
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
     pub fn changes<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
@@ -385,14 +387,14 @@ impl LeaderElection {
     }
 
     /// Returns a handle of this election with leases of this length. If a leader dies, another
-    /// process leads after this time.
+    /// process can lead after this time.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         Self { lock: self.lock.with_watchdog(timeout), ..self.clone() }
     }
 
-    /// Returns a handle of this election whose leader hears within milliseconds that another process
-    /// campaigns: see [`Leadership::on_wanted`].
+    /// Returns a handle of this election whose leader is notified within milliseconds when another
+    /// process begins to campaign: see [`Leadership::on_wanted`].
     #[must_use]
     pub fn with_wanted(&self) -> Self {
         Self { lock: self.lock.with_wanted(), ..self.clone() }
@@ -406,9 +408,9 @@ impl LeaderElection {
         Self { grace: Some(grace), ..self.clone() }
     }
 
-    /// Returns a handle of this election with a value for this process, such as its address.
-    /// While the process leads, all processes can read the value ([`Leader::value`]). The server
-    /// records the value together with the leader, and forgets it with the leadership.
+    /// Returns a handle of this election with a value for this process, such as its address. While
+    /// the process leads, all processes can read the value ([`Leader::value`]). The server stores
+    /// the value together with the leader, and removes it when the leadership ends.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -473,7 +475,7 @@ impl LeaderElection {
         }
     }
 
-    /// Begins to lead with the lock of this guard. Returns `None` if the wait ended first.
+    /// Begins to lead with the lock of this guard. Returns `None` if the wait ended before that.
     fn begin(
         &self,
         guard: OwnedFencedLockGuard,
@@ -491,12 +493,12 @@ impl LeaderElection {
         let (site, stop) = (Arc::clone(site), CancelToken::new());
         let progress = Mutex::new(Progress::Leads(Vec::new()));
         let term = Arc::new(Term { site, tenancy, token, grace, stop, progress });
-        // If this process does not come to lead, the drop of `resigns` removes the record.
+        // If this process does not become the leader, the drop of `resigns` removes the record.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
             return Ok(None);
         }
-        // The wait for a reply may have been long.
+        // The wait for a reply may have taken a large part of the lease.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
         term.tenancy.at_loss(Box::new(move |reason| {
@@ -506,12 +508,12 @@ impl LeaderElection {
         terms.retain(|term| term.strong_count() > 0);
         terms.push(Arc::downgrade(&term));
         drop(terms);
-        // This also deposes a leader whose lock was lost before the call of `at_loss`.
+        // This deposes a leader whose lock was lost before the call of `at_loss`.
         term.due();
         Ok(Some(Leadership { resigns, guard }))
     }
 
-    /// Records the leader. Returns `false` if the wait ended first.
+    /// Records the leader. Returns `false` if the wait ended before that.
     fn record(&self, term: &Term, wait: &Wait<'_>) -> Result<bool, Error> {
         let Term { site, tenancy, token, .. } = term;
         let Site { core, name, .. } = &**site;
@@ -524,21 +526,22 @@ impl LeaderElection {
         match led {
             Ok(true) => Ok(true),
             Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
-            // The server has granted the lock, so an end of the wait here is no error.
+            // The server has granted the lock, so the end of the wait is not an error.
             Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// How often a campaign takes a lock that is then lost or has too little lease left, before it
-/// gives up. More attempts would hide that the server is too slow for the lease.
+/// How many times a campaign takes a lock that it then loses or that has too little lease left.
+/// After that, the campaign fails. More attempts would hide that the server is too slow for the
+/// lease.
 const MOST_TRIES: u32 = 3;
 
-/// How long, on average, a [run](LeaderElection::run) pauses between two campaigns.
+/// The average pause of a [run](LeaderElection::run) between two campaigns.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether trouble of this kind lasts until a person mends something, or for good.
+/// Whether an error of this kind lasts until somebody corrects the cause, or for ever.
 fn ends_a_run(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -558,11 +561,11 @@ fn scripts(site: &Site) -> ElectionScripts<'_> {
     ElectionScripts { route: &site.route, name: &site.name }
 }
 
-/// The guard of a process that leads. A drop resigns, and the next candidate leads. The guard can
-/// be sent to another thread.
+/// The guard of a process that leads. Dropping it resigns, and the next candidate leads. The guard
+/// can be sent to another thread.
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
-    // This field is before the guard, so that the record is removed before the lock is released.
+    // This field comes before the guard, so that the record is removed before the lock is released.
     resigns: Resigns,
     guard: OwnedFencedLockGuard,
 }
@@ -570,7 +573,8 @@ pub struct Leadership {
 impl Leadership {
     evals!();
 
-    /// Returns the token of this leadership, which is higher than the tokens of all earlier ones.
+    /// Returns the token of this leadership, which is higher than the tokens of all earlier
+    /// leaderships.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
@@ -590,8 +594,8 @@ impl Leadership {
     }
 
     /// Returns the state of the leadership, as far as this process knows it. It is
-    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then still
-    /// lasts for the grace. No I/O.
+    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then lasts
+    /// for the grace. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         let term = &self.resigns.0;
@@ -604,23 +608,23 @@ impl Leadership {
         }
     }
 
-    /// Returns how long this process certainly leads if no renewal succeeds any longer: the rest of
-    /// its lease without the grace. Zero if this process was deposed. No I/O.
+    /// Returns how long this process certainly leads if no further renewal succeeds: the remaining
+    /// lease less the grace. Returns zero if this process was deposed. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.resigns.0.left()
     }
 
     /// Returns whether this process leads and was not deposed: its lease lasts for longer than the
-    /// grace. Once this returns `false`, it never returns `true` again. No I/O.
+    /// grace. After `false`, the method never returns `true` again. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        // `left` reads the clock, since the alarm may be late.
+        // `left` reads the clock, because the alarm may be late.
         !self.resigns.0.left().is_zero()
     }
 
-    /// Checks that this process certainly leads for `slack` more, and returns an error otherwise.
-    /// Call this before each step that only a leader may do and that takes no longer than `slack`.
+    /// Returns an error unless this process certainly leads for `slack` from now. Call this before
+    /// each step that only a leader may do. The step must take no longer than `slack`.
     ///
     /// # Errors
     ///
@@ -637,15 +641,15 @@ impl Leadership {
         Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
     }
 
-    /// Registers `callback`, which the client calls once, with the reason, if this leadership ends
+    /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
     /// before it is resigned. If the lease was not renewed
     /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
     /// lease ends by this process's clock. Then no other process leads yet, unless this process was
-    /// stopped. If there is any other reason, another process may lead already. If the leadership
-    /// has ended already, the client calls `callback` soon.
+    /// paused. For any other reason, another process may already lead. If the leadership has
+    /// already ended, the client calls `callback` soon.
     ///
-    /// Callbacks run on a thread of the client, one after the other, so keep them short. Drop a
-    /// deposed leadership: otherwise it may keep the lock.
+    /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
+    /// a deposed leadership, because it may still keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         if is_forked() {
             return;
@@ -654,16 +658,16 @@ impl Leadership {
         let reason = match &mut *term.progress.lock() {
             Progress::Leads(callbacks) => return callbacks.push(callback),
             Progress::Deposed(reason, _) => *reason,
-            // A resigned leadership has no guard that could call this.
+            // A resigned leadership has no guard on which this could be called.
             Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`, which the client calls each time that others begin to campaign while
+    /// Registers `callback`. The client calls it each time that others begin to campaign while
     /// nobody campaigned before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does. So
-    /// a newer version of a program can ask the leader to go: the leader resigns once it has
-    /// finished its work. If others campaign already, the client calls `callback` soon.
+    /// when a newer version of a program starts, the leader can finish its work and resign. If
+    /// others already campaign, the client calls `callback` soon.
     pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.guard.on_wanted(callback);
     }
@@ -675,18 +679,18 @@ impl Leadership {
         self.guard.is_wanted()
     }
 
-    /// A script runs even between the deposition and the end of the lease, since nobody else leads
-    /// then.
+    /// A script runs even between the deposition and the end of the lease, because nobody else
+    /// leads then.
     fn held(&self) -> Result<&HeldLock, Error> {
         self.guard.held()
     }
 
-    /// Ends the leadership: the next candidate leads.
+    /// Ends the leadership. The next candidate leads.
     ///
     /// # Errors
     ///
-    /// The errors of [`LockGuard::unlock`](crate::LockGuard::unlock). They are also returned if the
-    /// leadership was lost before.
+    /// The errors of [`LockGuard::unlock`](crate::LockGuard::unlock). The call also returns an
+    /// error if the leadership was lost before.
     ///
     /// # Blocking
     ///
@@ -704,9 +708,9 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// A value whose drop removes the record of the leader. The drop does not wait for the reply. If
-/// the record stays, it does not matter: without the lock it is not valid, and the next leader
-/// overwrites it.
+/// A value whose drop removes the record of the leader. The drop does not wait for the reply. A
+/// record that stays does no harm: without the lock it is not valid, and the next leader overwrites
+/// it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {
@@ -715,28 +719,28 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may
-        // have the term now, could be the thread that drops them.
+        // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may be
+        // using the term now, could be the thread that drops them.
         let _unheard = self.0.end(Progress::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
 }
 
-/// A term: the time for which a process leads, and its end.
+/// A term: the time for which a process leads.
 struct Term {
     site: Arc<Site>,
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// Tells the work of a [run](LeaderElection::run) to stop. It is cancelled at the end of the
-    /// term, but may be cancelled earlier.
+    /// Tells the work of a [run](LeaderElection::run) to stop. The token is cancelled at the end of
+    /// the term, and may be cancelled earlier.
     stop: CancelToken,
     progress: Mutex<Progress>,
 }
 
 enum Progress {
-    /// The term goes on. Has the callbacks for a deposition.
+    /// The process leads. The variant has the callbacks for a deposition.
     Leads(Vec<LossCallback>),
     /// The leader was deposed for this reason, at this time on [`clock`].
     Deposed(LostReason, u64),
@@ -756,7 +760,7 @@ impl Term {
         }
         let left = self.tenancy.remaining().saturating_sub(self.grace);
         if left.is_zero() {
-            // The thread that reports a loss may come later than this one.
+            // Another thread, which reports the loss, may come later than this thread.
             self.depose(match self.tenancy.state() {
                 HoldState::Lost(reason) => reason,
                 _ => LostReason::LeaseExpired,
@@ -775,7 +779,7 @@ impl Term {
         self.call(reason, self.end(deposed));
     }
 
-    /// Ends the term. Returns its callbacks if the term was not over before.
+    /// Ends the term. Returns the term's callbacks, or none if the term had already ended.
     fn end(&self, how: Progress) -> Vec<LossCallback> {
         let mut progress = self.progress.lock();
         let callbacks = match &mut *progress {
@@ -785,8 +789,9 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        // Told to stop: under the mutex. After it, `on_deposed` would have a callback called before
-        // this. Before it, work that stops at once could resign, and the callbacks would be dropped.
+        // The token is cancelled under the mutex. If it were cancelled later, `on_deposed` could
+        // have a callback called before the cancellation. If it were cancelled earlier, the work
+        // could stop and resign at once, and the callbacks would be dropped.
         self.stop.cancel();
         callbacks
     }
@@ -804,7 +809,7 @@ impl Task for Term {
         if !left.is_zero() {
             let due = clock::now().saturating_add(clock::nanos(left));
             let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
-            // The wheel removes the alarm when the term is dropped.
+            // The alarm is never cancelled. After the drop of the term, it does nothing.
             let _alarm = self.site.core.watchdog.alarm(due, weak);
         }
         None
@@ -816,15 +821,15 @@ impl Task for Term {
 #[must_use = "it is an iterator, and does nothing by itself"]
 pub struct Changes<'a> {
     election: LeaderElection,
-    /// `None` once the iterator has ended.
+    /// `None` after the iterator has ended.
     wait: Option<Wait<'a>>,
-    /// `None` until the iterator has begun.
+    /// `None` before the first call of `next`.
     channel: Option<Subscription>,
     last: Option<Option<Leader>>,
 }
 
 impl Changes<'_> {
-    /// Returns the next change, or `None` if the wait ended first.
+    /// Returns the next change, or `None` if the wait ended before it.
     fn change(&mut self, wait: &Wait<'_>) -> Result<Option<Option<Leader>>, Error> {
         let Self { election, channel, last, .. } = self;
         let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());

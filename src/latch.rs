@@ -24,10 +24,10 @@ use crate::waiting::{
 
 /// A count in Redis: threads wait until other threads, in any process, have counted it down to
 /// zero. It is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
-/// `RCountDownLatch`. Made by [`Client::count_down_latch`].
+/// `RCountDownLatch`. [`Client::count_down_latch`] returns one.
 ///
-/// All clones, and all handles of the same name, are the same latch. A latch without a count is
-/// open. When the count has become zero, a program may set a new count.
+/// A clone is the same latch, and so is every handle of the same name. A latch without a count is
+/// open. After the count has become zero, a program may set a new count.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -48,14 +48,15 @@ use crate::waiting::{
 /// # After a failover
 ///
 /// A replica that becomes the master may lack the latest count-downs, or the count that was set.
-/// The client does not repeat them: compare [`count`](Self::count) with the count that you expect.
+/// The client does not repeat these changes: compare [`count`](Self::count) with the count that you
+/// expect.
 ///
 /// # In Redis
 ///
-/// The count is a string under the latch's name; at zero there is no key. Messages on
-/// `redisson_countdownlatch__channel__{name}` say that the count has become zero (`0`) or was set
-/// (`1`). Keys that begin with `redlatch_request:{name}:…` remember for five minutes which requests
-/// were applied, so that no count-down is applied twice.
+/// The count is a string under the latch's name. When the count is zero, there is no key. A message
+/// on `redisson_countdownlatch__channel__{name}` says that the count has become zero (`0`) or was
+/// set (`1`). Keys that begin with `redlatch_request:{name}:…` record applied requests for five
+/// minutes, so that no count-down is applied twice.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct CountDownLatch {
@@ -64,14 +65,14 @@ pub struct CountDownLatch {
 }
 
 impl CountDownLatch {
-    /// Sets the count if the latch is open. If it has a count, changes nothing and returns `false`.
-    /// A count of zero leaves the latch open.
+    /// Sets the count if the latch is open. If the latch has a count, changes nothing and returns
+    /// `false`. A count of zero leaves the latch open.
     ///
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`. [Server
-    /// trouble](ErrorKind#server-trouble) if the server refuses or does not answer; the message
-    /// says whether the count may have been set. The other errors are those of
+    /// trouble](ErrorKind#server-trouble) if the server refuses the request or does not answer; the
+    /// message says whether the count may have been set. The other errors are those of
     /// [`count`](Self::count).
     ///
     /// # Blocking
@@ -82,9 +83,9 @@ impl CountDownLatch {
         self.set_count(count, None)
     }
 
-    /// Sets the count, as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`, so
-    /// that a name for one run leaves no key behind. Threads that still wait at the end of this
-    /// time get an error of kind [`Expired`](ErrorKind::Expired).
+    /// Sets the count as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`. So a
+    /// latch whose name is used only once leaves no key behind. Threads that still wait at the end
+    /// of this time get an error of kind [`Expired`](ErrorKind::Expired).
     ///
     /// # Errors
     ///
@@ -100,15 +101,15 @@ impl CountDownLatch {
         self.set_count(count, Some(time_to_live))
     }
 
-    /// Sets the latch's time to live, counted from now. [`Duration::MAX`] removes it. Returns
-    /// `false` if the latch has no count.
+    /// Sets the latch's time to live, counted from now. [`Duration::MAX`] removes the time to live.
+    /// Returns `false` if the latch has no count.
     ///
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
     /// [`Duration::MAX`]): nothing was changed. [Server trouble](ErrorKind#server-trouble) if the
-    /// server refuses or does not answer; the message says whether the time may have been set. The
-    /// other errors are those of [`count`](Self::count).
+    /// server refuses the request or does not answer; the message says whether the time may have
+    /// been set. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -120,8 +121,8 @@ impl CountDownLatch {
         self.site.once(|scripts, request_id| scripts.expiry().set(request_id, time_to_live))
     }
 
-    /// Returns the latch's time to live: `None` if the latch has no count, [`Duration::MAX`] if it
-    /// has no time to live.
+    /// Returns the latch's time to live. Returns `None` if the latch has no count, and
+    /// [`Duration::MAX`] if its count has no time to live.
     ///
     /// # Errors
     ///
@@ -151,14 +152,14 @@ impl CountDownLatch {
     }
 
     /// Counts down by one. The last count-down opens the latch and wakes the waiters on all
-    /// machines. If the latch is open, this changes nothing.
+    /// machines. If the latch is already open, the call changes nothing.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. If the
-    /// outcome is unknown, the client repeats the count-down in the background, and the server
-    /// applies it once: do not count down again. The message says whether the client does this. The
-    /// other errors are those of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer. If the outcome is unknown, the client repeats the count-down in the background, and
+    /// the server applies it once: do not count down again. The message says whether the client
+    /// repeats it. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -201,10 +202,11 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
-    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
-    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
-    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
+    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -221,25 +223,25 @@ impl CountDownLatch {
 
     /// Blocks until the latch is open.
     ///
-    /// If the latch is open, this needs one round trip. Otherwise the thread sleeps until the
-    /// message of the last count-down arrives, and asks again. (If the message is lost, the thread
-    /// asks after about 5 s.) One thread asks for all waiting threads of this process. If a program
-    /// sets a new count before this process has asked, the wait may go on until the new count is
-    /// zero, as in Redisson.
+    /// If the latch is open, the call needs one round trip. Otherwise the thread sleeps until the
+    /// message of the last count-down arrives, and then asks the server. (If the message is lost,
+    /// the thread asks after about 5 s.) One thread asks for all waiting threads of this process.
+    /// If a program sets a new count before this process has asked, the wait may go on until the
+    /// new count is zero, as in Redisson.
     ///
     /// # Errors
     ///
-    /// The errors of [`count`](Self::count). [`Client::shutdown`] also ends waits, with
-    /// [`ShutDown`](ErrorKind::ShutDown). [`Expired`](ErrorKind::Expired) if the latch's [time to
+    /// The errors of [`count`](Self::count). [`ShutDown`](ErrorKind::ShutDown) also if
+    /// [`Client::shutdown`] ends the wait. [`Expired`](ErrorKind::Expired) if the latch's [time to
     /// live](Self::try_set_count_for) has ended and this process did not receive the message of the
     /// last count-down.
     ///
-    /// All verbs that wait can return these errors.
+    /// All methods that wait can return these errors.
     ///
     /// # Blocking
     ///
     /// Blocks until the latch is open, or an error ends the wait. Each request lasts for at most
-    /// [`response_timeout`](crate::ClientBuilder::response_timeout), also in an outage.
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout), even in an outage.
     pub fn wait(&self) -> Result<(), Error> {
         self.await_open(Wait::FOREVER).map(drop)
     }
@@ -252,10 +254,10 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// Blocks for at most `wait`. (A reply under way is awaited for 50 ms at least, or three round
-    /// trips to a distant server.) If `wait` ends during a request, the call returns `TimedOut` if
-    /// the server has answered an earlier request of this call, or any request over the same
-    /// connection within the last second. Otherwise it returns an error.
+    /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
+    /// round trips to a distant server.) If `wait` ends during a request, the call returns
+    /// `TimedOut` if the server has answered an earlier request of this call, or any request over
+    /// the same connection within the last second. Otherwise the call returns an error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -264,18 +266,19 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled). The other errors are those of [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled. The other errors are those of
+    /// [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Blocks until the latch is open, or an error or the cancel ends the wait. A cancel ends the
-    /// wait at once, even during a request.
+    /// Blocks until the latch is open, or an error or the cancellation ends the wait. The
+    /// cancellation ends the wait at once, even during a request.
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
 
     /// Blocks until the latch is open, or returns [`TimedOut`](Waited::TimedOut) at the end of
-    /// `wait`. All other ways to wait are short forms of this one.
+    /// `wait`. All other methods that wait are short forms of this method.
     ///
     /// # Errors
     ///
@@ -291,13 +294,14 @@ impl CountDownLatch {
         self.await_open(wait.into())
     }
 
-    /// Removes the latch, which opens it and wakes the waiters. Returns `false` if there was none.
+    /// Removes the latch, which opens it and wakes the waiters. Returns `false` if the latch had no
+    /// count.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
-    /// message says whether the latch may have been removed), or if the key holds other data, which
-    /// stays as it is. The other errors are those of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer (the message says whether the latch may have been removed), or if the key holds other
+    /// data, which stays unchanged. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -325,7 +329,7 @@ impl CountDownLatch {
             return Err(Error::nameless("a latch"));
         }
         if self.site.core.is_cluster() && self.site.name.contains('{') {
-            // For the channel, Redisson always puts braces around the name.
+            // Redisson always puts braces around the name to make the name of the channel.
             let message =
                 "in a cluster, a latch's name must not have braces: its channel would be in \
                  another slot than its key"
@@ -338,7 +342,8 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // `count` asks the server itself, since a leader may have asked long ago and sleep now.
+            // `count` sends its own request. If the thread queued behind a leader, the leader might
+            // sleep and have old news.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
@@ -378,12 +383,13 @@ impl Synchronizer for CountDownLatch {
         LatchRequestState::default()
     }
 
-    /// A message is only a hint, since it may come from another database or an earlier count.
+    /// A message is only a hint, because it may come from another database or from an earlier
+    /// count.
     fn collect(&self, _: &mut Lead<LatchRequestState>, _: &Claim<'_, ()>) -> Option<()> {
         None
     }
 
-    /// Asks whether the latch is open, for all threads that came before the request.
+    /// Asks whether the latch is open, for all threads that arrived before the request.
     fn ask(
         &self,
         lead: &mut Lead<LatchRequestState>,
@@ -391,14 +397,14 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A later thread may wait for another count, since a program may set a new one.
+        // A thread that arrives later may wait for another count, because a program may set a new
+        // count.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. The end of the time to live sends no
-        // message. So if a message has come since the latch was seen closed, the last message
-        // decides.
+        // message. So if a message has come since the latch had a count, the last message decides.
         let was_opened = || {
             let has_spoken = heard != request_state.heard || listening.public.has_spoken();
             has_spoken && listening.public.message() == OPENED
@@ -446,15 +452,15 @@ impl fmt::Debug for CountDownLatch {
 /// The leader's last query.
 #[derive(Debug, Default)]
 pub(crate) struct LatchRequestState {
-    /// The number of threads that had come before the query.
+    /// The number of threads that had arrived before the query.
     arrivals: u64,
-    /// The earliest time, by [`clock`], at which the latch's time to live may have ended.
+    /// The earliest time on [`clock`] at which the latch's time to live may have ended.
     ends: Option<u64>,
-    /// The channel's version before the query.
+    /// The version of the latch's channel before the query.
     heard: Option<u64>,
 }
 
-/// The message of a count that has become zero.
+/// The message that a count has become zero.
 const OPENED: &[u8] = b"0";
 
 /// One latch in one client.
@@ -513,9 +519,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so it asks at once. It keeps the request
-        // state. Without it, the leader would take the end of the latch's time to live for the last
-        // count-down.
+        // The next leader may wait for another count, so it asks at once. It gets the request state
+        // of this leader. Without this state, it would take the end of the latch's time to live for
+        // the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

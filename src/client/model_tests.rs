@@ -1,5 +1,5 @@
-//! Models of a whole lock, in many orders of its threads' steps: handle, gate, waiting loop, lane,
-//! link and subscriber, of one or two clients, with a model's server.
+//! Models of a whole lock, in many interleavings of its threads. They run the handles, gates,
+//! waiting loop, lane, link and subscriber of one or two clients against the model server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,7 +54,7 @@ impl Process {
         self.subscriber.join().unwrap();
     }
 
-    /// Checks that the server has each hold that is not lost.
+    /// Checks that the server has each hold that this process does not count as lost.
     fn check(&self, server: &ModelServer) {
         let gate = &Site::of(&self.core, NAME).gate;
         let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
@@ -65,12 +65,12 @@ impl Process {
     }
 }
 
-/// Takes the lock by a random verb.
+/// Takes the lock by a random method.
 fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     if thread_rng().gen_bool(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
 }
 
-/// Takes the lock by a random verb that does not wait for ever.
+/// Takes the lock by a random method with a limited wait.
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock().map(Attempt::into_option),
@@ -93,7 +93,7 @@ fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     }
 }
 
-/// A thread that uses the lock a few times.
+/// Uses the lock a few times.
 fn user(lock: &dyn Lock, inside: &AtomicUsize) {
     for _ in 0..ROUNDS {
         let Some(guard) = take(lock).unwrap() else {
@@ -114,7 +114,8 @@ fn user(lock: &dyn Lock, inside: &AtomicUsize) {
     }
 }
 
-/// Lets `threads` threads of each process use the lock. Returns how often the server refused it.
+/// Runs `threads` threads of each process, which use the lock. Returns how often the server refused
+/// the lock.
 fn play(
     processes: usize,
     threads: usize,
@@ -124,7 +125,7 @@ fn play(
     play_on(&ModelServer::start(), processes, threads, lock, user, |_| {})
 }
 
-/// As [`play`], but on this server. `check` gets the server at the end.
+/// Does the same as [`play`] on this server, and then calls `check` with the server.
 fn play_on(
     server: &Arc<ModelServer>,
     processes: usize,
@@ -163,8 +164,8 @@ fn one_holds_at_a_time_and_every_thread_ends() {
     });
 }
 
-/// A script whose reply was lost may run later, but never while another thread has the lock. That
-/// thread may be of the same process.
+/// A script whose reply was lost may run later, but never while another thread has the lock. The
+/// other thread may be of the same process.
 #[test]
 fn a_script_runs_under_no_other_tenancy() {
     let uses = |lock: &dyn Lock, tenancies: &AtomicUsize| {
@@ -203,7 +204,8 @@ fn a_script_runs_under_no_other_tenancy() {
     }
 }
 
-/// A process does not ask for a lock that it has.
+/// A process sends its release before the next request, so it never asks for a lock that it still
+/// has.
 #[test]
 fn a_release_goes_out_before_the_next_request() {
     explore(1_000, || {
@@ -285,7 +287,7 @@ fn no_thread_holds_after_a_shutdown() {
 #[test]
 fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
-        // The renewer gives such a grant back. No thread of this model may wait for that.
+        // The renewer gives such a grant back. No thread of this model may wait for the renewer.
         let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             process.lock().force_unlock().unwrap();
@@ -316,13 +318,13 @@ fn a_shutdown_ends_every_wait() {
     });
 }
 
-/// A thread holds a lock for a while, and another one takes the lock away. The holder keeps or
+/// One thread holds a lock for a while, and another thread takes the lock away. The holder keeps or
 /// releases its guard. Connections of the subscriber break in the meantime.
 fn take_away(keeps: bool, breaks: bool) {
     let server = ModelServer::start();
     let (core, jobs) = Core::model_with_jobs(&server);
     let process = Process::of(Arc::clone(&core));
-    // With another waiter, the subscriber has a connection by now, or will have one soon.
+    // If there is another waiter, the subscriber has a connection or will soon have one.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = process.client.reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
@@ -377,7 +379,7 @@ fn take_away(keeps: bool, breaks: bool) {
     }
     wheel.join().unwrap();
     thief.join().unwrap();
-    // The next holder has another hold, for which no loss was reported.
+    // The next holder has another hold, and the loss of the first hold does not affect it.
     let next = lock.lock().unwrap();
     assert!(next.is_held());
     next.unlock().unwrap();

@@ -1,4 +1,4 @@
-//! Which state a client keeps for the names that it has used.
+//! Tests of the state that a client keeps for the names that it has used.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 
-/// A small number is enough, since the test counts the names.
+/// The number of names. A small number is enough, because the test counts the names.
 const NAMES: usize = 100;
 
 /// A client keeps the last changes of its semaphores for ten seconds: `scripts/changes.rs`.
