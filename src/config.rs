@@ -15,8 +15,9 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::observe::Observer;
 
-/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
-/// not usable, [`connect`](Self::connect) returns an error. Settings do not change later.
+/// The settings of a [`Client`] before it connects. [`Client::builder`] returns one. If a setting
+/// is not usable, [`connect`](Self::connect) returns an error. The settings of a connected client
+/// do not change.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -39,7 +40,7 @@ pub struct ClientBuilder {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) name: Option<String>,
-    /// The first part of each key, before the name that the user gave.
+    /// The prefix of each key, which the client puts before the name that the user gave.
     pub(crate) prefix: String,
     pub(crate) connection: Settings,
     pub(crate) watchdog_timeout: Duration,
@@ -56,19 +57,20 @@ pub(crate) struct Config {
     pub(crate) tls_client_certificate_with: Option<Provider<Identity>>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     pub(crate) observers: Vec<Arc<dyn Observer>>,
-    /// The other clients of the same server in memory, whose leases age together.
+    /// The other clients of the same in-memory server, whose leases age together with this
+    /// client's.
     #[cfg(feature = "in-memory")]
     pub(crate) ages_with: Option<AgeTogether>,
 }
 
-// Only the user's callbacks keep the compiler from deriving these traits. The client catches a
-// panic of a callback, and calls the callback again later.
+// The compiler does not derive these traits only because of the user's callbacks. The client
+// catches a panic of a callback, and calls the callback again later.
 impl UnwindSafe for Config {}
 impl RefUnwindSafe for Config {}
 
 impl Config {
-    /// The times for which a waiter for a fair lock keeps its place: a waiter of this library, and
-    /// a waiter of Redisson's.
+    /// The times for which a waiter for a fair lock keeps its place without a keep-alive: first for
+    /// a waiter of redlatch, then for a waiter of Redisson.
     pub(crate) fn fair_waits(&self) -> [Duration; 2] {
         [self.fair_wait_timeout, self.redisson_fair_lock_wait_timeout]
     }
@@ -111,10 +113,11 @@ impl ClientBuilder {
     }
 
     /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
-    /// client's [`id`](crate::Client::id). A space, or any other character that the server allows
-    /// in no name, becomes `-`. If the server refuses the name, the connections have no name.
-    /// [`OwnerProcess`](crate::status::OwnerProcess) reads the host and the process from this name,
-    /// so end the name with `@host:process` if [`Client::status`] should show them.
+    /// client's [`id`](crate::Client::id). The client replaces each character that the server
+    /// allows in no name (for example a space) by `-`. If the server refuses the name, the
+    /// connections have no name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and
+    /// the process from this name. So if [`Client::status`] should show them, end the name with
+    /// `@host:process`.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.
@@ -123,15 +126,15 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets what the client puts before each name, so that several programs or environments can use
-    /// one server: with `shop:`, `reentrant_lock("orders")` is the lock whose key is `shop:orders`.
-    /// All other keys and channels of a name are made from that key, as by a Redisson client whose
+    /// Sets a prefix for all names, so that several programs or environments can use one server:
+    /// with `shop:`, `reentrant_lock("orders")` is the lock whose key is `shop:orders`. The names
+    /// of all other keys and channels are derived from this key, as by a Redisson client whose
     /// `NameMapper` returns `"shop:" + name`. Handles, errors, the log, observers, snapshots and
-    /// [`status`](crate::Client::status) say `orders`.
+    /// [`status`](crate::Client::status) show the name without the prefix.
     /// [`statuses`](crate::Client::statuses) finds only names with this prefix.
     ///
-    /// The prefix may have no `{` and no `}`: in a cluster the first braces of a key choose its
-    /// slot, and these must be the braces of the name. Defaults to none.
+    /// The prefix must not have `{` or `}`: in a cluster the first braces of a key choose its slot,
+    /// and these must be the braces of the name. By default there is no prefix.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.config.prefix);
         self
@@ -139,17 +142,18 @@ impl ClientBuilder {
 
     /// Sets the lease of locks and of permits of an
     /// [`ExpirableSemaphore`](crate::ExpirableSemaphore). A handle may have another lease. The
-    /// watchdog renews each lease after a third of this time. If a process dies, others wait this
-    /// long for its locks and permits.
+    /// watchdog renews each lease when a third of it has passed. If a process dies, others wait
+    /// this long for its locks and permits.
     ///
-    /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.
+    /// From 10 ms to a year. Defaults to 30 s, like Redisson's `lockWatchdogTimeout`.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
         self.config.watchdog_timeout = timeout;
         self
     }
 
-    /// Sets the longest time for which the watchdog renews one lock or permit. After that the lease
-    /// ends, and the guard reports the loss. So a thread that hangs does not keep a lock for ever.
+    /// Sets the maximum time for which the watchdog renews one lock or permit. After this time the
+    /// lease ends, and the guard reports the loss. So a thread that hangs does not keep a lock for
+    /// ever.
     ///
     /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
@@ -157,10 +161,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. Its process
-    /// sends a keep-alive every second, or every third of this time if that is less. redlatch's
-    /// clients skip a killed waiter at once; Redisson's clients skip it after this time or later:
-    /// see [`FairLock`](crate::FairLock).
+    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. The waiter's
+    /// process sends a keep-alive every second, or every third of this time if that is less.
+    /// redlatch's clients skip a killed waiter at once. Redisson's clients skip it after this time
+    /// or later: see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
@@ -168,25 +172,25 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter of Redisson's for a fair lock keeps its place. Set the
+    /// Sets how long a Redisson waiter for a fair lock keeps its place. Set the
     /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
-    /// is more. If this setting is longer than theirs, a dead waiter of Redisson's may block the
-    /// queue for this time, once for each of Redisson's waiters before it. If this setting is
+    /// is more. If this setting is longer than Redisson's setting, a dead Redisson waiter may block
+    /// the queue for this time, once for each of Redisson's waiters before it. If this setting is
     /// shorter, Redisson may drop live waiters of redlatch, which return to the head of the queue.
     ///
-    /// From 1 ms to a year. Defaults to 5 minutes, as `fairLockWaitTimeout` does. All clients of a
-    /// lock need the same value. No effect where no Redisson client uses the lock.
+    /// From 1 ms to a year. Defaults to 5 minutes, like `fairLockWaitTimeout`. All clients of a
+    /// lock need the same value. No effect if no Redisson client uses the lock.
     pub fn redisson_fair_lock_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.redisson_fair_lock_wait_timeout = timeout;
         self
     }
 
-    /// Sets how long the client may take to open a connection: TCP, TLS, user and password, and the
-    /// identification of the server.
+    /// Sets how long the client may take to open a connection. This includes TCP, TLS, user and
+    /// password, and the identification of the server.
     ///
     /// The client cannot interrupt the system's look-up of a host's name. (With glibc it takes 5 s
-    /// for each try of each name server, unless `resolv.conf` says otherwise.) While no name server
-    /// answers, a call takes that much longer. An address needs no look-up.
+    /// for each attempt at each name server, unless `resolv.conf` sets another time.) While no name
+    /// server answers, a call takes this much longer. An IP address needs no look-up.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -194,13 +198,14 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long the server may take to answer. After that the outcome of a command is unknown:
-    /// the caller gets an error, and the client releases in the background anything that the
-    /// command may have taken.
+    /// Sets how long the server may take to answer. After this time the outcome of a command is
+    /// unknown: the caller gets an error, and the client releases in the background anything that
+    /// the command may have taken.
     ///
-    /// A call's own limit, deadline or cancel token ends a request sooner: on a server that does
+    /// A call's own limit, deadline or cancel token may end a request sooner: on a server that does
     /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
-    /// call fails after
+    /// call fails after:
+    ///
     /// - this time;
     /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
     ///   connection;
@@ -208,7 +213,7 @@ impl ClientBuilder {
     ///   thread's request on the same connection;
     /// - at most three times the sum, if that connection breaks and the request is sent once more.
     ///
-    /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
+    /// From 1 ms to a year. Defaults to 3 s, like Redisson's `timeout`.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.config.connection.response_timeout = timeout;
         self
@@ -216,22 +221,22 @@ impl ClientBuilder {
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
     /// connection. The client opens each connection at its first use. It has two more connections,
-    /// for renewals and messages.
+    /// one for renewals and one for messages.
     ///
-    /// From 1 to 1,024. The default depends on the round trip measured at connect: four on the same
-    /// machine, up to sixteen over a network. With [`connect_lazy`](Self::connect_lazy) the default
-    /// is eight.
+    /// From 1 to 1,024. The default depends on the round trip that the client measures when it
+    /// connects: four on the same machine, up to sixteen over a network. With
+    /// [`connect_lazy`](Self::connect_lazy) the default is eight.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
         self
     }
 
     /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
-    /// near server answers sooner than the system wakes a sleeping thread and a sleeping processor.
-    /// But a thread that polls keeps a processor busy. So only one thread of the process polls at a
-    /// time, and it yields to threads that can run. The less often replies come within this time,
-    /// the less often the client polls. [Performance](crate::guide::performance) says when polling
-    /// pays.
+    /// server on the same machine answers sooner than the system can wake a sleeping thread on an
+    /// idle processor. But a thread that polls keeps a processor busy. So only one thread of the
+    /// process polls at a time, and it yields to other threads that can run. If replies seldom come
+    /// within this time, the client polls less often. [Performance](crate::guide::performance) says
+    /// when polling is useful.
     ///
     /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
     /// thread polls.
@@ -241,8 +246,8 @@ impl ClientBuilder {
     }
 
     /// Sets whether messages in a cluster use sharded channels (`SPUBLISH`) or channels of the
-    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value, or they do not wake
-    /// each other. Redisson uses sharded channels from 3.22 on, unless its
+    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value. Otherwise they do
+    /// not wake each other. Redisson uses sharded channels since 3.22, unless its
     /// `shardedSubscriptionMode` is `OFF`.
     ///
     /// Defaults to `true`. No effect with one server.
@@ -251,24 +256,24 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiting call goes on after its first failure, so that it outlasts a restart
-    /// of the server or a failover. The call goes on while
+    /// Sets how long a waiting call continues after its first failure, so that it outlasts a
+    /// restart of the server or a failover. The call continues while
     ///
-    /// - the server cannot be reached, breaks the connection, does not answer in time, has no
-    ///   connection left (`maxclients`), still loads its data, or has become a replica;
+    /// - the server cannot be reached, breaks the connection, does not answer in time, has no free
+    ///   connection (`maxclients`), still loads its data, or has become a replica;
     /// - there is no master, or no server for a slot;
     /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
     ///   own `min-replicas-to-write`.
     ///
-    /// When the server answers again, the next outage gets the full time. (For missing replicas, it
-    /// gets the full time once they have been back for that long.)
+    /// After an outage, the next outage gets the full time again. (After a lack of replicas, the
+    /// next lack gets the full time if there have been enough replicas for this time.)
     ///
-    /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
-    /// password or a server without memory (`maxmemory`), ends the wait at once. A call without a
-    /// wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect)
-    /// fail at once. But if there is no master, they look for one for up to
-    /// [`connect_timeout`](Self::connect_timeout) with Sentinels, and for that time and
-    /// [`response_timeout`](Self::response_timeout) in a cluster.
+    /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
+    /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call
+    /// without a wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and
+    /// [`connect`](Self::connect) fail at once. But if there is no master, they look for one. With
+    /// Sentinels, they look for up to [`connect_timeout`](Self::connect_timeout). In a cluster,
+    /// they look for up to the sum of this time and [`response_timeout`](Self::response_timeout).
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another
     /// master: their `down-after-milliseconds` and a few seconds. With zero, the first failure ends
@@ -279,20 +284,20 @@ impl ClientBuilder {
     }
 
     /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
-    /// each wait. The warning says who has the lock, as far as the server can tell: `waited 5 s for
-    /// "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC by its
-    /// clock, for 25 s more unless it renews; 3 waiters before this one`. The wait goes on. Each
-    /// client logs at most one such line a second, and one a minute for each name. For one name,
-    /// all clients together log at most one line a second. Waits over these limits are logged
-    /// later. Each line costs one [`status`](crate::Client::status), called by a thread of the
-    /// client.
+    /// each wait. The warning names the holder of the lock, as far as the server knows it: `waited
+    /// 5 s for "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC
+    /// by its clock, for 25 s more unless it renews; 3 waiters before this one`. The wait
+    /// continues. Each client logs at most one such line a second, and one a minute for each name.
+    /// For one name, all clients together log at most one line a second. Waits over these limits
+    /// are logged later. Each line costs one [`status`](crate::Client::status), which a thread of
+    /// the client calls.
     ///
     /// If the thread holds other locks of this client, the client logs a second line at once, for
     /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if
     /// the other side waits for that`. Threads that take the same locks in different orders may
-    /// wait for each other for ever, since the watchdog renews their locks. Locks in owned guards
+    /// wait for each other for ever, because the watchdog renews their locks. Locks in owned guards
     /// are not mentioned, because they belong to no thread. Waits for latches, barriers and
-    /// elections are usually long, so the client logs only this second line for them.
+    /// elections are usually long, so for these waits the client logs only the second line.
     ///
     /// With [`Duration::MAX`], the client logs none of these lines. Defaults to 5 s.
     pub fn slow_wait(mut self, after: Duration) -> Self {
@@ -300,21 +305,22 @@ impl ClientBuilder {
         self
     }
 
-    /// Adds an observer, to which the client reports its waits, holds, losses and renewals. With
-    /// several calls the client reports each event to all observers, in the order of the calls.
+    /// Adds an observer. The client reports its waits, holds, losses and renewals to the observer.
+    /// If there are several observers, the client reports each event to all of them, in the order
+    /// of the calls of this method.
     ///
-    /// Defaults to none.
+    /// By default there is no observer.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.config.observers.push(Arc::new(observer));
         self
     }
 
     /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
-    /// Then the client notices within milliseconds that another client has deleted its lock.
-    /// Without tracking, it notices this only at its next renewal.
+    /// With tracking, the client notices within milliseconds that another client has deleted its
+    /// lock. Without tracking, it notices this only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. After that it costs a request for each
-    /// hold and for each of its renewals, an entry in the server's table
+    /// Tracking costs nothing in the first 100 ms of a hold. After that it costs one request for
+    /// each hold and for each of its renewals. It also needs an entry in the server's table
     /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
     /// times a second, the client skips some of the requests. It does not track more than 10,000
     /// keys. If the server refuses to track keys, the client logs a line.
@@ -326,9 +332,9 @@ impl ClientBuilder {
     }
 
     /// Sets whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs
-    /// scripts of several clients side by side, so two clients may get one lock. Allow it only if
-    /// your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested with
-    /// Garnet.
+    /// scripts of several clients in parallel, so two clients may get the same lock. Allow Garnet
+    /// only if your server runs with the setting `lua-transaction-mode`. redlatch is not tested
+    /// with Garnet.
     ///
     /// Defaults to `false`.
     pub fn allow_garnet(mut self, allowed: bool) -> Self {
@@ -336,30 +342,30 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the user and password for the server, in place of those in the URL, without
-    /// percent-encoding. An empty user is the server's default user. With Sentinels, these are for
-    /// the servers that the Sentinels watch.
+    /// Sets the user and password for the server, without percent-encoding. They replace the user
+    /// and password of the URL. An empty user is the server's default user. With Sentinels, these
+    /// are for the servers that the Sentinels watch.
     pub fn credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.credentials = Some(Credentials::new(user, password));
         self
     }
 
-    /// Sets a function that returns the user and password for the server, in place of those in the
+    /// Sets a function that returns the user and password for the server. They replace those of the
     /// URL and of [`credentials`](Self::credentials). Use it for tokens that expire after minutes,
-    /// and for passwords that change while the client lives. The client calls it for each
-    /// connection that it opens, and when three quarters of the time for which the credentials are
-    /// valid ([`Credentials::valid_for`]) have passed. After that second kind of call, open
-    /// connections log in again (`AUTH`), and the client replaces its connections for messages.
-    /// With Sentinels, the credentials are for the servers that the Sentinels watch; in a cluster,
-    /// they are for all servers.
+    /// and for passwords that change while the client lives. The client calls the function for each
+    /// connection that it opens. It also calls the function when three quarters of the time for
+    /// which the credentials are valid ([`Credentials::valid_for`]) have passed. After this second
+    /// kind of call, open connections log in again (`AUTH`), and the client replaces its
+    /// connections for messages. With Sentinels, the credentials are for the servers that the
+    /// Sentinels watch. In a cluster, they are for all servers.
     ///
-    /// `provider` may block: it runs on a thread of its own (`redlatch-creds`), one call at a time.
-    /// A thread that opens a connection waits for the result within
-    /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, that counts as an
-    /// outage: waits go on, the client renews locks over its open connections, and it calls
+    /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
+    /// thread that opens a connection waits for the result within
+    /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, this counts as an
+    /// outage: waits continue, the client renews locks over its open connections, and it calls
     /// `provider` again for the next connection. If the server refuses the credentials, the client
-    /// calls `provider` once more at once. `provider` must not use this client, whose calls may
-    /// wait for it.
+    /// calls `provider` once more at once. `provider` must not use this client, because the
+    /// client's calls may wait for `provider`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -388,29 +394,31 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the user and password for the Sentinels, in place of `sentinelUsername` and
-    /// `sentinelPassword` in the URL. An empty user is their default user.
+    /// Sets the user and password for the Sentinels. They replace `sentinelUsername` and
+    /// `sentinelPassword` of the URL. An empty user is the Sentinels' default user.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.sentinel_credentials = Some(Credentials::new(user, password));
         self
     }
 
     /// Sets a function that maps the address of a server to the address at which this client
-    /// reaches that server; `None` leaves the address as it is. Use it for servers behind a network
-    /// address translation, such as Docker's, which name each other by addresses of their own
-    /// network. It is like Redisson's `NatMapper`. The client maps each address in the answers of
-    /// Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not those in the URL. If a server of a
-    /// cluster names only a port, the client uses the host by which it reaches that server.
+    /// reaches that server. If the function returns `None`, the address stays as it is. Use it for
+    /// servers behind network address translation, such as Docker's, which give each other
+    /// addresses of their own network. It is like Redisson's `NatMapper`. The client maps each
+    /// address in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the
+    /// addresses in the URL. If a server of a cluster returns only a port, the client uses the host
+    /// at which it reaches that server.
     ///
     /// The client uses the mapped address everywhere. Errors, the log and
     /// [`snapshot`](crate::Client::snapshot) show the mapped address, and the server's TLS
-    /// certificate must name the mapped host. A [`MultiLock`](crate::MultiLock) orders locks of the same name by mapped addresses. (The
-    /// address in a server's own message, such as `MOVED 866 10.0.0.1:7001`, is not changed.)
+    /// certificate must name the mapped host. A [`MultiLock`](crate::MultiLock) orders locks of the
+    /// same name by mapped addresses. (An address in the text of a server's error, such as `MOVED
+    /// 866 10.0.0.1:7001`, is not changed.)
     ///
-    /// `map` must return at once: any thread that reads an address calls it, also a thread that
-    /// waits for a lock, or a thread of the client. The client calls `map` anew for each answer,
-    /// with none of its mutexes held. `map` must not use this client. If `map` panics, the client
-    /// ignores that address.
+    /// `map` must return at once, because any thread that reads an address calls it, including
+    /// threads that wait for a lock and threads of the client. The client calls `map` again for
+    /// each answer, with none of its mutexes held. `map` must not use this client. If `map` panics,
+    /// the client ignores the address.
     ///
     /// ```no_run
     /// use std::collections::HashMap;
@@ -425,7 +433,7 @@ impl ClientBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// By default the client uses the addresses as they are named. No effect with one server.
+    /// By default the client uses the addresses as they are. No effect with one server.
     pub fn address_map(
         mut self,
         map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static,
@@ -435,12 +443,12 @@ impl ClientBuilder {
     }
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few replicas do, the client releases the lock, and the call returns a
-    /// transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. If
-    /// too few replicas acknowledge a renewal, the renewal has failed: the guard's state is
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
-    /// succeeds before the lease ends, the lock is lost. So at least `count` replicas have each
-    /// lock that a guard calls held, with its lease.
+    /// as taken. If too few replicas acknowledge it, the client releases the lock, and the call
+    /// returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their
+    /// number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's state
+    /// is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. So for each lock that a guard reports as
+    /// held, at least `count` replicas have the lock and its lease.
     ///
     /// The setting applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an
@@ -458,23 +466,23 @@ impl ClientBuilder {
     ///   all replicas.
     /// - A replica that has acknowledged may restart empty and then become the master. (The client
     ///   does not use `WAITAOF`.)
-    /// - A master that is cut off goes on for a while beside its successor, and some replicas may
-    ///   still acknowledge its writes. The server's settings `min-replicas-to-write` and
-    ///   `min-replicas-max-lag` limit that time.
+    /// - A master that is cut off from the network works for some time beside its successor, and
+    ///   some replicas may still acknowledge its writes. The server's settings
+    ///   `min-replicas-to-write` and `min-replicas-max-lag` limit this time.
     ///
-    /// So where money is at stake, the write under the lock must still be conditional.
+    /// So if money is at stake, the write under the lock must still be conditional.
     ///
     /// In a cluster, the replicas are those of the master that has the name's slot. When a slot
-    /// moves, a lock that is held moves with it. The client asks only at the next renewal whether
-    /// the new master's replicas have that lock.
+    /// moves, a held lock moves with it. The client finds out only at the next renewal whether the
+    /// new master's replicas have the lock.
     ///
     /// The cost: `WAIT` follows the requests in the same packet, once for all requests that threads
-    /// send together. A call that takes a free lock takes longer by one trip from the master to a
-    /// replica. A hand-over from another process takes longer by that trip and a round trip. Other
-    /// calls on the same connection may wait for up to `within`, so a lease must be longer than
-    /// that. The error may come up to 100 ms after `within`, because the server checks its clock
-    /// that rarely. A new replica counts after up to a second. A renewal waits for at most a
-    /// twenty-fourth of `watchdog_timeout`.
+    /// send together. A call that takes a free lock takes longer by the round trip between the
+    /// master and a replica. A hand-over from another process takes longer by this time and one
+    /// more round trip to the server. Other calls on the same connection may wait for up to
+    /// `within`, so a lease must be longer than `within`. The error may come up to 100 ms after
+    /// `within`, because the server checks the time only every 100 ms. A new replica counts after
+    /// up to a second. A renewal waits for at most a twenty-fourth of `watchdog_timeout`.
     ///
     /// `count` is 1 or more, `within` from 1 ms to a year. By default no call waits for replicas.
     /// The server's user needs the right to `WAIT`, or [`connect`](Self::connect) fails.
@@ -483,7 +491,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the certificate authorities that the client trusts with TLS (for Sentinels, too), in
+    /// Sets the certificate authorities that the client trusts with TLS (also for Sentinels), in
     /// place of the system's. `pem` has one or more certificates in PEM, as read from a file. A
     /// self-signed certificate is its own authority.
     ///
@@ -495,12 +503,13 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a certificate for servers that ask for one (mutual TLS). `certificates` has the
-    /// client's certificate, followed by intermediate ones. `key` is its private key, PKCS #8. Both
-    /// are in PEM, as read from files.
+    /// Sets a certificate for servers that require one (mutual TLS). `certificates` has the
+    /// client's certificate, followed by intermediate certificates. `key` is its private key, PKCS
+    /// #8. Both are in PEM, as read from files.
     ///
     /// If a certificate or the key is invalid, or they do not match, [`connect`](Self::connect)
-    /// returns an error of kind [`Config`](ErrorKind::Config). Defaults to none.
+    /// returns an error of kind [`Config`](ErrorKind::Config). By default the client has no
+    /// certificate.
     #[cfg(feature = "tls")]
     pub fn tls_client_certificate(
         mut self,
@@ -512,19 +521,20 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that returns the certificates and the key for servers that ask for a
-    /// certificate, in place of those of [`tls_client_certificate`](Self::tls_client_certificate)
-    /// and in the same form. Use it for certificates that are renewed while the client lives. The
-    /// client calls it for each connection that it opens, also to Sentinels. Open connections stay,
-    /// since a server checks a certificate only when a connection begins.
+    /// Sets a function that returns the certificates and the key for servers that require a
+    /// certificate. They replace those of [`tls_client_certificate`](Self::tls_client_certificate),
+    /// and have the same form. Use it for certificates that are renewed while the client lives. The
+    /// client calls the function for each connection that it opens, also to Sentinels. Open
+    /// connections stay open, because a server checks a certificate only when a connection begins.
     ///
-    /// `provide` may block: it runs on a thread of its own (`redlatch-certs`), one call at a time.
-    /// A thread that opens a connection waits for the result within
-    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, that
-    /// counts as an outage. So do certificates that are invalid or do not match the key, for
-    /// example because their files are just being replaced. The error says why, waits go on, the
-    /// client renews locks over its open connections, and it calls `provide` again for the next
-    /// connection. `provide` must not use this client, whose calls may wait for it.
+    /// `provide` may block: it runs on its own thread (`redlatch-certs`), one call at a time. A
+    /// thread that opens a connection waits for the result within
+    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, this
+    /// counts as an outage. Certificates that are invalid or do not match the key also count as an
+    /// outage, because their files may just be being replaced. The error has the cause, waits
+    /// continue, the client renews locks over its open connections, and it calls `provide` again
+    /// for the next connection. `provide` must not use this client, because the client's calls may
+    /// wait for `provide`.
     ///
     /// ```no_run
     /// use std::fs;
@@ -624,17 +634,17 @@ impl ClientBuilder {
 }
 
 impl std::fmt::Debug for ClientBuilder {
-    /// Leaves out the URL, which may have a password.
+    /// The URL is left out, because it may have a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
-/// Checks the time to live of a synchronizer that may have no end ([`Duration::MAX`]).
+/// Checks the time to live of a synchronizer. [`Duration::MAX`] means no end.
 pub(crate) fn check_expiry(time_to_live: Duration) -> Result<(), Error> {
     if time_to_live == Duration::MAX { Ok(()) } else { check_time_to_live(time_to_live) }
 }
 
-/// Checks a time to live, before the client sends a request.
+/// Checks a time to live. The caller does this before it sends a request.
 pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     const LONGEST: Duration = Duration::from_millis(10_000_000_000_000);
     if (SHORTEST_TIMEOUT..=LONGEST).contains(&time_to_live) {
@@ -647,7 +657,7 @@ pub(crate) fn check_time_to_live(time_to_live: Duration) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, message))
 }
 
-/// Checks the lease of a watched hold. `setting` is where the lease comes from.
+/// Checks the lease of a watched hold. `setting` names the source of the lease.
 pub(crate) fn check_watchdog(setting: &str, timeout: Duration) -> Result<(), Error> {
     if (SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(&timeout) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Errors, whose messages give the state of the lock.
+//! Errors. The message of an error includes the state of the lock.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,8 +14,8 @@ use redlatch_client::sync::is_forked;
 /// # Server trouble
 ///
 /// The kinds from [`Unavailable`](Self::Unavailable) to [`Refused`](Self::Refused) say how the
-/// server, or the connection to it, failed. [Operations](crate::guide::operations#errors) says
-/// which kinds may pass by themselves, and during which kinds a blocking call keeps waiting.
+/// server, or the connection to the server, failed. [Operations](crate::guide::operations#errors)
+/// says which kinds may pass by themselves, and for which kinds a blocking call keeps waiting.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind};
@@ -40,8 +40,8 @@ use redlatch_client::sync::is_forked;
 pub enum ErrorKind {
     /// The calling thread does not hold the lock, or no permit has this id. Nothing was changed.
     NotHeld,
-    /// The lock or permit was lost before it was released: its lease ended, or it was deleted or
-    /// taken by force. Work done since the loss was not protected.
+    /// The lock or permit was lost before it was released, because its lease ended, or because it
+    /// was deleted or taken by force. Work after the loss was not protected.
     LeaseLost,
     /// The lock is held, but may end within the time given to [`check`](crate::LockGuard::check).
     EndsTooSoon,
@@ -50,7 +50,7 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down, and holds nothing.
     ShutDown,
-    /// The process was forked after its parent had connected a client. Nothing was done, and the
+    /// The process is a forked child whose parent had connected a client. Nothing was done, and the
     /// parent keeps its locks. Fork before the first client connects.
     Forked,
     /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
@@ -80,14 +80,15 @@ pub enum ErrorKind {
     Refused,
     /// The server's answer makes no sense.
     Protocol,
-    /// A [`Script`](crate::Script) ended with an error, which the message quotes. What the script
-    /// had written before the error remains.
+    /// A [`Script`](crate::Script) ended with an error, which the message quotes. The script's
+    /// writes before the error remain.
     Script,
     /// The calling thread would wait for itself: it holds the read lock and asks for the write
     /// lock, or it holds a lock and asks for it again through a
     /// [`non_reentrant`](crate::Lock::non_reentrant) handle. Nothing was changed.
     WouldDeadlock,
-    /// The barrier is broken: a party left early or died. No party of this generation passed it.
+    /// The barrier is broken, because a party left early or died. No party of this generation
+    /// passed.
     Broken,
     /// The latch's time to live ended before its count reached zero.
     Expired,
@@ -142,8 +143,8 @@ impl ErrorKind {
         }
     }
 
-    /// Whether trouble of this kind may pass, and whether a wait goes on until then. A single error
-    /// may override this ([`Error::transient`], [`Error::endured`]). The table in
+    /// Whether an error of this kind may pass, and whether a wait continues until then. A single
+    /// error may override this ([`Error::transient`], [`Error::endured`]). The table in
     /// `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
         match self {
@@ -172,11 +173,12 @@ impl ErrorKind {
     }
 }
 
-/// Whether trouble may pass by itself, and whether a wait goes on until it has passed.
+/// Whether an error may pass without a change by a person, and whether a wait continues until it
+/// has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     Persistent,
-    /// The caller may repeat the call, but a wait ends with the error.
+    /// The caller may repeat the call, but the error ends a wait.
     MayPass,
     Endured(Passing),
 }
@@ -185,8 +187,8 @@ pub(crate) enum Outlook {
 ///
 /// `{error}` prints one line: the lock, the failure, the present state of the lock, and the remedy.
 /// The cause (from the system or the server) is the error's [`source`](StdError::source).
-/// `{error:#}` and `{error:?}` print the whole chain of causes. No text contains a password or data
-/// stored in Redis.
+/// `{error:#}` and `{error:?}` print the whole chain of causes. No message contains a password or
+/// data stored in Redis.
 ///
 /// ```no_run
 /// use std::thread;
@@ -231,22 +233,22 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// Because of `source`, the compiler does not implement these traits by itself. They hold, since
-// nothing changes an error after it was made.
+// The compiler does not derive these traits because of `source`. They hold, because an error is
+// never changed after it was made.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 
-/// The kind of trouble during which a wait goes on for a while.
+/// The kind of outage during which a wait continues for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
     /// The server that has the key is unreachable, is starting, does not answer, or is being
     /// replaced by another server.
     Outage,
-    /// A server answered, but it has too few replicas.
+    /// The server answered, but it has too few replicas.
     Unacknowledged,
 }
 
-/// A few words for people, such as `lease lost`.
+/// Prints a short description of the kind, such as `lease lost`.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.words())
@@ -260,9 +262,9 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether the trouble may pass by itself: the server is unreachable, is starting, is
+    /// Returns whether the error may pass by itself: the server is unreachable, is starting, is
     /// busy, is slow or is out of memory, or another server takes over. Also returns true for
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal makes the lease long enough.
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the next renewal makes the lease long enough.
     ///
     /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
@@ -270,24 +272,25 @@ impl Error {
         self.0.outlook != Outlook::Persistent
     }
 
-    /// Returns whether the server may have carried out the request, or may still carry it out,
-    /// although the client got no usable answer.
+    /// Returns whether the server may have run the request, or may still run it, although the
+    /// client got no usable answer.
     ///
-    /// - A call that *takes* (a lock or permits, also `drain_permits`) has taken nothing, and the
+    /// - A call that *takes* a lock or permits (also `drain_permits`) has taken nothing, and the
     ///   client releases in the background anything that the server granted: you may call it again.
-    /// - A call that *gives* (`unlock`, a permit's `release`, `release_many`, `release_forgotten`,
-    ///   `count_down`) is repeated in the background: do not call it again. So is the release after
-    ///   a `leave_to_expire` that failed.
+    /// - A call that *gives back* (`unlock`, a permit's `release`, `release_many`,
+    ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
+    ///   The release after a failed `leave_to_expire` is repeated, too.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
-    ///   repeated: look at the state before you call it again.
-    /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
-    /// - A call that waits at a barrier has arrived, or may have: the others may pass.
+    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is
+    ///   not repeated: look at the state before you call it again.
+    /// - `extend` has not extended the lease, as far as the guard knows: you may call it again.
+    /// - A call that waits at a barrier has arrived, or may have arrived: the other parties may
+    ///   pass.
     ///
     /// If the client cannot repeat a request in the background (because the client has ended, or
     /// the request is too old), the error's message says so.
     ///
-    /// For a query, which changes nothing, this always returns false.
+    /// For a query, the method always returns false, because a query changes nothing.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
@@ -310,13 +313,13 @@ impl Error {
         }))
     }
 
-    /// Sets whether the trouble may pass by itself. A wait ends with this error in either case.
+    /// Sets whether the error may pass by itself. In both cases the error ends a wait.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Persistent };
         self
     }
 
-    /// Marks the error as trouble during which a wait goes on. Such an error is also transient.
+    /// Marks the error as one during which a wait continues. Such an error is also transient.
     pub(crate) fn endured(mut self, passing: Passing) -> Self {
         self.0.outlook = Outlook::Endured(passing);
         self
@@ -329,7 +332,7 @@ impl Error {
         }
     }
 
-    /// Sets whether the server may have carried out the request.
+    /// Sets whether the server may have run the request.
     pub(crate) fn unknown(mut self, unknown: bool) -> Self {
         self.0.outcome_unknown = unknown;
         self
@@ -357,7 +360,7 @@ impl Error {
         self
     }
 
-    /// Puts the earlier events before the message.
+    /// Inserts the description of earlier events before the message.
     pub(crate) fn after(mut self, what: &str) -> Self {
         self.0.message.insert_str(0, what);
         self
@@ -380,9 +383,9 @@ impl Error {
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
 
-    /// `longer` is the remedy: how to hold the lock for longer.
+    /// `longer` is the remedy: what the user can do to hold the lock for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
-        // Rounded down to milliseconds, since nobody reads nanoseconds.
+        // The time is rounded down to milliseconds, because a more exact time is hard to read.
         let certain = match remaining.as_millis() {
             0 => Duration::from_micros(remaining.subsec_micros().into()),
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
@@ -401,8 +404,8 @@ impl Error {
         Self::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true).of(name)
     }
 
-    /// Makes this the error of a grant that too few replicas have, and that the client gave back.
-    /// `is_free`: whether the grant is certainly undone.
+    /// Returns the error of a grant that too few replicas have and that the client gave back.
+    /// `is_free` is true if the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -442,7 +445,7 @@ impl Error {
     }
 }
 
-/// Names with up to this many characters are shown whole.
+/// Names with at most this many characters are printed in full.
 const LONGEST_SHOWN: usize = 80;
 
 impl fmt::Display for Error {
@@ -472,7 +475,7 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
-        // An error of the redis crate repeats the text of its own source. Show that text only once.
+        // An error of the redis crate repeats the text of its source. Print this text only once.
         let below = source.source().filter(|below| below.to_string() == source.to_string());
         Some(below.unwrap_or(source))
     }
@@ -505,8 +508,8 @@ pub enum LostReason {
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
-    /// This process was forked from the process that took the lock. That process still has the
-    /// lock.
+    /// This process was forked from the process that took the lock. The parent process still has
+    /// the lock.
     Forked,
 }
 

@@ -1,7 +1,7 @@
-//! The holders and the waiters of a name on the server, and the state of a client.
+//! The holders and the waiters of a name at the server, and the state of a client.
 //!
 //! [`Client::status`] asks the server about one name, and covers all clients. [`Client::snapshot`]
-//! sends no request: it says what this client holds and waits for.
+//! sends no request, and returns the holds and waits of this client.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::scripts::{
 
 pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 
-/// The holders and waiters of a name, as the server knows them. Made by [`Client::status`].
+/// The holders and waiters of a name, as the server knows them. [`Client::status`] returns one.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -49,29 +49,31 @@ pub struct Status {
     /// The kind of synchronizer, as far as its keys show it.
     pub kind: StatusKind,
     /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
-    /// does not know when they got them, but for most owners the time of their request is known.
+    /// does not store the times of the grants, but for most owners the time of their request is
+    /// known.
     pub holders: Vec<Holder>,
-    /// The queue, the next waiter first. An entry is a process, or for a fair lock a thread.
+    /// The queue, with the next waiter first. Each entry is a process. For a fair lock, each entry
+    /// is a thread.
     pub queue: Vec<Waiter>,
-    /// How many clients wait without an entry in the queue: Redisson's waiters for a lock, and all
-    /// processes that wait for a semaphore or a latch.
+    /// The number of clients that wait without an entry in the queue. These are Redisson's waiters
+    /// for a lock, and all processes that wait for a semaphore or a latch.
     pub listeners: u64,
     /// The free permits of a semaphore, or the count of a latch.
     pub value: Option<i64>,
-    /// The last fencing token that the server has given out. Processes take tokens in advance, so a
-    /// guard may have a lower token.
+    /// The last fencing token that the server has given out. Processes take some tokens in advance,
+    /// so a guard may have a lower token.
     pub token: Option<FencingToken>,
 }
 
-/// The kind of synchronizer of a name, as far as its keys show it. A client knows more about its
-/// own synchronizers: see [`Kind`].
+/// The kind of synchronizer of a name, as far as the name's keys show it. A client knows more about
+/// its own synchronizers: see [`Kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum StatusKind {
     /// There is no key: a free lock, an open latch, a semaphore without permits, or an unused name.
     Free,
-    /// A lock. (A fair lock for which no thread waits looks the same.)
+    /// A lock. (A fair lock without waiters is also shown as `Lock`.)
     Lock,
     /// A lock with fencing tokens.
     FencedLock,
@@ -85,7 +87,7 @@ pub enum StatusKind {
     ExpirableSemaphore,
     /// A latch for which processes wait.
     CountDownLatch,
-    /// A semaphore or a latch for which no process waits: its key has only a number.
+    /// A semaphore or a latch for which no process waits. Its key has only a number.
     Number,
     /// Another program's data.
     Other,
@@ -96,11 +98,11 @@ pub enum StatusKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner. If another program has written a text that is no owner, this is that text.
+    /// The owner. If another program has written a text that is not an owner, this is that text.
     pub owner: Owner,
-    /// Whether the owner reads, so that others may read, too.
+    /// Whether the owner holds the lock for reading, so that other readers may hold it, too.
     pub shared: bool,
-    /// The owner's levels of the lock. Always 1 for redlatch, which counts re-entries in the
+    /// The number of levels of the owner. Always 1 for redlatch, which counts levels only in the
     /// process.
     pub levels: usize,
     /// The owner's remaining lease. [`Duration::MAX`] if it has no end.
@@ -109,8 +111,8 @@ pub struct Holder {
         serde(rename = "left_ms", serialize_with = "crate::json::millis")
     )]
     pub left: Duration,
-    /// When the owner's process asked for the lock, by the clock of that process. `None` if the
-    /// owner has no such time: an owner made by Redisson, or the id of a permit.
+    /// The time of the owner's request for the lock, by the clock of the owner's process. `None` if
+    /// the owner has no such time: an owner made by Redisson, or the id of a permit.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
@@ -127,16 +129,16 @@ pub struct Holder {
 pub struct Waiter {
     /// The owner, as for a [`Holder`].
     pub owner: Owner,
-    /// Whether the owner waits to read.
+    /// Whether the owner waits for reading.
     pub shared: bool,
-    /// How long the owner has waited. `None` if this is unknown, as for a waiter that has just
-    /// come, or for a fair lock.
+    /// How long the owner has waited. `None` if this is unknown, for example for a waiter that has
+    /// just come, or for a fair lock.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "waited_ms", serialize_with = "crate::json::some_millis")
     )]
     pub waited: Option<Duration>,
-    /// When the owner's process asked for the lock, as for a [`Holder`].
+    /// The time of the owner's request for the lock, as for a [`Holder`].
     #[cfg_attr(
         feature = "serde",
         serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
@@ -146,7 +148,7 @@ pub struct Waiter {
     pub process: Option<OwnerProcess>,
 }
 
-/// What a server says of itself. Made by [`Client::server_infos`].
+/// A server's information about itself. [`Client::server_infos`] returns one for each server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerInfo {
@@ -156,8 +158,8 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// Returns a field of the server's answer to `INFO`, such as `redis_version`. `None` if the
-    /// server does not have it, or the user lacks the right to `INFO`.
+    /// Returns a field of the server's answer to `INFO`, such as `redis_version`. Returns `None` if
+    /// the answer does not have the field, or the user lacks the right to `INFO`.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.info.field(name)
@@ -177,9 +179,9 @@ impl ServerInfo {
     }
 }
 
-/// The process of an owner, found by the name of its connections. The process is unknown for a
-/// Redisson client, unless its `clientName` ends with `#` and the client's id. All processes are
-/// unknown if the server does not list the names of connections.
+/// The process of an owner, found by the name of the process's connections. The process is unknown
+/// for a Redisson client, unless its `clientName` ends with `#` and the client's id. All processes
+/// are unknown if the server does not list the names of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
@@ -207,7 +209,7 @@ impl OwnerProcess {
     }
 }
 
-/// The host and the process in the default name of a client.
+/// Returns the host and the process in the default name of a client.
 pub(crate) fn place(name: &str) -> Option<(&str, u32)> {
     let (_, place) = name.rsplit_once('@')?;
     let (host, pid) = place.rsplit_once(':')?;
@@ -246,7 +248,7 @@ impl Status {
         Ok(status)
     }
 
-    /// See [`Client::check_rights`].
+    /// Implements [`Client::check_rights`].
     pub(crate) fn check_rights(core: &Arc<Core>, rights: Rights, name: &str) -> Result<(), Error> {
         let name = &core.name(&*core.key(name));
         core.check(name)?;
@@ -261,15 +263,15 @@ impl Status {
         checked.map_err(|trouble| trouble.into_error().of(name))
     }
 
-    /// Returns the log line for a long wait, or `None` if another client has just asked about the
-    /// name or the server does not answer.
+    /// Returns the log line for a long wait. Returns `None` if another client has just asked about
+    /// the name, or if the server does not answer.
     pub(crate) fn slow_line(core: &Arc<Core>, wait: &SlowWait) -> Option<String> {
         let SlowWait { name, what, waited, .. } = wait;
         let is_first = is_first_to_ask(&core.route(name), name);
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
-    /// Says why a wait of this kind, for this number of permits, has lasted so long.
+    /// Describes why a wait of this kind, for this number of permits, has lasted so long.
     fn why(
         core: &Arc<Core>,
         name: &Name,
@@ -321,7 +323,7 @@ impl Status {
                 format!("held by {}{}{left}{others}", who(holder), asked(holder))
             }
         };
-        // The server does not know who waits for permits.
+        // The server does not store who waits for permits.
         if is_for_permits {
             return format!("{waited}, {held}");
         }
@@ -333,7 +335,7 @@ impl Status {
         format!("{waited}, {held}; {before} before this one")
     }
 
-    /// Returns the status of each name in use that matches.
+    /// Returns the status of each name in use that matches `pattern`.
     pub(crate) fn all(core: &Arc<Core>, pattern: &str) -> Result<Vec<Self>, Error> {
         core.check(&Name::from(""))?;
         let sharded = core.is_cluster() && core.config.connection.sharded_channels;
@@ -344,7 +346,7 @@ impl Status {
             let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
                 let name = core.name(name);
-                // The hash belongs to another program, and the name is no lock's.
+                // The hash belongs to another program, and its key is not a lock's name.
                 if core.check(&name).is_err() {
                     continue;
                 }
@@ -362,7 +364,7 @@ impl Status {
         Ok(all.into_values().collect())
     }
 
-    /// Releases the lock that this owner has. Returns `false` if the owner does not have it.
+    /// Releases the lock of this owner. Returns `false` if the owner does not have it.
     pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &Owner) -> Result<bool, Error> {
         let name = &core.name(&*core.key(name));
         let status = Self::of_named(core, name)?;
@@ -389,8 +391,9 @@ impl Status {
         let (command, then) = match status.kind {
             StatusKind::FairLock => (fair, None),
             // If the first waiter of a fair lock has come just before the release, the release of a
-            // plain lock does not serve the fair queue. The second command serves it, although it
-            // finds nothing to release. (Without the right to it, there is no fair lock.)
+            // plain lock does not wake that waiter. The second command does, although it finds
+            // nothing to release. (If the user lacks the right to the second command, there is no
+            // fair lock.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };
@@ -411,7 +414,7 @@ impl Status {
         }
     }
 
-    /// Returns the status without the processes.
+    /// Returns the status without the owners' processes.
     fn look(route: &Route, name: &Name) -> Result<Self, Error> {
         let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| {
@@ -458,7 +461,7 @@ impl Status {
     }
 }
 
-/// An owner, or a permit's id: 16 bytes, or for Redisson 3.16 the text itself.
+/// Reads an owner, or a permit's id. An id has 16 bytes, or is a text if Redisson 3.16 made it.
 fn written(owner: Vec<u8>) -> Owner {
     match <[u8; 16]>::try_from(&*owner) {
         Ok(id) => PermitId::from_bytes(id).into(),
@@ -480,8 +483,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &Owner) -> Option<OwnerProcess> {
-        /// More acquisitions than a client ever makes. The ids of a client's permits follow its own
-        /// id.
+        /// More acquisitions than a client ever makes. The ids of a client's permits follow the
+        /// client's own id.
         const NEAR: u128 = 1 << 48;
         let owner = owner.as_str();
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));
