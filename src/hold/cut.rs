@@ -1,12 +1,12 @@
-//! The cut of a lease that is longer at the server than any thread has asked for. The server's
-//! clock was set back, or another process handed the hold on with a longer lease. The answer to a
-//! renewal reports such a lease, and the next renewal cuts it.
+//! The cut of a lease that is longer at the server than any thread has asked for. Such a lease
+//! exists if the server's clock was set back, or if another process handed the hold on with a
+//! longer lease. The answer to a renewal reports such a lease, and the next renewal cuts it.
 //!
-//! A cut and a request for a longer lease go over two connections, and the server may run the cut
-//! last. So the two must notice each other. The thread that asks raises the wanted lease and then
-//! reads `to`. The renewer sets `to` and then reads the wanted lease (all `SeqCst`). While a cut is
-//! on its way, or after a cut was lost, a longer lease counts only up to the lease that the cut
-//! would leave.
+//! A cut and a request for a longer lease use different connections, and the server may run the cut
+//! last. So the two must notice each other. The thread that asks for a longer lease raises `wanted`
+//! and then reads `to`. The renewer sets `to` and then reads `wanted` (all `SeqCst`). While a cut
+//! is on its way, or after the reply to a cut was lost, a longer lease counts only up to the lease
+//! that the cut would leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,10 +17,9 @@ use crate::scripts::renewal::{Longer, StillHeld};
 pub(super) struct LeaseCut {
     /// Whether the next renewal must cut the lease.
     is_due: AtomicBool,
-    /// The lease that a cut on its way would leave, in nanoseconds. Zero: no cut is on its way.
+    /// The lease that a cut on its way would leave, in nanoseconds. Zero if no cut is on its way.
     to: AtomicU64,
-    /// Whether a cut got no answer. The server may still run that cut at any time while the hold
-    /// lasts.
+    /// Whether a cut got no answer. The server may still run such a cut while the hold lasts.
     is_lost: AtomicBool,
 }
 
@@ -30,8 +29,8 @@ impl LeaseCut {
         Self { is_due: AtomicBool::new(is_due), to, is_lost }
     }
 
-    /// The part of a lease that is certain. It is shorter than the lease if the server may run a cut
-    /// later.
+    /// Returns the certain part of a lease. It is shorter than the lease if the server may run a
+    /// cut later.
     pub(super) fn certain_part(&self, lease: Duration) -> Duration {
         match self.to.load(Ordering::SeqCst) {
             0 => lease,
@@ -39,9 +38,9 @@ impl LeaseCut {
         }
     }
 
-    /// Returns how the next renewal treats a lease that is longer than any thread has asked for.
-    /// The renewer calls this before it sends a renewal, and sends one renewal of a hold at a time.
-    /// `wanted` is the longest lease that a thread has asked for, in nanoseconds.
+    /// Returns what the next renewal does with a lease that is longer than any thread has asked
+    /// for. The renewer calls this before it sends a renewal, and sends one renewal of a hold at a
+    /// time. `wanted` is the longest lease that a thread has asked for, in nanoseconds.
     pub(super) fn next(&self, wanted: impl Fn() -> u64) -> Longer {
         let most = wanted();
         let longest = Duration::from_nanos(most);
@@ -52,7 +51,7 @@ impl LeaseCut {
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
         // This read comes after the store to `to`. A thread that asks for a lease raises the wanted
-        // lease before it reads `to`. So one of the two threads sees what the other has stored.
+        // lease before it reads `to`. So the renewer or that thread sees the store of the other.
         if wanted() == most {
             return Longer::Cut(longest);
         }
@@ -60,8 +59,8 @@ impl LeaseCut {
         Longer::Kept
     }
 
-    /// Takes the server's answer to a renewal. `longer` is what [`next`](Self::next) returned for
-    /// it. `resent`: the renewal was sent twice.
+    /// Takes the server's answer to a renewal. [`next`](Self::next) returned `longer` for this
+    /// renewal. `resent` is true if the renewal was sent twice.
     pub(super) fn heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::Cut(_));
         if is_cut && (resent || held.is_err()) {
@@ -80,7 +79,7 @@ impl LeaseCut {
         }
     }
 
-    /// Whether a lease that is too long is not cut yet, or the server may still run a cut.
+    /// Whether a lease still has to be cut, or the server may still run a cut.
     pub(super) fn may_come(&self) -> bool {
         self.is_due.load(Ordering::SeqCst) || self.to.load(Ordering::SeqCst) != 0
     }

@@ -23,13 +23,13 @@ use crate::scripts::mutants;
 use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
-/// The details of a grant: the other processes, and the fencing tokens.
+/// The details of a grant: how many other processes wait, and the fencing tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct GrantDetails {
     /// The number of processes that wait behind the hold.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over by a message. If so, processes most likely wait
-    /// again when this hold is released.
+    /// Whether another process handed the lock over by a message. If so, other processes most
+    /// likely wait when this hold is released.
     pub(crate) by_message: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
@@ -37,23 +37,23 @@ pub(crate) struct GrantDetails {
 
 /// A hold: one owner id on one key.
 ///
-/// A thread that finds the hold lost sets `lost`, and then reads the deadline and `unconfirmed`. A
-/// thread that gets the answer to an extension sets the deadline and `unconfirmed`, and then reads
-/// `lost` (all `SeqCst`). So if a hold is lost while its lease is extended, one of the two threads
-/// releases it.
+/// A thread that detects the loss of the hold sets `lost`, and then reads the deadline and
+/// `unconfirmed`. A thread that gets the answer to an extension sets the deadline and
+/// `unconfirmed`, and then reads `lost` (all `SeqCst`). So if a hold is lost while its lease is
+/// extended, one of the two threads releases it.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// The threads that may have the hold next. `None`: the lock is no fair lock.
+    /// The threads that may get the hold next. `None` if the lock is not a fair lock.
     pub(crate) line: Option<Box<Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// The time, on [`clock`], until which the server certainly keeps the hold. It never decreases.
+    /// The time on [`clock`] until which the server certainly keeps the hold. It never decreases.
     pub(super) deadline: AtomicU64,
-    /// The latest time, on [`clock`], until which a tenant that shares the hold wants it. It is set
-    /// under the gate's mutex.
+    /// The latest time on [`clock`] until which a tenant that shares the hold wants it. It is
+    /// written under the gate's mutex.
     pub(super) latest_end: AtomicU64,
-    /// The longest lease that a request has named since the grant, in nanoseconds. Zero: no such
-    /// request.
+    /// The longest lease that a request has asked for since the grant, in nanoseconds. Zero if
+    /// there was no such request.
     prolonged: AtomicU64,
     /// The longest lease that the server has confirmed, in nanoseconds.
     confirmed: AtomicU64,
@@ -61,77 +61,80 @@ pub(crate) struct Hold {
     pub(super) cut: LeaseCut,
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
-    /// Whether a message granted the hold with a lease other than that of its terms, and no renewal
-    /// has raised or cut that lease since. (A grant by message has a short lease, since the process
-    /// might be stopped.)
+    /// Whether the hold still has the lease of a grant by message, and not the lease of its terms.
+    /// (A grant by message has a short lease, because the granted process may be paused.) A renewal
+    /// that raises or cuts the lease clears this.
     pub(super) provisional: AtomicBool,
     pub(crate) details: GrantDetails,
-    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). Unused
+    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). Not used
     /// if the hold has no tokens.
     pub(super) tokens_used: AtomicU16,
-    /// Keeps the owner registered as a recipient while messages may name it. (Boxed, since most
-    /// holds have none.)
+    /// Keeps the owner registered as a recipient while messages may name it. (Boxed, because most
+    /// holds do not need it.)
     pub(super) _registered: Option<Box<Arc<Registered>>>,
-    /// Keeps the owner live until the hold is released. (`None` for a permit.)
+    /// Keeps the owner live until the hold is released. `None` for a permit.
     live: Option<Live>,
     /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
-    /// Whether a request of this owner was sent twice, or had an unknown outcome. Then a copy may
+    /// Whether a request of this owner was sent twice, or had an unknown outcome. If so, a copy may
     /// arrive after the release, and its effect must be undone.
     pub(crate) in_doubt: bool,
-    /// The number of user's [scripts](crate::Script) of this owner that may still
-    /// run. It is raised under the gate's mutex.
+    /// The number of users' [scripts](crate::Script) of this owner that may still run. It is
+    /// incremented under the gate's mutex.
     scripts: AtomicU32,
-    /// The reason of the loss, as the number of a [`LostReason`]. Zero: the hold was not lost. A
+    /// The reason of the loss, as the number of a [`LostReason`]. Zero if the hold was not lost. A
     /// thread sets this before it looks for the present tenancy, so that no thread passes the hold
     /// on after that.
     pub(super) lost: AtomicU8,
     /// Whether the last renewal failed.
     pub(super) unconfirmed: AtomicBool,
-    /// The text of the last renewal's error. (Boxed, since most holds have none.)
+    /// The error text of the last renewal. (Boxed, because most holds have none.)
     trouble: Mutex<Option<Box<Arc<str>>>>,
     pub(super) tracked: AtomicBool,
-    /// The time, on [`clock`], before which no thread releases a kept hold, or zero: see
-    /// `site/keep.rs`.
+    /// The time on [`clock`] before which no thread releases a kept hold: see `site/keep.rs`. Zero
+    /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
-    /// Whether others than threads of this process wait for the lock, as far as the server has
-    /// said: [`WANTED`], and the number of [messages](Self::hear_wanted) that said so. One number
-    /// has both: an answer that is older than a message must not undo the message.
+    /// Whether processes other than this one wait for the lock, according to the server: the flag
+    /// [`WANTED`], and above it the number of [messages](Self::hear_wanted) that said so. Both are
+    /// in one number, because an answer that is older than a message must not clear the flag of
+    /// that message.
     wanted: AtomicU64,
-    /// See [`attention`](Self::attention). (It is boxed, since most holds have none.)
+    /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
 }
 
-/// How a hold learns that others wait for the lock.
+/// How a hold finds out that others wait for the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    /// The subscription to the client's own channel, on which scripts send that message. `None`:
-    /// there is none yet, or the owner does not [hear](Owner::hears) such messages.
+    /// The subscription to the client's own channel, on which scripts send the message that others
+    /// wait. Empty if the client has not subscribed yet, or if the owner does not
+    /// [hear](Owner::hears) such messages.
     own: OnceLock<Subscription>,
-    /// The time, on [`clock`], at which the hold must ask the server although no renewal is due. It
+    /// The time on [`clock`] at which the hold must ask the server even if no renewal is due. It
     /// may also be [`FIRST`] or [`NEVER`].
     look_at: AtomicU64,
     /// Whether a guard has an `on_wanted` callback.
     calls: AtomicBool,
 }
 
-/// What [`Hold::told_wanted`] must know of the time before the question.
+/// The value of [`Hold::wanted`] before a question. [`Hold::told_wanted`] needs it to find out
+/// whether a message came after the question.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard(u64);
 
-/// The flag of [`Hold::wanted`]. The number of messages is above it.
+/// The flag of [`Hold::wanted`]. The higher bits are the number of messages.
 const WANTED: u64 = 1;
 
-/// The hold has not looked yet. It looks some time after the grant or the last pass.
+/// The hold has not asked yet. It asks some time after the grant or the last pass.
 const FIRST: u64 = 0;
 const NEVER: u64 = u64::MAX;
 
 /// Keeps an owner [live](LiveOwner), from before its first request until its hold is released or no
 /// thread wants it.
 ///
-/// At first the thread that asks for the lock has this, and then the hold has it. If the gate does
-/// not admit the hold, the same owner asks again. So the asking thread also keeps the hold, until a
-/// later hold replaces it.
+/// At first the thread that asks for the lock has this value, and then the hold has it. If the gate
+/// does not admit the hold, the same owner asks again. So the asking thread keeps the hold, too,
+/// until a later hold replaces it.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -148,13 +151,13 @@ impl Live {
 }
 
 impl Hold {
-    /// A hold for the lease of its terms.
+    /// Returns a hold that was granted with the lease of its terms.
     pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
         Self::leased(owner, terms, terms.lease(), asked, in_doubt)
     }
 
-    /// A hold without a line, granted with this lease, which may differ from that of its terms. A
-    /// renewal raises or cuts the lease to that of the terms.
+    /// Returns a hold without a line that was granted with this lease, which may differ from the
+    /// lease of its terms. A renewal later raises or cuts the lease to that of the terms.
     pub(crate) fn leased(
         owner: Owner,
         terms: Terms,
@@ -167,7 +170,8 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the wanted lease is shorter, it counts, since a renewal cuts the hold to it.
+            // If the lease of the terms is shorter, it counts, because a renewal will cut the hold
+            // to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
@@ -195,11 +199,12 @@ impl Hold {
         }
     }
 
-    /// Makes a hold that keeps its owner live. The asking thread keeps the hold in `live`.
+    /// Makes a hold that keeps its owner live. A clone of the hold goes into the asking thread's
+    /// `live`.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
-        // The hold in `live` was not admitted, so usually no other thread has it, and its own
-        // `Live` is moved out. A chain of holds, each of which keeps the one before, would overflow
-        // the stack when dropped.
+        // The earlier hold in `live` was not admitted, so usually no other thread has it, and its
+        // own `Live` is moved out of it. Without this move, holds would form a chain in which each
+        // keeps the previous one, and the drop of a long chain would overflow the stack.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -211,13 +216,13 @@ impl Hold {
         hold
     }
 
-    /// Notes that the server has released the hold or does not have it. The owner is not live any
-    /// more.
+    /// Records that the server has released the hold or does not have it. The owner is then no
+    /// longer live.
     pub(crate) fn ended(&self) {
         self.live.as_ref().inspect(|live| live.end());
     }
 
-    /// The same hold, with the details of its grant. `registered` keeps the owner registered for
+    /// Returns the hold with the details of its grant. `registered` keeps the owner registered for
     /// messages.
     pub(crate) fn with_details(
         self,
@@ -228,17 +233,17 @@ impl Hold {
         Self { details, _registered: registered.map(Box::new), wanted, ..self }
     }
 
-    /// The same hold, with a fair lock's line.
+    /// Returns the hold with a fair lock's line.
     pub(crate) fn in_line(self, line: Line) -> Self {
         Self { line: Some(Box::new(line)), ..self }
     }
 
-    /// Whether the server tracks the hold's key, or has done so.
+    /// Whether the server tracks the hold's key, or has tracked it.
     pub(crate) fn is_tracked(&self) -> bool {
         self.tracked.load(Ordering::Relaxed)
     }
 
-    /// Whether the hold still has the lease of a grant by message, and not that of its terms.
+    /// Whether the hold still has the lease of a grant by message, and not the lease of its terms.
     pub(crate) fn is_provisional(&self) -> bool {
         self.provisional.load(Ordering::Relaxed)
     }
@@ -254,13 +259,14 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// How the hold learns that others wait. `None`: nobody wants to know, and it costs nothing.
+    /// Returns how the hold finds out that others wait, or `None` if no thread wants to know this.
+    /// `None` costs nothing.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }
 
-    /// Notes that a guard has an `on_wanted` callback. If `is_renewed` is `false`, the watchdog
-    /// does not renew the hold now, and the hold asks the server from time to time.
+    /// Records that a guard has an `on_wanted` callback. If `is_renewed` is false, the watchdog
+    /// does not renew the hold now, and the hold asks the server at intervals.
     pub(crate) fn calls(&self, is_renewed: bool) {
         let quiet =
             || Box::new(Attention { look_at: AtomicU64::new(NEVER), ..Attention::default() });
@@ -272,8 +278,8 @@ impl Hold {
         }
     }
 
-    /// The time at which the hold must ask the server whether others wait. `granted`: the time of
-    /// the grant or of the last pass.
+    /// Returns the time at which the hold must ask the server whether others wait. `granted` is the
+    /// time of the grant or of the last pass.
     pub(super) fn look_at(&self, granted: u64) -> u64 {
         match self.attention().map(|it| it.look_at.load(Ordering::SeqCst)) {
             None => NEVER,
@@ -285,10 +291,10 @@ impl Hold {
         }
     }
 
-    /// Notes that the hold asks now, and sets the time of its next question.
+    /// Records that the hold asks now, and sets the time of its next question.
     pub(super) fn looks(&self, now: u64, is_renewed: bool) {
         if let Some(it) = self.attention() {
-            // No renewal finds a lost message.
+            // The hold asks again if no renewal would detect a lost message.
             let again = !is_renewed && (it.calls.load(Ordering::SeqCst) || self.owner.hears());
             let next = now.saturating_add(self.terms.nanos() / LOOKED_AFTER);
             it.look_at.store(if again { next } else { NEVER }, Ordering::SeqCst);
@@ -305,13 +311,13 @@ impl Hold {
         let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wanted);
     }
 
-    /// The messages so far. The caller is about to ask whether others wait.
+    /// Returns the state before a question whether others wait. The caller sends the question next.
     pub(super) fn heard(&self) -> Heard {
         Heard(self.wanted.load(Ordering::SeqCst) | WANTED)
     }
 
-    /// Takes the server's answer whether others wait. The question was sent when `heard` had come:
-    /// a later message is newer than the answer.
+    /// Takes the server's answer whether others wait. `heard` is the state before the question. A
+    /// message that came after that is newer than the answer.
     pub(super) fn told_wanted(&self, is_wanted: bool, Heard(heard): Heard) {
         let told = |wanted| {
             let is_news = is_wanted || wanted | WANTED == heard;
@@ -332,12 +338,12 @@ impl Hold {
         }
     }
 
-    /// The time, on [`clock`], until which this process has the hold.
+    /// Returns the time on [`clock`] until which this process has the hold.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
     }
 
-    /// The time until which the tenants, or a thread that keeps the hold, want it.
+    /// Returns the time until which the tenants, or a thread that keeps the hold, want it.
     fn wanted_until(&self) -> u64 {
         self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
@@ -353,7 +359,7 @@ impl Hold {
         self.wanted_until() < self.deadline.load(Ordering::SeqCst)
     }
 
-    /// Notes that the server has confirmed the hold for `lease`, counted from the sending of the
+    /// Records that the server has confirmed the hold for `lease`, counted from the sending of the
     /// request.
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
         self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
@@ -362,10 +368,10 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// Notes the server's answer to a renewal, after which the hold has the lease of its terms.
-    /// `certain` is the part of the lease that counts. Zero: the client only asked whether the
-    /// server has the hold. (After a failover the client may ask this for a provisional hold. If
-    /// the answer made the hold count as raised, nothing would raise it later.)
+    /// Records the server's answer to a renewal to the lease of the terms. `certain` is the certain
+    /// part of this lease. If `certain` is zero, the client only asked whether the server has the
+    /// hold. (After a failover the client may ask this for a provisional hold. The answer must not
+    /// mark such a hold as raised, because then no renewal would raise it.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
         self.confirm(sent_at, certain);
         if !certain.is_zero() {
@@ -373,15 +379,15 @@ impl Hold {
         }
     }
 
-    /// Notes that the caller is about to ask for a lease, since the outcome of the request may stay
-    /// unknown. Returns the part of the lease that [counts](Self::certain_part).
+    /// Records that the caller is about to ask for a lease, because the outcome of the request may
+    /// stay unknown. Returns the [certain part](Self::certain_part) of the lease.
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
     }
 
-    /// The longest lease that one of its threads has asked for, in nanoseconds. (A grant by message
-    /// may be for longer.)
+    /// Returns the longest lease that one of the hold's threads has asked for, in nanoseconds. (A
+    /// grant by message may have a longer lease.)
     fn wanted(&self) -> u64 {
         self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
     }
@@ -391,7 +397,7 @@ impl Hold {
     pub(super) fn age(&self, by: u64) {
         for time in [&self.deadline, &self.latest_end, &self.kept_until] {
             let earlier = |time: u64| match time {
-                // Not set.
+                // Zero and `u64::MAX` are not times.
                 0 | u64::MAX => None,
                 time => Some(time.saturating_sub(by).max(1)),
             };
@@ -399,27 +405,26 @@ impl Hold {
         }
     }
 
-    /// The part of a lease that no late command can take away: less than the lease, if a
-    /// [`LeaseCut`] may come later.
+    /// Returns the certain part of a lease, which no late command can take away. It is less than
+    /// the lease if a [`LeaseCut`] may come later.
     pub(crate) fn certain_part(&self, lease: Duration) -> Duration {
         self.cut.certain_part(lease)
     }
 
-    /// Returns how the next renewal treats a lease that is [too long](LeaseCut::next).
+    /// Returns what the next renewal does with a lease that is [too long](LeaseCut::next).
     pub(crate) fn longer(&self) -> Longer {
         self.cut.next(|| self.wanted())
     }
 
-    /// Takes the server's [answer](LeaseCut::heard) to a renewal that treats a longer lease as
-    /// `longer` says.
+    /// Takes the server's [answer](LeaseCut::heard) to a renewal that was sent with `longer`.
     pub(crate) fn longer_heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.heard(longer, held, resent);
     }
 
-    /// Whether the server may keep the hold past the deadline that this process knows. It may if
-    /// the outcome of an extension is unknown, if a lease that is too long is not cut yet, or if a
-    /// cut [may come](Self::certain_part). (A later answer about a shorter lease does not settle an
-    /// unknown extension.)
+    /// Whether the server may keep the hold past the deadline that this process knows. This is so
+    /// if the outcome of an extension is unknown, if a lease that is too long is not cut yet, or if
+    /// a cut [may come](Self::certain_part). (A later answer about a shorter lease does not settle
+    /// an unknown extension.)
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -427,21 +432,21 @@ impl Hold {
             || self.cut.may_come()
     }
 
-    /// The longest time for which the server may keep the hold from now on.
+    /// Returns the longest time for which the server may keep the hold from now on.
     pub(crate) fn longest_lease(&self) -> Duration {
         Duration::from_nanos(self.prolonged.load(Ordering::SeqCst).max(self.granted_lease))
     }
 
-    /// Marks the hold as lost. Returns the reason that counts, which is the first.
+    /// Marks the hold as lost. Returns the first reason with which the hold was marked.
     pub(crate) fn lose(&self, reason: LostReason) -> LostReason {
         let lost =
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// The reason why the server no longer has the hold. If the client has noted a reason already,
-    /// this returns that. Otherwise the deadline decides: after it the lease has expired, even if
-    /// the watchdog's thread has not noticed yet.
+    /// Returns the reason why the server no longer has the hold. If the client has already recorded
+    /// a reason, returns that reason. Otherwise, if the deadline has passed, the reason is the end
+    /// of the lease, even if the watchdog has not noticed it yet.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
@@ -465,7 +470,7 @@ impl Hold {
     /// Whether a thread may pass the hold to a thread with these terms. The terms must be equal,
     /// and the next thread must get at least nine tenths of a fixed lease. A hold whose lease was
     /// extended since the grant is never passed: if the next thread died, others would wait for the
-    /// longer lease. A hold is never passed to a thread that will leave it to its end, since that
+    /// longer lease. A hold is never passed to a thread that will leave it to expire, because that
     /// thread needs the full lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
@@ -480,25 +485,25 @@ impl Hold {
             && if terms.is_watched() {
                 left > 0
             } else {
-                // For a provisional hold, nine tenths of its first lease are enough, since a
-                // renewal raises it for the next thread.
+                // A renewal raises a provisional hold for the next thread, so nine tenths of the
+                // provisional lease are enough.
                 left >= self.granted_lease.min(terms.nanos()) / 10 * 9
             }
     }
 
-    /// Notes that a script of the user's is about to be sent under this owner. Called under the
-    /// gate's mutex, while the tenancy of the sender is in the seat. No thread passes the hold on
-    /// until [`script_ended`](Self::script_ended).
+    /// Records that a user's script is about to be sent under this owner. The caller has the gate's
+    /// mutex, and the sender's tenancy is in the seat. No thread passes the hold on until
+    /// [`script_ended`](Self::script_ended).
     pub(crate) fn script_begins(&self) {
         self.scripts.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that such a script has run, or will never run.
+    /// Records that a script of [`script_begins`](Self::script_begins) has run, or will never run.
     pub(crate) fn script_ended(&self) {
         self.scripts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether the server may still run a script of the user's under this owner. Then the hold is
+    /// Whether the server may still run a user's script under this owner. If so, the hold is
     /// released and not passed on. Otherwise the script could run while another thread has the hold
     /// under this owner.
     fn may_run_scripts(&self) -> bool {
@@ -510,13 +515,13 @@ impl Hold {
     }
 
     /// Keeps the hold (`site/keep.rs`) at least until `until`. The caller has the gate's mutex, and
-    /// its thread leaves a level. Nothing revokes this.
+    /// its thread is leaving a level. This cannot be revoked.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        // Nearly always no thread keeps the hold, and this reads no clock.
+        // Most holds are never kept, and for them this reads no clock.
         self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
     }
 
@@ -547,12 +552,12 @@ impl Hold {
 }
 
 impl Attention {
-    /// Listens to the client's own channel, as long as the hold lasts.
+    /// Listens to the client's own channel for as long as the hold lasts.
     pub(crate) fn listen(&self, listen: impl FnOnce() -> Subscription) {
         self.own.get_or_init(listen);
     }
 
-    /// Whether the hold listens.
+    /// Whether the hold listens to the client's own channel.
     pub(crate) fn listens(&self) -> bool {
         self.own.get().is_some()
     }
@@ -570,7 +575,7 @@ mod tests {
     const LONGER: Duration = Duration::from_secs(30);
     const MESSAGES: u64 = 1_000_000;
 
-    /// A hold whose lease is too long at the server, so that the next renewal cuts it.
+    /// Returns a hold whose lease is too long at the server, so that the next renewal cuts it.
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
@@ -605,7 +610,7 @@ mod tests {
         }
     }
 
-    /// If a cut and a longer lease meet, the cut gives way.
+    /// If a cut and a request for a longer lease overlap, the cut is dropped.
     #[test]
     fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
@@ -614,8 +619,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// Without this, the client would leave the hold at the server after its own deadline, and
-    /// others would wait for the end of the lease.
+    /// Otherwise the client would leave the hold at the server after its own deadline, and others
+    /// would wait for the end of the lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -632,14 +637,14 @@ mod tests {
             hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
             hold.longer_heard(hold.longer(), Err(()), false);
             hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
-            // The server has extended the lease, but only a part of it counts: a cut was lost and
-            // may still run.
+            // The server has extended the lease, but only a part of the lease is certain, because a
+            // cut without a reply may still run.
             hold.confirm(clock::now(), hold.asks_for(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
     }
 
-    /// Without this, `leave_to_expire` would leave the hold with the 2 s of the message, and return
+    /// Otherwise `leave_to_expire` would leave the hold with the 2 s of the message, and return
     /// `Ok`.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
@@ -652,7 +657,7 @@ mod tests {
         assert!(!hold.is_to_be_raised());
     }
 
-    /// Without this, the holder would not hear of the waiter until its next renewal.
+    /// Otherwise the holder would not notice the waiter until its next renewal.
     #[test]
     fn an_answer_that_is_older_than_a_message_does_not_undo_it() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -673,8 +678,8 @@ mod tests {
         assert_eq!(hold.heard().0 >> 1, 1 + MESSAGES, "none was undone");
     }
 
-    /// Say that an inner level asked for an hour's lease and got no answer. Without this, that
-    /// lease could stay at the server after the outer level's lease has ended.
+    /// Suppose that an inner level asked for a lease of an hour and got no answer. If the hold
+    /// forgot this, that lease could stay at the server after the outer level's lease has ended.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

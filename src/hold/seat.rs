@@ -1,4 +1,4 @@
-//! A seat: the threads of this process that have the hold of a name, and the levels of each.
+//! A seat: the threads of this process that have the hold of a name, and the levels of each thread.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use crate::scripts::Mode;
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(crate) levels: Levels,
-    /// The other tenants, for a lock that threads share. (Boxed, since a seat is moved, and most
-    /// seats have none.)
+    /// The other tenants, for a lock that threads share. (Boxed, because a seat is moved, and most
+    /// seats have one tenant.)
     shared: Option<Box<SharedHold>>,
-    /// The time at which the hold was granted or last passed.
+    /// The time at which the hold was granted, or was last passed.
     pub(crate) taken_at: u64,
-    /// Whether no process waited for the lock at the server's last reply. If so, other threads may
-    /// join the hold.
+    /// Whether no process waited for the lock at the server's last reply. If so, other threads of
+    /// this process may join the hold.
     pub(crate) is_open: bool,
     pub(crate) progress: RenewalProgress,
-    /// Values that live as long as the seat. (Boxed, since most seats have none.)
+    /// Values that live as long as the seat. (Boxed, because most seats have none.)
     pub(crate) pinned: Option<Box<Pinned>>,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Pinned {
     /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps the
     /// site alive.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
-    /// A value to drop when the seat's thread, which has waited on a condition, leaves the lock
-    /// again.
+    /// A value that is dropped when the seat's thread, which has waited on a condition, leaves the
+    /// lock again.
     pub(crate) until_left: Option<Box<dyn Any + Send>>,
 }
 
@@ -63,10 +63,10 @@ struct Tenant {
     levels: Levels,
 }
 
-/// The tenants of a hold besides the one in the seat. Each tenancy stores its index here, so a
-/// leaving thread needs no search. A thread that takes the lock again must search for its tenancy.
-/// No thread takes the lock again under an owned guard's tenancy. There may be thousands of these,
-/// so they have a list of their own.
+/// The tenants of a hold besides the tenant in the seat. Each tenancy stores its index in this
+/// collection, so a leaving thread needs no search. A thread that takes another level must search
+/// for its tenancy. No thread takes another level under an owned guard's tenancy. There may be
+/// thousands of such tenancies, so they have their own list.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -109,14 +109,14 @@ impl Beside {
     }
 }
 
-/// The time until which the tenants that share a hold want it. If a tenant with a long lease comes
-/// and leaves, the fixed lease of another tenant must not become longer: it is the limit for a
-/// thread that hangs.
+/// The time until which the tenants that share a hold want it. A fixed lease limits a thread that
+/// hangs. So if a tenant with a long lease comes and leaves, the fixed lease of another tenant must
+/// not become longer.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// The number of levels that the watchdog renews, which have no end of their own.
+    /// The number of levels that the watchdog renews. Such a level has no end of its own.
     endless: usize,
-    /// The ends of the other levels, each with the number of levels that end then.
+    /// The ends of the other levels, each with the number of levels that end at that time.
     ends: BTreeMap<u64, usize>,
 }
 
@@ -140,7 +140,7 @@ impl Wanted {
         }
     }
 
-    /// The latest end of all levels.
+    /// Returns the latest end of all levels.
     fn until(&self) -> u64 {
         match self.ends.last_key_value() {
             Some((ends, _)) if self.endless == 0 => *ends,
@@ -168,8 +168,8 @@ impl Seat {
         seat
     }
 
-    /// The seat of the next thread, to which the hold is passed. The renewal's progress does not
-    /// change.
+    /// Returns the seat of the next thread, to which the hold is passed. The renewal's progress
+    /// stays the same.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }
@@ -197,7 +197,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// A tenant besides the one in the seat.
+    /// Returns a tenant besides the tenant in the seat.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }
@@ -226,8 +226,8 @@ impl Seat {
         self.want(level);
     }
 
-    /// Ends a level. `None`: nothing has changed, since the level is the only one of the whole seat
-    /// or is not in it.
+    /// Ends a level. Returns `None` if nothing has changed, because the level is the only level of
+    /// the whole seat or is not in the seat.
     #[inline]
     pub(crate) fn end_level(
         &mut self,
@@ -259,7 +259,7 @@ impl Seat {
         Some(end)
     }
 
-    /// Notes that a tenant has taken this level.
+    /// Records that a tenant has taken this level.
     #[inline]
     pub(crate) fn want(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
@@ -268,8 +268,8 @@ impl Seat {
         }
     }
 
-    /// Makes a level of `tenancy` end by itself at `until`, if that is later. `None`: it is not
-    /// there, or its end is that of the hold.
+    /// Moves the end of a level of `tenancy` to `until`, if this is later. Returns `None` if the
+    /// level is not in the seat, or ends with the hold.
     pub(crate) fn lengthen(
         &mut self,
         tenancy: &Arc<Tenancy>,
@@ -287,30 +287,31 @@ impl Seat {
         Some(longer)
     }
 
-    /// The time at which the lease of the last level of `tenancy` ends.
+    /// Returns the time at which the lease of the last level of `tenancy` ends.
     pub(crate) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.shared.as_ref()?;
         let levels = self.levels_of(tenancy)?;
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
-    /// Gives the thread of this seat the first tenancy and the levels of the seat that it `left` to
-    /// wait on a condition. No other tenant shares this seat.
+    /// Gives back to a thread its first tenancy and its levels after a wait on a condition. `left`
+    /// is the seat that the thread left for the wait. No other tenant shares this seat.
     pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
         std::mem::swap(&mut self.pinned, &mut left.pinned);
     }
 
-    /// The terms on which a thread that left this seat to wait takes the lock again: the longest
-    /// watched lease if a level wants the watchdog, and otherwise the longest lease.
+    /// Returns the terms on which a thread that left this seat to wait takes the lock again. If the
+    /// watchdog renews one of its levels, this is the longest watched lease. Otherwise it is the
+    /// longest fixed lease.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         let terms = self.levels.watched().map_or_else(fixed, Terms::watched);
         terms.hearing(self.tenancy.hold().terms.hears())
     }
 
-    /// The longest lease of the levels that want no watchdog.
+    /// Returns the longest lease of the levels that the watchdog does not renew.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
         self.levels.all().filter(|level| !level.is_watched()).map(HoldLevel::lease).max()
     }
@@ -321,12 +322,12 @@ impl Seat {
         self.progress.is_sent() || self.tenancy.hold().may_outlive()
     }
 
-    /// The hold with this state, for its renewal.
+    /// Returns the hold with this state, for its renewal.
     pub(crate) fn renewing(&mut self, state: RenewalState) -> Renewing<'_> {
         Renewing { hold: self.tenancy.hold(), state, progress: &mut self.progress }
     }
 
-    /// The state on which the hold's renewal depends.
+    /// Returns the state on which the hold's renewal depends.
     pub(crate) fn renewal_state(&self) -> RenewalState {
         let watching = |tenancy: &Tenancy, levels: &Levels| {
             let is_alive = !tenancy.thread.is_dead();
@@ -336,7 +337,7 @@ impl Seat {
             None => watching(&self.tenancy, &self.levels),
             Some(shared) if shared.wanted.endless == 0 => None,
             // If several tenants share the hold, `max_hold` counts from the arrival of the last
-            // one, and the lease is the longest lease of all.
+            // tenant, and the lease is the longest lease of all tenants.
             Some(_) => self
                 .tenants()
                 .filter_map(|(tenancy, levels)| watching(tenancy, levels))
@@ -345,9 +346,9 @@ impl Seat {
         self.renewal_state_of(all)
     }
 
-    /// As [`renewal_state`](Self::renewal_state), but reads no list of tenants. `watching` has the
-    /// time at which the last tenant that wants renewals came, and the longest lease that such a
-    /// tenant wants.
+    /// Returns the same as [`renewal_state`](Self::renewal_state), but reads no list of tenants.
+    /// `watching` has the arrival of the last tenant that wants renewals, and the longest lease
+    /// that such a tenant wants.
     pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
         let hold = &self.tenancy.hold();
         RenewalState {
@@ -362,31 +363,32 @@ impl Seat {
     }
 }
 
-/// The largest number of levels of one thread.
+/// The maximum number of levels of one thread.
 const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// An unknown end. The guard of a fixed level knows the level's end only if threads share the hold.
+/// An unknown end. The guard of a level with a fixed lease knows the level's end only if threads
+/// share the hold.
 const SOME: u64 = 0;
 
-/// A level: one taking of the lock by a thread. A re-entry adds one. (It is small, since a re-entry
-/// moves it often.)
+/// A level: one acquisition of the lock by a thread. A thread that holds the lock may take more
+/// levels. (The type is small, because each such call moves it often.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.
     lease: u64,
-    /// The time at which the level's own lease ends, on [`clock`], or [`NEVER`] or [`SOME`].
+    /// The time on [`clock`] at which the level's own lease ends, or [`NEVER`] or [`SOME`].
     ends: u64,
 }
 
 impl HoldLevel {
-    /// The level of a guard, with the level's own end if the guard knows it.
+    /// Returns the level of a guard, with the level's own end if the guard knows it.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
         let unknown = if terms.is_watched() { NEVER } else { SOME };
         Self { lease: terms.nanos(), ends: ends.unwrap_or(unknown) }
     }
 
-    /// The time left until the level's own lease ends.
+    /// Returns the time until the level's own lease ends.
     pub(crate) fn remaining(self) -> Duration {
         match self.ends() {
             NEVER => Duration::MAX,
@@ -394,18 +396,19 @@ impl HoldLevel {
         }
     }
 
-    /// The time at which the level's own lease ends, on [`clock`]. [`NEVER`]: it ends with the
-    /// hold.
+    /// Returns the time on [`clock`] at which the level's own lease ends, or [`NEVER`] if the level
+    /// ends with the hold.
     pub(crate) fn ends(self) -> u64 {
         if self.ends == SOME { NEVER } else { self.ends }
     }
 
-    /// The same level, if its end was [moved](Seat::lengthen) to `until`. Zero: it was not.
+    /// Returns the level with its end [moved](Seat::lengthen) to `until`. If `until` is zero, the
+    /// end stays the same.
     pub(crate) fn moved(self, until: u64) -> Self {
         if until == 0 { self } else { Self { ends: until, ..self } }
     }
 
-    /// A level that a thread takes now.
+    /// Returns a level that a thread takes now.
     #[inline]
     pub(crate) fn since(terms: Terms, now: u64) -> Self {
         let lease = terms.nanos();
@@ -421,7 +424,7 @@ impl HoldLevel {
         Duration::from_nanos(self.lease)
     }
 
-    /// Whether this is `which`, the level that a guard is about to end.
+    /// Whether this level is `which`, the level that a guard is about to end.
     #[inline]
     fn is(self, which: Self) -> bool {
         self == which || which.ends == SOME && self.lease == which.lease && !self.is_watched()
@@ -434,7 +437,7 @@ impl From<Terms> for HoldLevel {
     }
 }
 
-/// The levels of a thread: one for each time that it has taken the lock.
+/// The levels of a thread: one for each acquisition that the thread has not released.
 #[derive(Debug)]
 pub(crate) struct Levels {
     pub(crate) outer: HoldLevel,
@@ -450,7 +453,7 @@ impl Levels {
         std::iter::once(self.outer).chain(self.inner.iter().copied())
     }
 
-    /// The longest lease of a level that wants the watchdog.
+    /// Returns the longest lease of the levels that the watchdog renews.
     fn watched(&self) -> Option<Duration> {
         self.all().filter(|level| level.is_watched()).map(HoldLevel::lease).max()
     }
@@ -459,14 +462,15 @@ impl Levels {
         1 + self.inner.len()
     }
 
-    /// Adds a level. `None`: there are too many.
+    /// Adds a level. Returns `None` if there are too many levels.
     #[inline]
     pub(crate) fn add_level(&mut self, terms: Terms, now: u64) -> Option<HoldLevel> {
         let level = HoldLevel::since(terms, now);
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }
 
-    /// Ends and returns the level `which`, or the last one. `None`: there is only one.
+    /// Ends and returns the level `which`, or the last level. Returns `None` if there is only one
+    /// level.
     fn end(&mut self, which: Option<HoldLevel>) -> Option<HoldLevel> {
         let last = self.inner.pop()?;
         match which {
@@ -475,8 +479,8 @@ impl Levels {
         }
     }
 
-    /// Ends an outer level, since guards may be dropped in any order. The last level takes its
-    /// index.
+    /// Ends an outer level, because guards may be dropped in any order. The last level takes the
+    /// index of the ended level.
     #[cold]
     fn end_further_out(&mut self, which: HoldLevel, last: HoldLevel) -> HoldLevel {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));

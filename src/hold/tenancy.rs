@@ -39,41 +39,40 @@ use crate::snapshot::Held;
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the known deadline, but the last renewal failed, and the client tries again; or
-    /// the outcome of a request for a longer fixed lease is not known.
+    /// Held until the known deadline. Either the last renewal failed, and the client tries again,
+    /// or the outcome of a request for a longer fixed lease is not known.
     Unconfirmed,
-    /// No longer held, although no thread released it.
+    /// No longer held, although no thread has released it.
     Lost(LostReason),
     /// Released by this guard or by `unlock`. A guard is also in this state while its thread waits
-    /// on a [`Condition`](crate::Condition), and after such a wait that could not take the lock
-    /// again.
+    /// on a [`Condition`](crate::Condition), and after a wait that could not take the lock again.
     Released,
 }
 
-/// A tenancy: one thread's use of a hold. It lasts through waits on conditions. After each such
+/// A tenancy: one thread's use of a hold. It continues during waits on conditions. After each such
 /// wait it has another hold.
 ///
-/// Guards read their state from the tenancy. In a forked child, where the hold is the parent's, the
+/// Guards read their state from the tenancy. In a forked child the parent has the hold. There the
 /// state is "lost", and no mutex of the parent is locked.
 pub(crate) struct Tenancy {
     /// The first hold, from a grant or a pass.
     first: Arc<Hold>,
-    /// The hold with which the thread came back from its last wait. See [`hold`](Self::hold).
-    /// (Boxed, since most tenancies have none.)
+    /// The hold that the thread got after its last wait. See [`hold`](Self::hold). (Boxed, because
+    /// most tenancies have none.)
     exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
-    /// The time at which the use of the hold began, on [`clock`].
+    /// The time on [`clock`] at which the use of the hold began.
     began: AtomicU64,
-    /// The fencing token, which is higher than that of any earlier tenancy. Zero: the lock has no
-    /// tokens.
+    /// The fencing token, which is higher than the token of any earlier tenancy. Zero if the lock
+    /// has no tokens.
     token: AtomicU64,
     end: Mutex<End>,
     /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
     /// The index among the tenants that share the hold. The gate's mutex guards it.
     index: AtomicU32,
-    /// Whether the observer was told of the tenancy ([`HAD`]), and whether the tenancy was
-    /// [`LOST`].
+    /// Whether the observer was told about the tenancy ([`HAD`]), and whether the tenancy was lost
+    /// ([`LOST`]).
     heard: AtomicU8,
 }
 
@@ -81,25 +80,27 @@ const HAD: u8 = 1;
 const LOST: u8 = 2;
 
 enum End {
-    /// The tenancy has not ended, though its thread may wait on a condition. (Boxed, since most
-    /// tenancies have no callbacks, and threads that share or pass a hold make one each time.)
+    /// The tenancy has not ended, though its thread may be waiting on a condition. (Boxed, because
+    /// most tenancies have no callbacks, and threads that share or pass a hold make a tenancy each
+    /// time.)
     NotYet(Option<Box<Callbacks>>),
     Released,
     Lost(LostReason),
 }
 
-/// What is called at events of a tenancy.
+/// The callbacks for the events of a tenancy.
 #[derive(Default)]
 struct Callbacks {
     losses: Vec<LossCallback>,
-    /// The client's own part of a loss. See [`Tenancy::at_loss`].
+    /// The client's own handler of a loss. See [`Tenancy::at_loss`].
     own: Option<LossCallback>,
-    /// The `on_wanted` callbacks, each with whether it was called since others came to wait.
+    /// The `on_wanted` callbacks. Each has a flag: whether it was called since others began to
+    /// wait.
     wanted: Vec<(WantedCallback, bool)>,
 }
 
 impl End {
-    /// The callbacks of a tenancy that has not ended.
+    /// Returns the callbacks of a tenancy that has not ended.
     fn callbacks(&mut self) -> Option<&mut Callbacks> {
         match self {
             Self::NotYet(callbacks) => Some(callbacks.get_or_insert_default()),
@@ -107,7 +108,7 @@ impl End {
         }
     }
 
-    /// The `on_wanted` callbacks, of which most tenancies have none.
+    /// Returns the `on_wanted` callbacks. Most tenancies have none.
     fn wanted(&mut self) -> &mut [(WantedCallback, bool)] {
         match self {
             Self::NotYet(Some(callbacks)) => &mut callbacks.wanted,
@@ -141,11 +142,12 @@ impl Tenancy {
         }
     }
 
-    /// The hold. Only the tenancy's own thread exchanges it, and only while no seat has the
-    /// tenancy. So that thread sees the same hold until its next wait, and other threads see the
-    /// same hold while they have the gate's mutex. Without the mutex, other threads may see another
-    /// hold at each call. So the watchdog, a forced unlock and a thread that finds the lease over
-    /// act on the hold that they saw in the seat, and never on the tenancy.
+    /// Returns the hold. Only the tenancy's own thread exchanges it, and only while the tenancy is
+    /// in no seat. So the tenancy's thread sees the same hold until its next wait, and other
+    /// threads see the same hold while they have the gate's mutex. Without the mutex, other threads
+    /// may see another hold at each call. For this reason the watchdog, a forced unlock and a
+    /// thread that finds the lease over act on the hold that they saw in the seat, and never on the
+    /// tenancy.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -184,23 +186,24 @@ impl Tenancy {
         });
     }
 
-    /// Takes the hold of `again`, with which the thread has come back from a wait. Returns the
-    /// earlier hold, which the caller must not drop under a mutex.
+    /// Takes the hold of `again`, which the thread got after a wait. Returns the earlier hold,
+    /// which the caller must not drop under a mutex.
     ///
     /// During the wait the tenancy has stepped down but has not ended. Its guards report
-    /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time:
-    /// only the thread that takes it out of its seat reports a loss to it, and its own thread has
-    /// taken it out.
+    /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time,
+    /// because only the thread that takes a tenancy out of its seat reports a loss to it. Here the
+    /// tenancy's own thread has taken it out.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.began.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
-        // Others may come to wait for the new hold. No seat has the tenancy yet, so no thread has
-        // them called now.
+        // Others may begin to wait for the new hold. The tenancy is in no seat yet, so no thread is
+        // calling its callbacks now.
         self.end.lock().wanted().iter_mut().for_each(|(_, is_called)| *is_called = false);
-        // This comes last, so that a guard that reports "held" from here on reads the new hold.
+        // This store comes last, so that a guard that reports "held" from here on reads the new
+        // hold.
         self.ended.store(false, Ordering::Release);
         before
     }
@@ -210,7 +213,7 @@ impl Tenancy {
     }
 
     pub(super) fn set_index(&self, index: usize) {
-        // The index fits in 32 bits, since each tenancy takes some hundred bytes.
+        // The index fits in 32 bits, because each tenancy takes some hundred bytes.
         self.index.store(index as u32, Ordering::Relaxed);
     }
 
@@ -237,7 +240,7 @@ impl Tenancy {
         Duration::from_nanos(hold.deadline().saturating_sub(clock::now()))
     }
 
-    /// How long the server will keep the hold, even if no thread wants it for that long.
+    /// Returns how long the server will keep the hold, even if no thread wants it for that long.
     pub(crate) fn granted_for(&self) -> Duration {
         let ended = self.ended.load(Ordering::Acquire);
         let hold = self.hold();
@@ -270,8 +273,8 @@ impl Tenancy {
         }
     }
 
-    /// The text about a loss. If the lease ran out, the text also says why the client did not renew
-    /// it.
+    /// Returns the description of a loss. If the lease ran out, the description also says why the
+    /// client did not renew it.
     pub(crate) fn loss_message(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
         if reason != LostReason::LeaseExpired {
             return reason.to_string();
@@ -300,7 +303,7 @@ impl Tenancy {
         format!("{reason} ({why})")
     }
 
-    /// Registers `callback`, which is called once if the hold is lost. If the hold is lost already,
+    /// Registers `callback`, which is called once if the hold is lost. If the hold is already lost,
     /// returns the callback and the reason, and the caller must call it.
     pub(crate) fn on_lost(&self, callback: LossCallback) -> Option<(LostReason, LossCallback)> {
         if is_forked() {
@@ -316,30 +319,30 @@ impl Tenancy {
         None
     }
 
-    /// Registers the client's own part of a loss. [`lose`](Self::lose) calls `own` itself, since on
-    /// the callbacks' thread it would wait behind users' callbacks, which may block. So `own` must
-    /// not block or run the user's code. A caller must look afterwards whether the tenancy is lost
-    /// already, since `own` is not called then.
+    /// Registers the client's own handler of a loss. [`lose`](Self::lose) calls `own` directly. On
+    /// the callbacks' thread, `own` could wait for users' callbacks, which may block. So `own` must
+    /// not block or run the user's code. If the tenancy is already lost, `own` is never called, so
+    /// the caller must check this afterwards.
     pub(crate) fn at_loss(&self, own: LossCallback) {
         if let Some(callbacks) = self.end.lock().callbacks() {
             callbacks.own = Some(own);
         }
     }
 
-    /// Registers `callback`, which is called each time that others come to wait for the lock.
+    /// Registers `callback`, which is called each time that others begin to wait for the lock.
     pub(crate) fn on_wanted(&self, callback: WantedCallback) {
         if let Some(callbacks) = self.end.lock().callbacks() {
             callbacks.wanted.push((callback, false));
         }
     }
 
-    /// Whether a callback is to be called when others come to wait.
+    /// Whether a callback must be called when others begin to wait.
     pub(crate) fn has_wanted_callbacks(&self) -> bool {
         !self.end.lock().wanted().is_empty()
     }
 
-    /// Notes whether others wait for the lock. If they do, returns the callbacks that were not
-    /// called since they came.
+    /// Records whether others wait for the lock. If they do, returns the callbacks that were not
+    /// called since they began to wait.
     pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
         let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
@@ -349,23 +352,23 @@ impl Tenancy {
         fresh.collect()
     }
 
-    /// Notes that the thread has left the hold. From here on its guards no longer report "held",
-    /// since other threads may have the hold. One of three calls follows:
-    /// [`finish_released`](Self::finish_released), [`lose`](Self::lose), or after a wait
+    /// Records that the thread has left the hold. From here on its guards no longer report "held",
+    /// because other threads may have the hold. The caller must then call
+    /// [`finish_released`](Self::finish_released), [`lose`](Self::lose), or, after a wait,
     /// [`exchange`](Self::exchange).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Ends the tenancy as released. Returns the callbacks, for the caller to drop without calling
-    /// them. The caller must have no leadership and no mutex at the drop, which may run the user's
-    /// code.
+    /// Ends the tenancy as released. Returns the callbacks, which the caller must drop without
+    /// calling them. The drop may run the user's code, so the caller must have no leadership and no
+    /// mutex then.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released).map(|(callbacks, _)| callbacks)
     }
 
-    /// Ends the tenancy as lost, and does the client's own part of that. The caller must have no
-    /// mutex. The first caller gets the callbacks, and must call them.
+    /// Ends the tenancy as lost, and calls the client's own handler. The caller must have no mutex.
+    /// The first caller gets the callbacks, and must call them.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<LossCallback>> {
         let (callbacks, own) = self.finish(End::Lost(reason))?;
         if let Some(own) = own {
@@ -387,8 +390,8 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer of the loss, if the observer was told that the thread had the hold. If
-    /// not, [`observed`](Self::observed) tells it of both.
+    /// Tells the observer about the loss, if the observer was told that the thread had the hold. If
+    /// not, [`observed`](Self::observed) reports both events later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
@@ -399,7 +402,7 @@ impl Tenancy {
         });
     }
 
-    /// Tells the observer that others have come to wait for the lock.
+    /// Tells the observer that others have begun to wait for the lock.
     pub(crate) fn tell_wanted(&self, core: &Core, name: &Name) {
         core.observe_soon(Count::Wanted, || {
             let (name, kind, held) = (name.clone(), self.hold().kind(), self.held());
@@ -407,9 +410,9 @@ impl Tenancy {
         });
     }
 
-    /// Notes that the observer was told that the thread has the hold.
+    /// Records that the observer was told that the thread has the hold.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
-        // The tenancy was lost in the meantime, and the observer was not told of the loss.
+        // The tenancy was lost in the meantime, and the observer was not told about the loss.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {
@@ -417,16 +420,16 @@ impl Tenancy {
         }
     }
 
-    /// Ends the tenancy, for the first caller. Returns the callbacks for a loss, and the client's
-    /// own part of it.
+    /// Ends the tenancy. The first caller gets the callbacks for a loss, and the client's own
+    /// handler.
     fn finish(&self, how: End) -> Option<(Vec<LossCallback>, Option<LossCallback>)> {
         let mut end = self.end.lock();
         let End::NotYet(callbacks) = &mut *end else { return None };
         let Callbacks { mut losses, own, wanted } =
             callbacks.take().map_or_else(Callbacks::default, |all| *all);
         if !wanted.is_empty() {
-            // The `on_wanted` callbacks are dropped together with those for a loss: each drop may
-            // run the user's code.
+            // The `on_wanted` callbacks are dropped together with the callbacks for a loss, because
+            // each drop may run the user's code.
             losses.push(Box::new(move |_| drop(wanted)));
         }
         *end = how;

@@ -9,13 +9,14 @@ use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::runtime::Core;
 
-/// The longest lease: 300 years, which no sum overflows.
+/// The maximum lease: 300 years. No sum of such leases overflows.
 const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
 
-/// The lease that a thread wants. (It is small, since each guard and each level has one.)
+/// The lease that a thread wants. (The type is small, because each guard and each level has a
+/// copy.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// In nanoseconds, as [`clock`] counts.
+    /// The lease in nanoseconds, the unit of [`clock`].
     lease: u64,
     is_watched: bool,
     leaves_at_once: bool,
@@ -23,26 +24,26 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Terms with this lease, which the watchdog renews.
+    /// Returns terms with this lease, which the watchdog renews.
     pub(crate) const fn watched(lease: Duration) -> Self {
         Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false, hears: false }
     }
 
-    /// Terms with this lease, which is never renewed.
+    /// Returns terms with this lease, which is never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
         Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false, hears: false }
     }
 
-    /// The same terms, for a thread that will leave the hold to its end as soon as it has it. Such
-    /// a thread needs the full lease from the server's reply. The 2 s of a grant by message or what
-    /// remains of another thread's lease is too short, and an extension might fail after the thread
-    /// has left the hold.
+    /// Returns the same terms, for a thread that will leave the hold to expire as soon as it has
+    /// it. Such a thread needs the full lease from the server's reply. The 2 s of a grant by
+    /// message are too short, and so is the remaining lease of another thread. An extension might
+    /// fail after the thread has left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }
     }
 
-    /// The same terms, with `hears`: whether the process wants a message when others wait for the
-    /// lock.
+    /// Returns the same terms, with `hears`: whether the process wants a message when others wait
+    /// for the lock.
     pub(crate) const fn hearing(self, hears: bool) -> Self {
         Self { hears, ..self }
     }
@@ -52,7 +53,7 @@ impl Terms {
         self.hears
     }
 
-    /// Whether the terms are those of a thread that leaves its hold to its end.
+    /// Whether the terms are those of a thread that leaves its hold to expire.
     pub(crate) fn leaves_at_once(self) -> bool {
         self.leaves_at_once
     }
@@ -61,7 +62,7 @@ impl Terms {
         Duration::from_nanos(self.lease)
     }
 
-    /// The lease in nanoseconds, as [`clock`] counts.
+    /// Returns the lease in nanoseconds, the unit of [`clock`].
     pub(crate) fn nanos(self) -> u64 {
         self.lease
     }
@@ -70,12 +71,12 @@ impl Terms {
         self.is_watched
     }
 
-    /// The lease, if the watchdog renews it.
+    /// Returns the lease if the watchdog renews it.
     pub(crate) fn watched_lease(self) -> Option<Duration> {
         self.is_watched.then(|| self.lease())
     }
 
-    /// The lease, if it is never renewed.
+    /// Returns the lease if it is never renewed.
     pub(crate) fn fixed_lease(self) -> Option<Duration> {
         (!self.is_watched).then(|| self.lease())
     }
@@ -100,7 +101,7 @@ impl Terms {
         }
     }
 
-    /// Advice about a lease that is too short.
+    /// Returns advice about a lease that is too short.
     pub(crate) fn longer(self, core: &Core) -> &'static str {
         match self.watched_lease() {
             Some(lease) if lease == core.config.watchdog_timeout => "raise watchdog_timeout",

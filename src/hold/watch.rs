@@ -1,5 +1,5 @@
 //! The watch over a hold: its alarm on the timing wheel, its renewals, and the detection of its
-//! end. `lease/schedule.rs` decides when each of these is due.
+//! end. `lease/schedule.rs` decides when the alarm goes off and when a renewal is due.
 //!
 //! A [`Leaseholder`] knows which threads want its hold, and handles its loss. This file has the
 //! code that locks and permits share.
@@ -21,27 +21,28 @@ use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// An object with a hold that the watchdog watches: a lock's site, with the hold in its seat, or a
-/// permit lease.
+/// An object with a hold that the watchdog watches. It is a lock's site, with the hold in its seat,
+/// or a permit lease.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
 
     fn core(&self) -> &Core;
 
-    /// The key that renewals name and that the server tracks.
+    /// Returns the key that renewals name and that the server tracks.
     fn key(&self) -> &Arc<str>;
 
     fn name(&self) -> &Name;
 
-    /// The entry of the timing wheel for the hold. A thread never locks the leaseholder's own mutex
-    /// while it has this one.
+    /// Returns the entry of the timing wheel for the hold. A thread that has this mutex must not
+    /// lock the leaseholder's own mutex.
     fn alarm(&self) -> &Mutex<Option<Alarm>>;
 
-    /// Calls `look` with the hold, under the leaseholder's own mutex. `None`: there is no hold now.
+    /// Calls `look` with the hold, under the leaseholder's own mutex. Returns `None` if there is no
+    /// hold.
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
     /// Whether another process may have asked for a longer lease of the hold. If so, no renewal
-    /// cuts its lease.
+    /// cuts the hold's lease.
     fn may_be_longer(&self) -> bool {
         false
     }
@@ -51,17 +52,17 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         false
     }
 
-    /// The object that asks the server whether it still has the hold when the tracked key has
-    /// changed.
+    /// Returns the object that asks the server whether it still has the hold, after the tracked key
+    /// has changed.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
-    /// Begins to listen for the message that others wait for the lock. This does no I/O.
+    /// Begins to listen for the message that others wait for the lock. Does no I/O.
     fn listen(&self, _hold: &Hold) {}
 
-    /// Called when others have come to wait for the lock, or no longer wait.
+    /// Called when others have begun to wait for the lock, or no longer wait.
     fn heed(&self) {}
 
-    /// Handles the loss of the hold, and reports it to the threads that have the hold.
+    /// Handles the loss of the hold, and reports the loss to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
 
     /// Sets the alarm for the next action on the hold.
@@ -72,7 +73,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     }
 
     /// Sets the alarm to `at`, unless it is set to an earlier time. An alarm that goes off too
-    /// early sets the next one, so only a late alarm would do harm.
+    /// early sets the next alarm, so only a late alarm does harm.
     fn arm_at(self: &Arc<Self>, at: u64) {
         let mut alarm = self.alarm().lock();
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -96,7 +97,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     }
 
     /// Moves the times of the lease into the past by this number of nanoseconds. Returns the
-    /// renewal that is due after that.
+    /// renewal that is then due.
     #[cfg(feature = "in-memory")]
     fn age(self: &Arc<Self>, by: u64) -> Option<Renewal> {
         self.with_hold(|renewing| renewing.hold.age(by))?;
@@ -104,7 +105,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     }
 
     /// Returns a renewal before it is due. If the hold needs no renewal, or one is on its way, the
-    /// returned one only asks whether the server has the hold.
+    /// returned renewal only asks whether the server has the hold.
     fn early_renewal(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
@@ -117,7 +118,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
-        // `certain` is computed before `longer`, which may make this renewal a cut.
+        // `certain` is computed before `longer`, because `longer` may make this renewal a cut.
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.longer() };
@@ -137,8 +138,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed, wanted }
     }
 
-    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the part of
-    /// the renewal's lease that counts.
+    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the certain
+    /// part of the renewal's lease.
     fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -197,9 +198,9 @@ impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         // An alarm that another thread has replaced may still go off. So this removes the present
-        // alarm only if it is due. If this removed an alarm that is not due, that alarm would go
-        // off in addition to the next one. Each of the two would set another, for as long as the
-        // leaseholder lives.
+        // alarm only if it is due. If this removed an alarm that is not due, that alarm would still
+        // go off, in addition to the next alarm. Each of the two would set another alarm, for as
+        // long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
@@ -209,8 +210,8 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
-            // An alarm for the next hold is set now, so that its thread need not wake the watchdog
-            // to set one.
+            // An alarm for the next hold is set now. So the thread that gets the next hold need not
+            // wake the watchdog to set one.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISED_AFTER);
             }
@@ -221,7 +222,8 @@ impl<T: Leaseholder> Task for T {
             return None;
         }
         if looks {
-            // This comes before the question, so that nobody comes to wait unnoticed in between.
+            // The hold listens before it asks. Otherwise it could miss a waiter that comes between
+            // the two.
             self.listen(&hold);
         }
         self.arm();
@@ -237,7 +239,7 @@ pub(crate) struct Renewing<'a> {
 }
 
 impl Renewing<'_> {
-    /// The time of the next action: tracking, renewal or end.
+    /// Returns the time of the next action: tracking, renewal or the end of the hold.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
         due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
@@ -253,8 +255,8 @@ impl Renewing<'_> {
         looks
     }
 
-    /// The time from which the server should track the hold's key. `u64::MAX`: it tracks the key
-    /// already, or cannot.
+    /// Returns the time from which the server should track the hold's key. Returns `u64::MAX` if
+    /// the server already tracks the key, or cannot.
     fn tracked_from(&self, holder: &impl Leaseholder) -> u64 {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
@@ -262,8 +264,8 @@ impl Renewing<'_> {
         self.state.taken_at.saturating_add(TRACKED_AFTER)
     }
 
-    /// Marks a renewal as sent, and returns its lease for the caller to send. `None`: there is
-    /// nothing to send, or it is too late.
+    /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
+    /// if there is nothing to send, or if it is too late.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.sent();

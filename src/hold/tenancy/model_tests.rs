@@ -1,5 +1,5 @@
-//! Models of a thread that waits on a condition and comes back. At the same time its hold may be
-//! lost, callbacks are registered, and another thread takes the lock during the wait.
+//! Models of a thread that waits on a condition and comes back. Meanwhile its hold may be lost,
+//! callbacks are registered, and another thread takes the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const TERMS: Terms = Terms::watched(LEASE);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: TERMS };
 
-/// Takes the lock as a leader does whose request the server grants.
+/// Takes the lock like a leader whose request the server grants.
 fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
     let thread = Thread::current();
     match site.gate.enter(&thread, NEED, false) {
@@ -54,7 +54,7 @@ fn take(site: &Arc<Site>) -> Arc<Tenancy> {
     }
 }
 
-/// Its drop counts how many times a thread has come back and left the lock again.
+/// A value whose drop counts how many times a thread has come back and left the lock again.
 struct UntilLeft {
     tenancy: Arc<Tenancy>,
     left: Arc<AtomicUsize>,
@@ -82,8 +82,8 @@ fn wait(site: &Arc<Site>, tenancy: &Arc<Tenancy>, left: &Arc<AtomicUsize>) -> us
     back
 }
 
-/// Callbacks are registered before, during or after a wait, or while it begins or ends. The lock is
-/// lost at any of these times, or not at all.
+/// Callbacks are registered before, during or after a wait, or while a wait begins or ends. The
+/// lock is lost at any of these times, or never.
 #[test]
 fn a_wait_is_no_loss_and_each_loss_is_reported_once() {
     let losses = Arc::new(AtomicUsize::new(0));
