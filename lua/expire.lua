@@ -17,8 +17,8 @@ return once(function()
     if not stored(KEYS[1]) and not taken then
         return nil
     end
-    -- All or nothing: the script checks that the second key accepts the command before it changes
-    -- the first.
+    -- Both keys change or none: before the script changes KEYS 1, it checks that the user may run
+    -- the command on KEYS 3. If not, the command itself returns the server's error.
     if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
         redis.call(ends(KEYS[3]))
     end

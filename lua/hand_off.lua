@@ -1,28 +1,31 @@
--- Stands behind prelude.lua and before every script of a lock that one process hands to the next:
--- the queue of processes, the messages to them, and the window for clients outside the queue.
--- docs/hand-off.md has the reasons. lock/holder.lua or read_write/holders.lua stands behind this
--- file.
+-- Prepended to every script of a lock or a read-write lock, after prelude.lua: the queue of
+-- processes, the messages to these processes, and the window for Redisson's clients, which are not
+-- in the queue. docs/hand-off.md has the reasons. After this file comes lock/holder.lua or
+-- read_write/holders.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window
--- ARGV differ from script to script. Each script sets `database` (its number, an argument only if
---      it is not 0) and, if it may release, `public`, the lock's public channel.
+-- ARGV differ from script to script. Each script sets `database`, the number of the database (an
+--      argument only if it is not 0). A script that may release the lock also sets `public`, the
+--      lock's public channel.
 --
--- The queue is a list of owners, one for each waiting process, the first in line first.
+-- The queue is a list of owners, one for each waiting process. Its head is the next to get the
+-- lock.
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
--- In ms: the length of a window, in which the lock is left to clients that know only the public
--- channel; the age from which on a chain may open a window.
+-- In ms: the length of a window, in which only Redisson's clients take the lock; the least age of a
+-- chain that may open a window.
 local WINDOW, AGE = 4, 10
--- The time for which the queue outlives the last request. (It is text, so the server need not
+-- The time for which the queue outlives the last request. (A string, so that the server need not
 -- convert a number.)
 local KEPT = '60000'
--- In ms: the time for which an entry counts as alive after its owner's last request (a waiter asks
--- at least every 1.2 s); the age at which a request shows that the server stood still.
+-- In ms: how long an entry counts as alive after its owner's last request (a waiter sends one at
+-- least every 1.2 s); the greatest age of a request from which the script may judge entries silent
+-- (see `pass_silent`).
 local HEARD, PROMPT = 2000, 400
 
--- Fails on a replica, and changes nothing on a master. A replica may have an old state of the lock.
--- A client that relied on this state would leave its hold at the master.
+-- Fails on a replica, and changes nothing on a master. If a replica told a client that the client
+-- does not have the lock, the client would not release its hold at the master.
 local function ensure_master()
     redis.call('lrem', queue, 1, '')
 end
@@ -31,8 +34,8 @@ local function length()
     return redis.call('llen', queue)
 end
 
--- Returns a refusal if the user may not run this command, otherwise nil. Before its first change, a
--- script calls this for the commands that come later.
+-- Returns a refusal if the user may not run this command, otherwise nil. A script checks its later
+-- commands in this way before its first change.
 local function denied(command, key, ...)
     if not redis.acl_check_cmd(command, key, ...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper(command) .. ' ' .. key)
@@ -40,7 +43,7 @@ local function denied(command, key, ...)
 end
 
 -- Returns a refusal if the user may not run the commands that grant the lock to waiters, otherwise
--- nil. (The caller has called `length` before, which fails if the queue's key holds other data.)
+-- nil. (The caller has already called `length`, which fails if the queue's key holds another type.)
 local function stuck()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
@@ -48,17 +51,16 @@ local function stuck()
 end
 
 -- The key that exists while an entry counts as alive. Its value is the time at which the owner
--- came. Only a repeated request writes the key, so a first request and a hand-off need no command
--- for it.
+-- began to wait. Only an owner's second and later requests write the key.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
--- Makes a new entry for an owner that came at the time `came` and has lost its entry: before the
--- entries of owners that came later, but behind each entry whose owner is known to have come
--- earlier. Returns its position, or nil if the entry belongs at the end. If this owner came HEARD
--- ago or more, an entry without an "asked" key counts as later, too: an owner that came earlier
--- would have asked again by now.
+-- Makes a new entry for an owner that lost its entry and began to wait at the time `came`. The new
+-- entry goes in front of the entries of owners that came later, but behind each entry whose owner
+-- is known to have come earlier. Returns the position of the new entry, or nil if the entry belongs
+-- at the end. If `came` is HEARD ago or more, an entry without an "asked" key counts as later,
+-- because an owner that came earlier would have asked again by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
     local place, first
@@ -74,11 +76,11 @@ local function come_back(owner, came)
     return first and redis.call('linsert', queue, 'before', first, owner) and place
 end
 
--- Returns three values: the owner's position; 1 if its entry is new, else 0; whether the queue was
--- empty before. An owner without an entry gets one at the end. `came`: nil in the owner's first
--- request, later the time at which it began to wait, by the server's clock. Commands that may be
--- refused run before the entry is added. The first PEXPIRE also makes room: after a command that
--- writes, the server refuses no command for lack of memory.
+-- Adds `owner` to the queue if the queue has no entry of it. Returns three values: the owner's
+-- position; 1 if its entry is new, else 0; whether the queue was empty before. `came`: nil in the
+-- owner's first request, and in later requests the server's time at which the owner began to wait.
+-- Commands that may be refused run before the entry is added. The first PEXPIRE also prevents an
+-- OOM error: once a script has written, the server refuses none of its commands for lack of memory.
 local function stand(owner, came)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, KEPT)
@@ -96,13 +98,13 @@ local function stand(owner, came)
     return place, 1, not back and place == 0
 end
 
--- Removes the silent entries ahead of `asker`. The caller has found the lock free although entries
--- wait: a grant was not used, or the holder died. Without this, each silent entry in turn would be
--- granted the lock for PROVISIONAL. An entry is silent if its owner has sent no request for HEARD,
--- while the server answered the asker. `sent`: the server's time at which the client sent this
--- request, as the client reckons it; nil if the server has not answered the client promptly for
--- HEARD. If the request arrives late, the server stood still or its clock jumped. Then requests of
--- other owners may still be on the way, so no entry counts as silent.
+-- Removes the silent entries ahead of `asker`. The caller has found the lock free while the queue
+-- has entries: an owner did not use its grant, or the holder died. Otherwise each silent entry in
+-- turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has sent no
+-- request for HEARD ms, while the server answered the asker. `sent`: the server's time at which the
+-- client sent this request, as the client estimates it; nil if the server did not answer the client
+-- promptly in the last HEARD ms. If this request is late, the server stood still or its clock
+-- jumped. Then requests of other owners may be late, too, so no entry counts as silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return
@@ -120,8 +122,9 @@ local function pass_silent(asker, sent)
     end
 end
 
--- Returns the owner's channel, or nil if its process does not listen. PUBLISH alone would count
--- another client's pattern subscription, so a dead process would look alive.
+-- Returns the owner's channel, or nil if its process does not listen. (The number that PUBLISH
+-- returns includes pattern subscriptions of other clients, so it does not show whether the process
+-- is alive.)
 local function channel_of(owner)
     local channel = own_channel(owner)
     return redis.call('pubsub', 'numsub', channel)[2] > 0 and channel or nil
@@ -132,17 +135,17 @@ local function tell(channel, owner, verb, details)
     redis.call('publish', channel, table.concat({verb, number, details, database, lock}, ' '))
 end
 
--- Returns the time left of an open window, or nil. A key that lasts longer than WINDOW does not
--- count: the server's clock was set back.
+-- Returns the time left of an open window, or nil. If the key lasts longer than WINDOW, the
+-- server's clock was set back, and no window counts as open.
 local function window_left()
     local left = redis.pcall('pttl', window)
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Sends the first process in the queue that listens a message to ask in `left` ms, when the window
--- ends, or at once (0). Without the message no process would ask. Removes the entries in front of
--- that process, but keeps the entry of `asker`: the subscription of the asker may be on the way,
--- and the asker asks again once that is confirmed.
+-- Sends a message to the first process in the queue that listens: the process must ask in `left`
+-- ms, when the window ends, or at once (0). Without the message no process would ask. Removes the
+-- entries in front of that process, except the entry of `asker`. The asker's subscription may still
+-- be on its way to the server, and the asker asks again after the server has confirmed it.
 local function announce(left, asker)
     while true do
         local head = redis.call('lindex', queue, 0)
@@ -158,36 +161,36 @@ local function announce(left, asker)
 end
 
 -- Publishes on the public channel that the lock is free. Returns whether the server refused the
--- message. In that case the lock is free all the same, and Redisson's waiters sleep on, at most
--- until the end of the lease that they know.
+-- message. If so, the lock is free all the same, but Redisson's waiters sleep until the lease that
+-- they know ends.
 local function is_muted(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end
 
--- Hands on a lock that was just freed. The releasing script itself grants the lock, so a hand-off
--- costs two scripts and one message for any number of waiters. A message to all waiters would make
--- all of them ask, and one would get the lock. Returns 1: `grant` made the next process the owner;
--- 2: a window is open, in which other clients may take the lock; 0: the lock is free, and `message`
--- was published on the public channel; 3: as 0, and the chain ends, since no other client listens;
--- 5: as 0, 2 or 3, but the server refused the message. The chain travels with the grant and comes
--- back with the release. `since`: if above 0, the server's time in ms at which the chain began;
--- otherwise minus the chain's age in ms. `count`: how many times a process of ours got the lock in
--- this chain.
+-- Hands on a lock that the script has just freed. The releasing script itself grants the lock, so a
+-- hand-off costs two scripts and one message for any number of waiters. Returns 1: `grant` made the
+-- next process the owner; 2: a window is open, in which Redisson's clients may take the lock; 0:
+-- the lock is free, and `message` was published on the public channel; 3: as 0, and the chain ends,
+-- because no Redisson client listens; 5: as 0, 2 or 3, but the server refused the message. A grant
+-- gives the chain's data to the new owner, whose release gives them back in `since` and `count`.
+-- `since`: if above 0, the server's time in ms at which the chain began; otherwise minus the
+-- chain's age in ms. `count`: how many times one of redlatch's processes got the lock in this
+-- chain.
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- If the chain began in the future, the server's clock was set back.
     local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
-        -- The number of Redisson's clients that wait: the listeners of the public channel without
-        -- ours, which also listen to the second channel.
+        -- The number of Redisson's clients that wait: all listeners to the public channel, less
+        -- redlatch's clients, which also listen to the second channel.
         local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
         local others = refused(heard) and 0 or heard[2] - heard[4]
-        -- Each of Redisson's clients gets one turn in the time in which each of our processes
-        -- (those that wait, and the one that leaves) gets one. If only the age counted, Redisson's
-        -- clients would get many times their share when holds are long.
+        -- Each Redisson client gets the lock once in the time in which each redlatch process gets
+        -- it once. The redlatch processes are the waiters and the process that releases. If only
+        -- the age decided, Redisson's clients would get many times their share when holds are long.
         if others > 0 and count * others > length() then
-            -- A key at the server opens the window, since the next request of this process may be
-            -- in the same packet and must find the window open.
+            -- The window must be a key at the server: the next request of this process may be in
+            -- the same packet and must find the window open.
             redis.pcall('set', window, '', 'px', WINDOW)
             local muted = is_muted(message)
             pcall(announce, WINDOW)

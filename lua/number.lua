@@ -1,7 +1,8 @@
--- Stands before the scripts of semaphores and latches, whose key holds a number.
+-- Prepended to the scripts of semaphores and latches, whose key holds a number.
 
--- Returns the number under a key, or false. Any other value ends the script with the server's
--- error, even a value that Lua takes for a number, such as `19.99`, `0x1f` and `nan`.
+-- Returns the integer that the key holds, or false if there is no key. Any other value ends the
+-- script with the server's error. (Lua would accept some of these values as numbers, such as
+-- `19.99`, `0x1f` and `nan`.)
 local function stored(key)
     local text = redis.call('get', key)
     if text and text ~= '0' and (#text > 19 or not string.find(text, '^-?[1-9]%d*$')) then
@@ -10,10 +11,10 @@ local function stored(key)
     return text and tonumber(text)
 end
 
--- Returns how many permits the threads of a client get together. One thread asks for `ARGV[first]`
--- permits, and so on to `ARGV[last]`. In this order each thread gets all its permits, until there
--- are too few for the next thread. If other clients wait, too, the first thread still gets all its
--- permits, and the next threads get permits only within the client's share.
+-- Returns how many permits the threads of a client get together. The first thread asks for
+-- `ARGV[first]` permits, the last one for `ARGV[last]`. Each thread in turn gets all its permits,
+-- until too few are left for the next thread. Threads after the first get permits only within the
+-- client's share, `free / clients`.
 local function share(free, clients, first, last)
     local taken, limit = 0, free
     for at = first, last do
@@ -27,8 +28,8 @@ local function share(free, clients, first, last)
 end
 
 -- Publishes how many permits are free, if any are. Redisson reads the lower 32 bits of the number
--- as an int, so 2^32 would wake no waiter. (The number is made text first: Lua would write it with
--- a fraction, which costs more.)
+-- as an int, so 2^32 would wake no waiter. (The function formats the number itself, because Redis
+-- converts a Lua number more slowly.)
 local function tell_free(channel, free)
     free = tonumber(free)
     local text = string.format('%d', math.min(free, 2 ^ 31 - 1))

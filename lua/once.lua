@@ -1,5 +1,6 @@
--- Stands before every script of a request for permits or counts. Such a request names no owner that
--- would show whether it was applied. So it has a number, and the server applies each number once.
+-- Prepended to every script that changes permits or counts. Such a request names no owner, so the
+-- server's data does not show whether the request was applied. So each request has a number, and
+-- the server applies each number once.
 --
 -- KEYS 1 the semaphore or latch, 2 the record of the request's sequence
 -- ARGV 1 number of the request, 2 the latest time at which it may be applied, in ms since 1970 on
@@ -7,24 +8,24 @@
 --      change before this request, 0 if there is none; with a minus before that number if this
 --      request is a copy, sent after the connection broke
 -- reply: that of the script; or {now}: too late, and this request changed nothing; or {now, last}:
---        the server lacks the change before this request, and has the sequence's requests up to
---        `last`
+--        the server lacks the change before this request, and has only the requests up to `last`
 --
 -- A client has one open request at a time in each of its sequences. The numbers of a sequence only
--- rise. The record holds the last request with its result: `8=1`, or `8=1=mark` for a semaphore
--- (semaphore/mark.lua).
+-- rise. The record is a key that holds the sequence's last request with its result: `8=1`, or
+-- `8=1=mark` for a semaphore (semaphore/mark.lua).
 --
--- Why a request is applied only once: say that it was applied at the time t. The record keeps it
--- until t + memory (ARGV 3), or until a later request of the sequence, which the client sends only
--- after it has closed this one. The server may read any number of copies, at any time and in any
--- order. A copy whose number is in the record gets the same reply. A copy that finds a later
--- request in the record is refused. A copy that finds no record comes after t + memory, and so
--- after its own latest time: it is refused as well.
+-- Why a request is applied only once: say that the server applies request R at the time t. The
+-- record keeps R until t + ARGV 3, or until a later request of the sequence. (The client sends a
+-- later request only after it has closed R.) Copies of R may arrive in any number and at any time.
+-- If the record has R's number, a copy of R gets the same reply. If the record has a later number,
+-- the copy is refused. If the record has expired, the copy arrives after t + ARGV 3, and so after
+-- R's latest time (ARGV 2): the copy is refused as well.
 --
--- A server that became the master has the changes of the old master up to some point. So it has all
--- changes of a sequence up to the one in the record, and no later change. If it applied a newer
--- request first, nobody could see that older changes are missing. So a request names the change
--- before it, and is refused until that change was made again (semaphore/mend.lua).
+-- A new master has the changes of the old master up to some point. So it has all changes of a
+-- sequence up to the change in the record, and no later change. If the new master applied a new
+-- request first, the record would no longer show that changes before this request are missing. So
+-- each request names the change before it. The server refuses the request until the client has
+-- repeated that change (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
@@ -35,9 +36,10 @@ last = tonumber(last)
 -- The mark of the changed number, if the number has one.
 local mark = ''
 
--- Returns the reply to a request that must not be applied: it is late, or the server lacks the
--- change before it. A request that could arrive after its record has expired is refused, too: its
--- client does not know the server's clock, and gets it from the reply.
+-- Returns the reply to a request that must not be applied, otherwise nil. A request is refused if
+-- it is late, or if the server lacks the change before it. A request is also refused if its latest
+-- time is so late that a copy could arrive after the record has expired. The client then reads the
+-- server's time from the reply.
 local function refusal()
     if last > number or now > latest or latest > now + ARGV[3] - 1000 then
         return {now}
@@ -50,17 +52,17 @@ local function remember(text)
     return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
--- Makes a reply from a result and its mark. A result from 2^53 on stays text, since a Lua number
--- cannot have so many digits.
+-- Makes a reply from a result and its mark. A result of 2^53 or more stays a string, because a Lua
+-- number would lose digits.
 local function answer(outcome, its_mark)
     local count = tonumber(outcome)
     count = math.abs(count) < 2 ^ 53 and count or outcome
     return its_mark == '' and count or {count, its_mark}
 end
 
--- Makes the one change of a script. The function first writes the result to the record. If the
--- server refuses that, nothing is changed. If the server refuses the change, the function restores
--- the old record.
+-- Runs the one command that makes the script's change. Before it, the function writes the result to
+-- the record. If the server refuses this write, nothing is changed. If the server refuses the
+-- command, the function restores the old record.
 local function change(outcome, ...)
     remember(ARGV[1] .. '=' .. outcome .. (mark == '' and '' or '=' .. mark))
     local reply = redis.pcall(...)
@@ -72,9 +74,10 @@ local function change(outcome, ...)
 end
 
 -- Applies a request. `wanted` returns the result and the command that makes the change. If there is
--- nothing to change, `wanted` returns only a result, or nothing for the result 0. The record gets
--- such a result only from a copy, since the first request may still arrive after it. `told` turns
--- the command's reply into the reply to the first request. A copy gets the result.
+-- nothing to change, `wanted` returns only a result, or nothing for the result 0. Such a result is
+-- written to the record only if this request is a copy: the first request may arrive after its
+-- copy, and must then change nothing. `told` makes the reply to the first request from the
+-- command's reply. The reply to a copy is the result.
 local function once(wanted, told)
     if last == number then
         return answer(result, seen)

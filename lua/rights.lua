@@ -1,23 +1,23 @@
--- Stands behind the script of a request that is the first of its kind over a connection. It asks
--- for all rights that this kind of request needs, and only then runs the script. If the right to
--- publish were missing, for example, the script could grant a lock that cannot be released.
--- src/scripts/rights.rs fills in the rows below: the commands, then the text before and after the
--- name in a key or channel, first for a name without a brace, then for a name with one.
+-- Appended to the script of a request that is the first of its kind over a connection. It checks
+-- all rights that this kind of request needs, and then runs the script. Without this check, a user
+-- without the right to publish could take a lock and be unable to release it. src/scripts/rights.rs
+-- fills in the rows below. A row has the commands, then the text before and after the name in a key
+-- or channel: two texts for names without a brace, then two for names with a brace.
 --
 -- `random`: a name that nobody uses; `script`: a function that runs the request
 -- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or {1
 --        = the user may use all names, 0 = only this one; the script's reply}
 --
--- Each question has a complete argument list: newer servers refuse a list with fewer arguments than
--- the command takes.
+-- Each check has a complete argument list, because newer servers refuse to check a command with too
+-- few arguments. `behind`: how many arguments follow the key.
 local behind = {
     decrby = 1, getrange = 2, hdel = 1, hexists = 1, hget = 1, hmget = 1, hset = 2,
     incrby = 1, lindex = 1, linsert = 3, lpos = 1, lpush = 1, lrange = 2, lrem = 2, ltrim = 2,
     pexpire = 1, publish = 1, rpush = 1, set = 1, spublish = 1, zadd = 2, zcount = 2, zmscore = 1, zrange = 2,
     zrem = 1, zremrangebyscore = 2, zrevrange = 2, zscore = 1,
 }
--- Returns a list of the commands that the user may not run for this name. `rest`: the text after
--- the name in keys that have such a text; nil: the text in the rows.
+-- Returns a list of the commands that the user may not run for this name. `rest`: replaces the text
+-- after the name in keys that have such a text; nil: keep the text of the row.
 local function lacks(name, rest)
     local KEYS, lacking = {name}, {}
     local function ask(command, ...)
@@ -26,7 +26,8 @@ local function lacks(name, rest)
             lacking[#lacking + 1] = string.upper(command) .. (key and ' ' .. key or '')
         end
     end
-    -- (This script runs by its text, and all others by their hash.)
+    -- (The server receives this script as text. It runs all other scripts by their hash, with
+    -- EVALSHA.)
     ask('evalsha', '', '0')
     ask('time')
     --[[OWN CHANNEL]]

@@ -1,4 +1,4 @@
--- Removes a barrier. Its parties find it broken, except those whose generation has tripped.
+-- Removes a barrier. Its waiting parties find it broken.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel

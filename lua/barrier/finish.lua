@@ -1,10 +1,11 @@
--- Ends a generation: its last party trips it after its action, or a party breaks it.
+-- Ends a generation. The last party sends this to trip the barrier after the party's action, or any
+-- party sends this to break the barrier.
 --
 -- KEYS 1 the barrier, 2 its parties
 -- ARGV 1 channel, 2 generation, 3 party, 4 1 = trip, 0 = break
--- reply: 1 = it tripped, 2 = it is broken, 3 = the server does not know
+-- reply: 1 = the generation tripped, 2 = it is broken, 3 = the server does not know
 --
--- A copy of the request finds that the generation has ended, and gets the same reply.
+-- A copy of the request changes nothing and gets the same reply, because the generation has ended.
 local number = tonumber(ARGV[2])
 if ARGV[4] == '1' and state(number) == 0 and redis.call('zscore', parties, ARGV[3])
     and not has_died()

@@ -1,31 +1,31 @@
--- Stands before every script of a barrier.
+-- Prepended to every script of a barrier.
 --
 -- KEYS first the barrier, last its parties
 --
 -- The barrier is a hash with these fields:
 --   parties     how many parties trip the barrier. A deleted barrier lacks this field. Its hash
---               stays for a while, so that late parties find out how their generation ended
+--               remains for a while, so that late parties find out how their generation ended
 --   generation  the number of the present generation. The first number was a time in µs, so no
---               other barrier of the name has these numbers
---   first the lowest number since which every number was a generation before the first and the last
---   number before the barrier began anew broken the numbers of the last broken generations, between
---   spaces
+--               other barrier of the same name has these numbers
+--   first       the first number since the barrier last began anew
+--   before      the first and the last number before the barrier last began anew
+--   broken      the numbers of the last broken generations, between spaces
 --
 -- The parties that have arrived are a sorted set: party -> the end of the party's lease in ms since
 -- 1970.
 --
--- A generation ends once. If it trips, the generation with the next number begins. If it breaks, it
--- stays the present one until a reset. (While the action of a complete generation runs, the next
--- one may break before it begins.)
+-- A generation ends once. If a generation trips, the generation with the next number begins. If a
+-- generation breaks, it is the present generation until a reset. (While the action of a complete
+-- generation runs, the next generation may break before it begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
--- The server's clock in µs.
+-- Returns the server's time in µs.
 local function micros()
     local time = redis.call('time')
     return time[1] * 1000000 + time[2]
 end
 
--- The server's clock in ms.
+-- Returns the server's time in ms.
 local function clock()
     return math.floor(micros() / 1000)
 end
@@ -34,8 +34,8 @@ local function text(number)
     return string.format('%.0f', number)
 end
 
--- The number of the present generation, or nil if there is no barrier; and the number of the last
--- generation.
+-- Returns the number of the present generation, or nil if there is no barrier; and the number of
+-- the last generation, which a deleted barrier also has.
 local function present()
     local it = redis.call('hmget', barrier, 'generation', 'parties')
     local last = tonumber(it[1] or nil)
@@ -50,9 +50,9 @@ local function is_broken(number)
     return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- The field `broken` with this generation added, cut to FULL characters. The field must hold many
--- numbers. If each of many parties resets a broken barrier, one generation breaks for each reset,
--- and a party that missed a message asks only seconds later.
+-- Returns the field `broken` with this generation added, cut to its last FULL characters. The field
+-- must hold many numbers: if each of many parties resets a broken barrier, each reset breaks one
+-- generation, and a party that missed a message asks only seconds later.
 local FULL = 256 * 17 + 1
 local function broken_with(number)
     return string.sub(broken() .. text(number) .. ' ', -FULL)
@@ -63,7 +63,7 @@ local function has_died()
     return redis.call('zcount', parties, '-inf', clock()) > 0
 end
 
--- Fails before the first change if a later command would be refused.
+-- Ends the script with the server's error if the user may not run one of the later commands.
 local function check()
     for _, command in ipairs({
         {'hget', barrier, ''}, {'hset', barrier, '', ''}, {'hdel', barrier, ''},
@@ -75,15 +75,15 @@ local function check()
     end
 end
 
--- Lets the next commands pass on a server that is out of memory. After a command that writes, such
--- a server refuses no further command of the script.
+-- Runs a write that changes nothing. Once a script has written, a server that is out of memory
+-- refuses none of its commands.
 local function make_room()
     redis.call('hdel', barrier, '')
 end
 
--- The state of a generation: 0 = it is the present one, 1 = it tripped, 2 = it is broken, 3 = it
--- has ended, and this server does not know how: it began at a server that was lost, or it is older
--- than the oldest number in the field `broken`.
+-- Returns the state of a generation: 0 = it is the present generation, 1 = it tripped, 2 = it is
+-- broken, 3 = it has ended, but this server does not know how: it began at a master that was lost,
+-- or it is older than the oldest number in the field `broken`.
 local function state(number)
     local now, last = present()
     if is_broken(number) or number == last and not now then
@@ -102,22 +102,22 @@ local function state(number)
     return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
 end
 
--- The fields of a barrier that begins anew with the generation `number`, broken or not. `last`: the
--- barrier's last generation, which has not tripped.
+-- Returns the fields of a barrier that begins anew with the generation `number`. `last`: the
+-- barrier's last generation so far, which has not tripped.
 local function anew(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
         'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),
         'broken', broken_with(last) .. (begins_broken and text(number) .. ' ' or '')
 end
 
--- Ends the wait of a generation's parties: removes them from the set and sends the message. If the
--- user may not publish, each party finds out when it next runs look.lua.
+-- Ends the wait of a generation's parties: removes them from the set and publishes the generation's
+-- state. If the server refuses the message, each party finds out when it next runs look.lua.
 local function ended(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))
 end
 
--- Breaks a generation, unless it has ended.
+-- Breaks a generation if it has not ended.
 local function break_up(channel, number)
     if state(number) == 0 then
         check()

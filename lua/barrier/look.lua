@@ -5,16 +5,16 @@
 -- ARGV 1 channel; if a thread waits, 2 the generation whose end it waits for; if that thread is a
 --      party that has arrived, 3 the party, 4 its lease in ms
 -- reply: {how many parties trip the barrier, 0: there is no barrier; how many wait; the state of
---        the generation of ARGV 2, or of the present one; ms until the first lease ends, -1: no
---        lease}
+--        the generation of ARGV 2, or of the present generation; ms until the first lease ends,
+--        -1: no lease}
 --
 -- A lease that has ended is not renewed.
 local number = present()
 local asked = tonumber(ARGV[2] or number or 0)
 if number and not is_broken(number) then
     local arrived = asked == number and ARGV[3]
-    -- If the set lacks the arrival, this server is a new master that never had it, and the other
-    -- parties would wait for ever.
+    -- If the set lacks this party, a new master never received the arrival, and the other parties
+    -- would wait for ever.
     if has_died() or arrived and not redis.call('zscore', parties, ARGV[3]) then
         break_up(ARGV[1], number)
     elseif arrived then

@@ -1,4 +1,4 @@
--- Begins the next generation. The parties that wait in the present one find it broken.
+-- Begins the next generation. The parties that wait in the present generation find it broken.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
@@ -9,10 +9,9 @@ return once(function()
         return nil
     end
     check()
-    -- (`finish` may have broken the next generation.)
+    -- (A party that left early may have broken the next generation: see arrive.lua.)
     local next = is_broken(number + 1) and number + 2 or number + 1
-    -- The generation breaks even if it has no parties: a new master may not know a party that has
-    -- arrived.
+    -- The generation breaks even if it has no parties: a new master may lack a party's arrival.
     return {'1', 'hset', barrier, 'generation', text(next),
         'broken', is_broken(number) and broken() or broken_with(number)}
 end, function()

@@ -1,8 +1,8 @@
--- Makes a barrier, unless there is one.
+-- Makes a barrier if there is none.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 how many parties trip it
--- reply: 1 = made, 0 = there is one
+-- reply: 1 = made, 0 = a barrier exists
 return once(function()
     local now, last = present()
     if now then

@@ -1,4 +1,5 @@
--- Removes a notified waiter's record: the waiter used its notification, or the script passes it on.
+-- Removes a notified waiter's record. If the waiter did not use its notification, the script passes
+-- the notification on.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it did not use its notification, and no longer waits
@@ -12,20 +13,20 @@ if not mine then
     return 0
 end
 if pass then
-    -- Checks the right to HDEL. If HDEL were refused after `notify_first`, the notification would
-    -- be passed on twice.
+    -- Tests the right to HDEL. If HDEL were refused after `notify_first`, the notification would be
+    -- passed on twice.
     redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
-        -- The next run of look.lua finds no keep-alive in the record, and passes the notification
-        -- on.
+        -- The next run of look.lua finds the record without a keep-alive, and passes the
+        -- notification on.
         return trouble
     end
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- If the one field is the time of the last look at all records, no record is left. Otherwise
-    -- this removes nothing.
+    -- The one field may be the field '', which is no record. Then no record is left, and this
+    -- removes the hash. Otherwise it removes nothing.
     redis.call('hdel', notified, '')
 end
 return 1

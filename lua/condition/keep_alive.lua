@@ -1,4 +1,4 @@
--- Records a keep-alive for waiters that were notified and have not yet left the lock again.
+-- Records a keep-alive for notified waiters that have not yet taken and released the lock again.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2… the waiters, all of one process

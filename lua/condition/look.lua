@@ -1,12 +1,11 @@
--- Returns whether a live waiter still waits. Passes on the notifications of dead waiters.
+-- Returns whether a waiter still waits. Passes on the notifications of dead waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it stops waiting
 -- reply: 1 = it waits, or waited until now; 0 = it was notified
 --
--- If many waiters were notified, a waiter reads all their records only if no other waiter has done
--- so in the last LOOKED ms. Any waiter may be the one that reads them, so no dead waiter prevents
--- it.
+-- If there are many records, the script reads them all only if no waiter's request has read them in
+-- the last LOOKED ms. Any waiter's request may read them, so a dead waiter cannot prevent this.
 local FEW, LOOKED = 8, 300
 
 local mine = redis.call('hget', notified, ARGV[2])
@@ -28,7 +27,7 @@ if type(many) == 'number' and many > FEW then
     if looked and math.abs(now() - looked) < LOOKED then
         return 1
     end
-    -- If the server refuses this, each run reads all records.
+    -- If the server refuses this HSET, each run reads all records.
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
@@ -39,7 +38,7 @@ for i = 1, #records, 2 do
     if records[i] ~= ''
         and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
     then
-        -- Checks the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
+        -- Tests the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
         -- the notification on again.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')

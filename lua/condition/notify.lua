@@ -1,4 +1,4 @@
--- Notifies one waiter, or all.
+-- Notifies one waiter, or all waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
@@ -7,11 +7,11 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
--- The uuid is a part of the number, since two clients may use equal numbers.
+-- The uuid is a part of the number, because two clients may use equal numbers.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- After all are notified, no waiter is left to which a notification could be passed on. So the
-    -- records of this notification and of all earlier ones are not needed.
+    -- After all waiters are notified, none is left to which a notification could be passed on. So
+    -- this notification needs no records, and the earlier records may go.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0
@@ -24,8 +24,8 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- If the first copy notified a waiter, that waiter's record is still there: the waiter cannot
-    -- take the lock before this owner has left it.
+    -- If the first copy notified a waiter, that waiter's record still exists: the waiter cannot
+    -- take the lock before this owner releases it.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then
             return 1

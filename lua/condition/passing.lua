@@ -1,7 +1,8 @@
--- Stands behind waiters.lua, before the scripts that notify: how a waiter is notified.
+-- Prepended to the scripts that notify, after waiters.lua: how a waiter is notified.
 
--- Returns whether a waiter's process listens to its channel. The script asks the server once for
--- each process. PUBLISH would also count another client's pattern subscription.
+-- Returns whether a waiter's process listens to its channel. The script runs PUBSUB NUMSUB once for
+-- each process. (The number that PUBLISH returns also includes pattern subscriptions of other
+-- clients.)
 local heard_by
 local function listens(waiter)
     local own = own_channel(waiter)
@@ -13,15 +14,15 @@ local function listens(waiter)
     return heard_by[own]
 end
 
--- A refused message does no harm, since each waiter also runs look.lua from time to time.
+-- A refused message does no harm, because each waiter also runs look.lua from time to time.
 local function tell(waiter)
     redis.pcall('publish', own_channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), ARGV[1], waiting}, ' '))
 end
 
--- Notifies the first waiter that listens. Returns that waiter, or nil. The second result is the
--- server's refusal, after which no waiter is notified. The function makes the record before it
--- removes the entry: an entry removed without a record would be a lost notification.
+-- Notifies the first waiter whose process listens. Returns that waiter, or nil. The second result
+-- is the server's refusal, after which no waiter is notified. The function makes the record before
+-- it removes the entry: otherwise an error between the two would lose the notification.
 local function notify_first(number)
     while true do
         local first = redis.call('lindex', waiting, 0)

@@ -1,27 +1,27 @@
--- Stands before every script of a condition, behind ../prelude.lua: the waiters and the notified
+-- Prepended to every script of a condition, after ../prelude.lua: the waiters and the notified
 -- waiters. (Each function adds a twelfth of a microsecond to a run. So the functions that only some
 -- scripts need are in holder.lua and passing.lua.)
 --
 -- KEYS 1 the waiters, 2 the notified waiters, 3 the lock (where a script needs it)
 -- ARGV 1 number of the database; the arguments of each script follow
 --
--- The waiters are a list with one entry for each thread, in the order of arrival. An entry that is
--- gone counts as notified: a waiter sleeps only while its entry is in the list. A notification
--- removes an entry. An entry is also lost with the key, or when look.lua takes the waiter's process
--- for dead. No wake-up is lost by this: a living waiter finds out when it next runs look.lua.
+-- The waiters are a list with one entry for each thread, in the order of arrival. A notification
+-- removes an entry. A waiter without an entry counts as notified, so no wake-up is lost if the key
+-- is deleted, or if passing.lua removes the entry of a live process as dead: the waiter finds out
+-- when it next runs look.lua.
 --
--- The notified waiters are a hash: waiter -> the time, and the number of the notification. A record
--- stays until the waiter has taken the lock again and left it. If the waiter dies before that, the
--- notification is passed on. If there are many records, the field with the empty name has the time
--- at which a waiter last read all of them.
+-- The notified waiters are a hash of records: waiter -> the time of its last keep-alive, and the
+-- number of the notification. A record exists until the waiter has taken the lock again and
+-- released it. If the waiter dies before that, the notification is passed on. If there are many
+-- records, the field with the empty name has the time at which look.lua last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms: how long the keys outlive the last request; how long after its last keep-alive a waiter
--- with a record counts as alive.
+-- In ms: how long the keys exist after the last request; how long after its last keep-alive a
+-- waiter with a record counts as alive.
 local KEPT, PATIENCE = 60000, 2000
 
 -- Records a notified waiter. Returns nil, or the server's refusal, after which nothing has changed.
--- (PEXPIRE comes first: if it were refused after HSET, the record would stay for ever.)
+-- (PEXPIRE comes first: if it were refused after HSET, the record would never expire.)
 local function record(waiter, number)
     local exists = redis.pcall('pexpire', notified, KEPT)
     if refused(exists) then

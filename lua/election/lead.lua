@@ -6,14 +6,14 @@
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
     return 0
 end
--- (After a hold is passed on inside its process, the same owner leads with another token.)
+-- (If the hold was passed to another thread of the process, the same owner leads with a new token.)
 if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
     or redis.call('hget', KEYS[2], 'token') ~= ARGV[2]
 then
     local time = redis.call('time')
-    -- The owner has the lock already, so it must lead even if the server is out of memory. After a
-    -- DEL, the server refuses no further command of the script. (Another owner's record is out of
-    -- date.)
+    -- The owner already has the lock, so it must lead even if the server is out of memory. After a
+    -- DEL, such a server refuses no command of the script. (The record that the DEL removes is out
+    -- of date.)
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
@@ -21,6 +21,6 @@ then
         redis.call('hset', KEYS[2], 'value', ARGV[6])
     end
 end
--- If the user may not publish, each observer finds out when it next runs look.lua.
+-- If the server refuses the message, each observer finds out when it next runs look.lua.
 redis.pcall('publish', ARGV[5], '1')
 return 1

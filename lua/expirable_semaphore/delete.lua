@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua
 -- reply: 1 = there was one, 0 = there was none
 return once(function()
-    -- If a key holds other data, the script ends with the server's error.
+    -- If a key holds data of another type, these commands end the script with the server's error.
     local there = redis.call('zcard', KEYS[3]) > 0 or stored(KEYS[1])
     return there and {'1', 'del', KEYS[1], KEYS[3]}
 end)

@@ -1,15 +1,15 @@
--- Stands behind number.lua, before those scripts of an expirable semaphore whose requests have no
--- number (../once.lua). The free permits are a number, as in a plain semaphore. The taken permits
--- are a sorted set: id -> the time at which its lease ends, in ms since 1970. Both keys are
--- Redisson's. Redisson writes 922337203685477 for a permit without a lease.
+-- Prepended to the scripts of an expirable semaphore that do not use ../once.lua, after
+-- ../number.lua. The number of free permits has its own key, as in a plain semaphore. The taken
+-- permits are a sorted set: id -> the time at which the permit's lease ends, in ms since 1970. Both
+-- keys are Redisson's. Redisson writes 922337203685477 for a permit without a lease.
 --
--- A permit whose lease has ended stays in the set until a script finds it and makes it free again.
--- Only the server's clock decides whether a lease has ended.
+-- A permit whose lease has ended remains in the set until a script finds it and makes it free
+-- again. Only the server's clock decides whether a lease has ended.
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Returns whether `ends`, the end of a lease, is in the future. For an unknown id, `ends` is nil or
--- false.
+-- Returns whether `ends`, the end of a lease, is in the future. (For an unknown id, `ends` is nil
+-- or false.)
 local function is_ahead(ends)
     return ends and tonumber(ends) > now
 end
@@ -17,9 +17,10 @@ end
 -- Gives back the permits of these ids, which are in the set, and the permits whose leases have
 -- ended. Returns the new number of free permits, or nil if there was no permit to give back.
 --
--- All or nothing: the function raises the number before it removes an id. Before that, it tries the
--- commands that may be refused in a form that changes nothing, with an unknown id and an empty
--- range of times. These commands also let INCRBY pass on a server that is out of memory.
+-- All permits are given back or none: the function raises the number before it removes an id. First
+-- it tries the commands that may be refused in a form that changes nothing, with an unknown id and
+-- an empty range of times. After these commands, a server that is out of memory does not refuse
+-- INCRBY.
 local function take_back(ids)
     local lapsed = redis.call('zcount', KEYS[2], '-inf', now)
     if lapsed + #ids == 0 then

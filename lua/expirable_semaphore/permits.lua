@@ -1,6 +1,6 @@
 -- Returns how many permits there are. The script changes nothing: permits whose leases have ended
--- count as free. (Redisson's script gives those permits back. This script gets the same numbers,
--- may be sent twice, and needs few rights.)
+-- count as free. (Redisson's script gives those permits back. This script returns the same numbers
+-- and needs fewer rights.)
 --
 -- KEYS 1 the semaphore, 2 its permits with the ends of their leases
 -- reply: {free, as text with all its digits; lapsed; taken}

@@ -5,8 +5,8 @@
 -- reply: {how many of them were given back before their leases ended; 1 + how many subscribers got
 --        the message, 0: no permit is free, so no message was sent, -1: not known}
 --
--- The first number leaves out permits whose leases had ended, although the script gives these back
--- as well.
+-- The script also gives back permits whose leases had ended, but the first number does not count
+-- them.
 local live = {}
 for at, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, 3))) do
     if is_ahead(ends) then

@@ -3,17 +3,18 @@
 -- KEYS 1..n for each permit the key of its semaphore's permits with the ends of their leases
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest requested lease of these permits,
 --      as of ../lock/renew.lua (0: not known), 3..n+2 the id of each permit
--- reply: for each permit 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 0
---        = it is gone or its lease has ended, else the server's refusal
+-- reply: for each permit 1 = renewed, 2 = renewed, but the lease is longer than any thread asked
+--        for, 0 = it is gone or its lease has ended, else the server's refusal
 --
--- An ended lease is never raised: the next request may give that permit to another owner. A lease
--- that became longer because the clock was set back is cut if the client asks for that
--- (../lock/renew.lua). Each command runs in a pcall, so a key overwritten with other data does not
+-- A lease that has ended is never raised: the next request may give that permit to another owner.
+-- If a lease became too long because the clock was set back, the script cuts it if ARGV 2 is
+-- negative (../lock/renew.lua). Each command runs in a pcall, so a key of another type does not
 -- stop the renewal of the other permits.
 local new, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
--- Always writes: see ../lock/renew.lua. (ZADD with an unchanged score would not count as a write.)
+-- The function always writes: see ../lock/renew.lua. (ZADD with an unchanged score would not count
+-- as a write.)
 local function raise(key, ends, is_long, id)
     if ends < new then
         return redis.pcall('zadd', key, 'xx', new, id)

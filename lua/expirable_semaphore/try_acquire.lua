@@ -6,9 +6,9 @@
 -- reply: {permits taken}; {0, ms until the next lease ends, or -1}: too few permits for the first
 --        thread; {-1, -1}: there is no such semaphore
 --
--- A copy of the request finds its own ids, takes nothing, and gets the number of those that are
--- left. It takes nothing even if some of these permits were given back already, or they would be
--- counted twice.
+-- A copy of the request finds ids that the first copy has added. It takes no permits, and the reply
+-- is the number of these ids that remain. Otherwise permits that were already given back would be
+-- taken a second time.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0
@@ -16,7 +16,8 @@ for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
     known = known + (ends and 1 or 0)
 end
 if known > 0 then
-    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
+    -- The script writes even for a copy, because the client may wait for replicas: see
+    -- ../lock/acquire.lua.
     redis.call('decrby', KEYS[1], 0)
     return {known}
 end
@@ -34,7 +35,7 @@ if taken > 0 then
     end
     local added = redis.pcall('zadd', KEYS[2], unpack(permits))
     if type(added) == 'table' then
-        -- DECRBY undoes DECRBY, so this needs no further right.
+        -- A negative DECRBY undoes the first one, so this needs no right to INCRBY.
         redis.call('decrby', KEYS[1], -taken)
         return added
     end

@@ -1,13 +1,13 @@
--- Gives a permit a new lease. If the new lease ends sooner, a message makes the waiters ask again,
--- since they sleep until the old end. The message is 0 (no free permits), so it wakes none of
--- Redisson's waiters.
+-- Gives a permit a new lease. If the new lease ends earlier, a message makes redlatch's waiters ask
+-- again, because they sleep until the old end. The message is 0 (no free permits), so it wakes none
+-- of Redisson's waiters.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its permits with the ends of their leases
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
--- This must succeed on a server that is out of memory. The ZREM removes nothing, but after it the
--- server refuses no further command of the script.
+-- This script must succeed on a server that is out of memory. The ZREM removes nothing, but after
+-- it the server refuses no command of the script.
 redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]

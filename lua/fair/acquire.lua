@@ -1,36 +1,35 @@
 -- Takes a fair lock, or makes an entry in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued": 1
---      and 2 = yes; 0 = no; 3 = no, and its client has no other waiter in the queue and does not
---      listen yet, 7.. with 1: the other owners of the same client that wait and were queued; with
---      0 and 3: the companions, which are owners that get the entries behind this one, in this
---      order
+-- ARGV 4 lease in ms, 5 owner, 6 whether an earlier reply to this owner was "queued": 1 and 2 =
+--      yes; 0 = no; 3 = no, and its client has no other waiter in the queue and does not listen
+--      yet, 7.. with 1: the other queued owners of the same client; with 0 and 3: the companions,
+--      which are owners that get the entries behind this one, in this order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; followers:
 --        the numbers of the waiters of the same client directly behind, in their order, separated
 --        by commas, or '-'; now: the server's time in ms if there are companions, otherwise 0
---        {0, now, ask, redisson, back} = queued; ask: ms after which the owner may ask again if no
---        message comes before (-1: only after a message, as always for its companions); redisson: 1
---        = that message may come from a client of Redisson's, on each owner's own channel, since
---        such a client holds the lock or (at the first request) stands ahead; back: 1 = the owner
+--        {0, now, ask, redisson, back} = queued; ask: ms after which the owner may ask again if it
+--        gets no message (-1: only after a message, as always for its companions); redisson: 1 =
+--        the message may come from a Redisson client, on each owner's own channel, because a
+--        Redisson client holds the lock or (at the first request) waits ahead; back: 1 = the owner
 --        had lost its entry, and has one again
 --        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
--- The owner names one acquisition, so the request may be sent again: a holder is granted the lock
--- again, and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped
--- from the head while it did not listen, or could not send keep-alives. It goes back to the head,
--- not to the end. Each such request also brings back all dropped waiters of its client, in the
--- order in which they came. (With ARGV 6 = 2 it names no other waiters. A thousand waiters that ask
--- after a reconnect send such requests.) A score includes time for Redisson's waiters ahead, and
--- none for ours. A grant shifts no score (docs/fair-lock.md, "Scores"). While the lock is held, no
--- waiter is dropped: a dead waiter costs nothing yet, and a stopped process may continue.
+-- The owner names one acquisition, so the request may be sent again: a copy gets the same grant,
+-- and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped from
+-- the head while its process did not listen or could not send keep-alives. The waiter then goes
+-- back to the head. The same request also brings back all dropped waiters of the same client that
+-- ARGV 7.. names, in the order in which they came. (With ARGV 6 = 2, the request names no other
+-- waiters: after a reconnect, each of a thousand waiters may send such a request.) A grant changes
+-- no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no waiter: a
+-- stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
--- A score that is half a ms lower marks a client's first waiter, whose client will listen soon. The
--- waiter's next request or keep-alive removes the mark. The client's later waiters need no mark:
--- when one of them is first in line, the client listens or is dead.
+-- A client's first waiter may be granted the lock before the client listens. A score that is half a
+-- ms lower marks this waiter. Its next request or keep-alive removes the mark. The client's later
+-- waiters need no mark: when one of them becomes first, the client listens or is dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
--- In ms: if a client of Redisson's is first in line of a free lock and does not take it within this
--- time, the next waiter asks, and the client gets another message.
+-- In ms: if a Redisson waiter is first and does not take the free lock within this time, the next
+-- waiter asks, and the Redisson waiter gets another message.
 local hesitation = 1000
 
 local held_by, left, foreign = holder()
@@ -40,16 +39,15 @@ end
 if held_by == owner then
     raise(left, lease)
 end
--- Whether the holder gets a message if this request adds the first entry (`say_wanted` in
--- ../prelude.lua).
+-- Whether the holder's process may want a message that this request adds the first entry
+-- (`say_wanted` in ../prelude.lua).
 local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(number(held_by)) >= 2^50
     and not redis.call('lrange', queue, 0, 0)[1]
 
--- Returns the number n of Redisson's waiters in the queue. If a live waiter of ours has the highest
--- score, that score shows n: it lies at most one fair wait above n times Redisson's wait. No waiter
--- of Redisson's stands behind, since it would have a higher score. (`rest` must be at least half
--- the fair wait. It is less than Redisson's wait, so with a smaller n it would exceed the fair
--- wait.)
+-- Returns the number n of Redisson's waiters in the queue. If a live redlatch waiter has the
+-- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. Then
+-- its score shows n: it is at most the fair wait above n times Redisson's wait. (If `rest` is less
+-- than half the fair wait, the waiter has missed keep-alives, so its score may not show n.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then
@@ -68,8 +66,8 @@ local function redissons()
 end
 
 -- Adds these waiters to the set. Returns how many were not in the set before. A waiter that is in
--- the set keeps its score, since the scores of Redisson's waiters behind are based on it. `marked`:
--- the index of the waiter whose score is lowered by `mark`.
+-- the set keeps its score, because the scores of the Redisson waiters behind it are based on this
+-- score. `marked`: the index of the waiter whose score is lowered by `mark`.
 local function set_scores(ids, redissons_ahead, marked)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
@@ -79,7 +77,7 @@ local function set_scores(ids, redissons_ahead, marked)
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
 end
 
--- Adds these waiters to the list. If that fails, removes them from the set. Returns the list's
+-- Adds these waiters to the list, or if that fails, removes them from the set. Returns the list's
 -- length.
 local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
@@ -90,8 +88,8 @@ local function push(ids, command, ...)
     return length
 end
 
--- Puts the owner and its companions at the end. Returns the owner's position. `stays`: the index of
--- the first of them that stays in the queue after this request.
+-- Adds the owner and its companions to the end of the queue. Returns the owner's position. `stays`:
+-- 2 if the owner gets the lock at once, and so only its companions wait; otherwise 1.
 local function line_up(redissons_ahead, stays)
     local ids = {}
     for i = 5, #ARGV do
@@ -111,9 +109,9 @@ local function line_up(redissons_ahead, stays)
     return redis.call('lpos', queue, owner)
 end
 
--- Puts the owners in `ids` that have no entry back to the head, in the order of their numbers:
--- before all other waiters, but behind the waiters of their client that came earlier. (Only entries
--- at the head with no waiter of Redisson's before them count as earlier.)
+-- Adds the owners in `ids` that have no entry at the head of the queue, in the order of their
+-- numbers. Only waiters of the same client that came earlier remain ahead of them. (Waiters behind
+-- a Redisson waiter do not count as earlier.)
 local function come_back(ids)
     local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
@@ -145,20 +143,20 @@ local function come_back(ids)
         end
         places[i] = place
     end
-    -- `redissons` relies on this: Redisson's waiters have a higher score than ours ahead of them.
+    -- A Redisson waiter must have a higher score than the redlatch waiters ahead of it: `redissons`
+    -- relies on this.
     local least = now() + fair_wait + 1
     local raised = run + 1
     local last = #back
     while last > 0 do
-        -- The next owners that go behind the same entry, from the last one backwards, at most 500
-        -- at a time.
+        -- Takes the last owners in `back` that go behind the same entry, at most 500 at a time.
         local these, behind = {}, places[last]
         while last > 0 and places[last] == behind and #these < 500 do
             these[#these + 1] = back[last]
             last = last - 1
         end
-        -- They were in the queue before, so they return even if the server is out of memory: after
-        -- the ZREM it refuses no further command.
+        -- These waiters were in the queue before, so they must return even if the server is out of
+        -- memory: after the ZREM it refuses no command.
         redis.call('zrem', timeouts, unpack(these))
         if behind == 0 then
             set_scores(these, 0)
@@ -222,7 +220,7 @@ if not held_by then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
         if company then
-            -- The owner and its companions get entries, the owner the first. A command that may be
+            -- The owner gets the lock, and its companions get entries. A command that may be
             -- refused comes before the first change, and each later change can be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()
@@ -236,29 +234,29 @@ if not held_by then
                 error(refusal)
             end
         elseif head then
-            -- The owner waits already, so it gets the lock even if the server is out of memory:
-            -- after the ZREM it refuses no further command.
+            -- The owner already waits, so it must get the lock even if the server is out of memory:
+            -- after the ZREM the server refuses no command.
             redis.call('zrem', timeouts, '')
             seat(owner, lease)
         else
             take_anew(owner, lease)
         end
         local behind = redis.call('lrange', queue, 0, FOLLOWERS - 1)
-        -- A lock that lapses sends no message. If the lease ends before the next keep_alive is sure
-        -- to come, the new head needs a message now, so that it asks when the lease ends.
+        -- The end of a lease sends no message. If the lease may end before the next keep_alive, the
+        -- new head needs a message now, so that it asks when the lease ends.
         if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
         return {1, followers(owner, behind, 1), company and now() or 0}
     elseif dropped or was_queued then
-        -- If an owner behind the head asks again, the head has not taken the lock: it missed its
-        -- message.
+        -- If a waiter behind the head asks again, the head has not taken the lock, so it has missed
+        -- its message.
         tell(head)
     end
 end
 
--- An owner that was queued learned from its first reply whether waiters of Redisson's stand ahead.
--- An owner that comes back stands before all of them.
+-- The first reply to a queued owner has already said whether Redisson waiters are ahead of it. An
+-- owner that comes back has none ahead.
 local redissons_ahead = was_queued and 0 or redissons()
 local place
 if was_queued then

@@ -1,10 +1,10 @@
--- Deletes a fair lock, whoever holds it. The first in line gets it.
+-- Releases a fair lock of any holder, and grants it to the first waiter.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- reply: 1 = there was a lock, 0 = there was none
 --
--- The script hands the lock on even if there was none: a lock that lapsed or was deleted sent no
--- message.
+-- Even if the lock is already free, the script hands it on: the end of a lease or a deleted key
+-- sends no message to waiters.
 local _, _, foreign = holder()
 if foreign then
     return foreign

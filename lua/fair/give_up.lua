@@ -1,16 +1,18 @@
--- Leaves the queue of a fair lock, or the lock itself if it was granted meanwhile.
+-- Removes an owner from the queue of a fair lock, or releases the lock if the owner was granted it
+-- meanwhile.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5 1 = give up only its entry and keep a hold; otherwise 0
--- reply: 2 = it held the lock and has given it back, 1 = it waited and has left, 0 = neither
+-- reply: 2 = it held the lock, which is released now, 1 = its entry was removed, 0 = neither
 --
--- The scores of the waiters behind stay, since this waiter added no time to them. If the lock is
--- free now, the script hands it on: this owner may have held it, or may have got the message of
--- Redisson's release. A server that is out of memory refuses none of these commands.
+-- The scores of the waiters behind do not change, because they include no time for this owner. If
+-- the lock is free now, the script hands it on: this owner may have held the lock, or a Redisson
+-- release may have sent its message to this owner. A server that is out of memory refuses none of
+-- these commands.
 local owner, only_place = ARGV[4], ARGV[5] == '1'
 
--- Each step runs by itself: if one key holds other data, the owner must still be removed from the
--- other key.
+-- Each step has its own pcall: if one key holds data of another type, the owner must still be
+-- removed from the other key.
 local left, entries = pcall(leave, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 

@@ -5,11 +5,10 @@
 --      hold was passed: they leave the queue
 -- reply: nil = this owner does not have it; 0 = the owner keeps it for at most that time
 --
--- A copy of the request never lengthens the lease: the script only shortens it. A message makes the
--- first in line ask again, since it knows only the old, later end.
+-- The script only shortens the lease, so a copy of the request does no harm. The first waiter knows
+-- only the old end of the lease, so the script sends it a message to ask again.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
--- A replica may not know how the lock is held. So the script always writes, which a replica
--- refuses.
+-- A replica may not know the holder. So the script always writes: a replica refuses the write.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
     leave(ARGV[i])

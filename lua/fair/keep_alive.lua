@@ -1,40 +1,43 @@
--- Records keep-alives of these waiters of one fair lock, and detects lost messages.
+-- Records keep-alives of a client's waiters for one fair lock, and finds out whether a message was
+-- lost.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- KEYS 4 the waiter that was last in the queue when the queue had only waiters of ours
+-- KEYS 4 the last waiter of the queue at a time when the queue had only redlatch waiters
 -- ARGV 4 1 = the server has answered this client's keep-alives for 2 s without a gap, otherwise
 --      0, 5.. owners
 -- reply: {again, first, owner...}: again = ms after which the next call is due, if that is sooner
---        than the usual period (otherwise -1); first = the owner that is first in line of a free
---        lock and must ask for it now, or ''; then those owners that have no entry
+--        than the usual period (otherwise -1); first = the owner that is first in the queue of a
+--        free lock and must ask for it now, or ''; then those owners that have no entry
 --
--- Each process sends this for all its waiters of a name at once, every third of the fair wait. It
--- also sends this at least once during the lease of a grant by message, since the granted process
--- may be stopped: the reply tells the first in line when that lease ends.
+-- Each process sends this for all its waiters of a name at once, at every third of the fair wait.
+-- It also sends this at least once during the lease of a grant by message, because the process that
+-- got the grant may be stopped: from the reply, the first waiter's process knows when that lease
+-- ends.
 --
 -- The new scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters
 -- ahead:
 --   an owner in ARGV             base + fair wait
---   another waiter of ours       its old score, but at least base (dead), at most base + fair wait
---   a waiter of Redisson's       moves by as much as the nearest waiter of ours ahead of it, since
---                                its time does not run while it waits for ours. If no waiter of
---                                ours is ahead, its score stays.
--- The script sets each score anew. Redisson adds to scores instead: its sums drift, shift all
--- waiters at each grant, and let live waiters lapse.
+--   another redlatch waiter      its old score, but at least base (dead), at most base + fair wait
+--   a Redisson waiter            changes by as much as the score of the nearest redlatch waiter
+--                                ahead: its time does not run while a redlatch waiter is ahead.
+--                                If none is ahead, its score does not change.
+-- The script sets each score anew. (Redisson's scripts add to scores at each grant. These sums
+-- drift, and then Redisson drops live waiters.)
 --
--- If a long queue has only waiters of ours, the script does not read it, and only sets the scores
--- of the owners in ARGV. Our waiters come back to the head or enter at the end, and Redisson's
--- enter at the end. So a queue that once had only ours still has only ours, if no waiter of
--- Redisson's stands behind the waiter that was the last one then.
+-- If a long queue has only redlatch waiters, the script does not read it, and only sets the scores
+-- of the owners in ARGV. KEYS 4 shows this: Redisson's waiters enter only at the end. So if a queue
+-- had only redlatch waiters at some time, and no Redisson waiter is behind the waiter that was last
+-- at that time, the queue still has only redlatch waiters.
 --
--- If a waiter of ours was silent for two seconds while the server answered others, its score
--- becomes its base: if the lock is free, the waiter is skipped as dead. Until then it keeps its
--- entry, and its next keep-alive revives it. No silence counts if this process was silent itself:
--- the server may have stood still, or its clock may have been set forward. The script hands a free
--- lock to the first in line. While the lock is held, it drops no waiter.
+-- If a redlatch waiter has sent no keep-alive for two seconds while the server answered others, the
+-- script sets its score to its base. When the lock becomes free, a script drops this waiter as
+-- dead. Until then the waiter keeps its entry, and its next keep-alive raises its score again. If
+-- the process that sends this request was silent, too, the script lowers no score: the server may
+-- have stood still, or its clock may have been set forward. The script hands a free lock to the
+-- first waiter. While the lock is held, the script drops no waiter.
 local SILENT = 2000
--- Of a queue longer than FEW, the script reads only the last END entries. It reads the whole queue
--- once in BELIEVED ms.
+-- If a queue is longer than FEW, the script reads only its last END entries, and reads the whole
+-- queue once in BELIEVED ms.
 local FEW, END = 32, 16
 local BELIEVED = 60000
 
@@ -46,8 +49,8 @@ for i = 5, #ARGV do
 end
 
 -- A server that is out of memory refuses even a ZADD that only changes a score, unless the script
--- has written before. So the ZREM, which removes nothing, comes first. The script must find out
--- about a missing right before the first change.
+-- has already written. So a ZREM, which removes nothing, comes first. Both commands also test the
+-- user's rights before the first change.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 
@@ -64,7 +67,7 @@ local function set_all(pairs, ...)
     return changed
 end
 
--- Returns whether the queue has only waiters of ours, each with a score.
+-- Returns whether the queue has only redlatch waiters, each with a score.
 local function only_ours()
     local known = redis.pcall('get', KEYS[4])
     if type(known) == 'string' then
@@ -81,14 +84,13 @@ local function only_ours()
         end
     end
     local line = redis.call('lrange', queue, 0, -1)
-    -- The set has as many members as the list if it has a member at the list's last index, and no
-    -- further one.
+    -- The set has as many members as the list if its last index is the list's last index.
     local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
     local mixed = #last ~= math.min(#line, 1)
     for _, id in ipairs(line) do
         mixed = mixed or not is_ours(id)
     end
-    -- If the key holds other data, that data stays. If the user may not use the key, the script
+    -- Data of another type in KEYS 4 is not overwritten. If the user may not use KEYS 4, the script
     -- reads the whole queue each time.
     if #line > FEW and not mixed and type(known) ~= 'table' then
         redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
@@ -128,7 +130,7 @@ local reply = {-1, left == -2 and head and alive[head] and head or ''}
 if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
     first = redis.call('lrange', queue, 0, 0)[1]
     first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
-    -- The score may still include time for waiters of Redisson's that have left.
+    -- The score may still include time for Redisson waiters that have left.
     if first_score and first_score > now() + fair_wait then
         first_score = now() + fair_wait
         redis.call('zadd', timeouts, first_score, first)

@@ -1,25 +1,25 @@
--- Stands before each script of a fair lock, behind ../prelude.lua: the line of waiters, and how the
--- lock goes to the first of them.
+-- Prepended to every script of a fair lock, after ../prelude.lua: the queue of waiters, and how the
+-- first waiter gets the lock.
 --
 -- KEYS 1 the lock, 2 the queue (a list), 3 the timeouts (a sorted set: waiter -> its score)
--- ARGV 1 the fair wait, a comma, and the time that a waiter of Redisson's adds to the scores behind
---      it (its fairLockWaitTimeout), in ms, 2 prefix of the channels of Redisson's waiters, 3
+-- ARGV 1 the fair wait, a comma, and the time that a Redisson waiter adds to the scores behind it
+--      (its fairLockWaitTimeout), in ms, 2 prefix of the channels of Redisson's waiters, 3
 --      number of the database; the arguments of each script follow
 --
--- One invariant: if the lock is free when a script of ours ends, the queue is empty, or its head is
--- a client of Redisson's that got a message or asks by itself. So the next waiter gets the lock
--- even if no newcomer runs a script.
+-- Invariant: if the lock is free when one of these scripts ends, the queue is empty, or its head is
+-- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock even
+-- if no other thread runs a script.
 --
--- The server must refuse a command (for access rights or memory) before anything has changed. So a
--- command that could fail after a change is first tried in a form that changes nothing. (Each
--- function adds a twelfth of a microsecond to a run. So the functions that are seldom needed are
--- made where they are used.)
+-- The server may refuse a command for lack of rights or memory. It must do so before the script has
+-- changed anything. So the script first tries each such command in a form that changes nothing.
+-- (Each function adds a twelfth of a microsecond to a run. So functions that are seldom needed are
+-- created where they are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')
 fair_wait, redisson_wait = tonumber(fair_wait), tonumber(redisson_wait)
 
--- A grant names at most this many waiters of the same client that stand directly behind the holder.
+-- A grant names at most this many waiters of the new holder's client directly behind the holder.
 local FOLLOWERS = 16
 
 local function client(id)
@@ -37,7 +37,7 @@ local function permit(...)
     end
 end
 
--- Asks a waiter to send its request.
+-- Sends a waiter a message to send its request again.
 local function tell(id)
     if is_ours(id) then
         redis.call('publish', own_channel(id), 'ask ' .. number(id) .. ' ' .. lock)
@@ -46,8 +46,8 @@ local function tell(id)
     end
 end
 
--- Raises the lease, and never shortens it: a late copy of a request must not shorten a lease that
--- was extended since. Always writes: see lock/acquire.lua.
+-- Raises the lease. The function never shortens the lease: a late copy of a request could otherwise
+-- undo an extension. The function always writes: see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end
@@ -64,8 +64,9 @@ local function take(owner, lease)
     end
 end
 
--- As `take`, for an owner with no waiter ahead. A server that is out of memory must refuse it. The
--- ZADD is the command that it refuses: after a command that writes, it would not refuse the HSET.
+-- Takes the free lock as `take` does, for an owner that has no waiter ahead. A server that is out
+-- of memory must refuse this, so the first write is a ZADD: once a script has written, the server
+-- would not refuse the HSET.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)
@@ -104,15 +105,15 @@ local function seat(head, lease)
     drop(head)
 end
 
--- Removes a waiter, wherever it stands. Returns how many entries it had.
+-- Removes a waiter from the list and the set. Returns how many entries the waiter had.
 local function leave(id)
     redis.call('zrem', timeouts, '')
     return redis.call('lrem', queue, 1, id) + redis.call('zrem', timeouts, id)
 end
 
--- The numbers of the waiters directly behind `id` that belong to its client, or '-'. They may get
--- the hold after it without a message from the server. `line` holds the waiters behind `id` from
--- the index `first` on.
+-- Returns the numbers of the waiters directly behind `id` that belong to the same client, or '-'.
+-- These waiters may get the hold from `id` without a message from the server. In `line`, the
+-- waiters behind `id` begin at the index `first`.
 local function followers(id, line, first)
     local numbers = {}
     for i = first, math.min(#line, first + FOLLOWERS - 1) do
@@ -124,15 +125,15 @@ local function followers(id, line, first)
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
--- Finds the next owner of the free lock, and drops dead waiters. A waiter of ours whose process
--- does not listen counts as dead, except if acquire.lua has marked the waiter's score. A marked
--- waiter asks as soon as its process listens, and the reply then says that it is the owner. A live
--- waiter of ours becomes the owner and gets a message. `asks`: the waiters that send this request
+-- Finds the next owner of the free lock, and drops dead waiters. A redlatch waiter counts as dead
+-- if its process does not listen, unless acquire.lua has marked the waiter's score. (A marked
+-- waiter asks as soon as its process listens, and the reply then says that it is the owner.) A live
+-- redlatch waiter becomes the owner and gets a message. `asks`: the waiters that send this request
 -- and will read the reply. `alive`: waiters that live, whether they listen or not. `line`: the
--- result of `front`. Returns the first in line, whether it holds the lock now, and whether a waiter
--- was dropped. If the first in line does not hold the lock now, it keeps its entry: it is in `asks`
--- or `alive`, or is Redisson's. PUBLISH alone would count another client's pattern subscription, so
--- a dead process would look alive.
+-- result of `front`. Returns the first waiter, whether this waiter holds the lock now, and whether
+-- a waiter was dropped. If the first waiter does not hold the lock, it keeps its entry: it is in
+-- `asks` or `alive`, or is Redisson's. (The number that PUBLISH returns includes pattern
+-- subscriptions of other clients, so it does not show whether a process is alive.)
 local function hand_on(asks, alive, line)
     local dropped = false
     line = line or front()
@@ -156,7 +157,7 @@ local function hand_on(asks, alive, line)
             return head, false, dropped
         elseif lives then
             seat(head, PROVISIONAL)
-            -- The name is appended, since Lua's format would end it at a zero byte.
+            -- The name is appended, because string.format would cut it at a zero byte.
             redis.call('publish', own_channel(head), string.format('grant %s %.0f %d %s %s ',
                 number(head), now(), PROVISIONAL, followers(head, line, 2), database) .. lock)
             return head, true, dropped
@@ -166,9 +167,9 @@ local function hand_on(asks, alive, line)
     end
 end
 
--- Hands on a lock that has become free. Returns 1: the lock has its next owner; 0: there is no
--- waiter, or the first one got a message; 5: the server refused that message. If `hand_on` fails,
--- the lock stays free.
+-- Hands on a lock that has become free. Returns 1: the lock has a new owner; 0: there is no waiter,
+-- or the first waiter got a message; 5: the server refused that message. If `hand_on` fails, the
+-- lock stays free.
 local function move_on(line)
     local done, head, granted = pcall(hand_on, nil, nil, line)
     local told = not done or not head or granted or pcall(tell, head)

@@ -1,17 +1,17 @@
--- Releases a fair lock, to the first in line if there is one.
+-- Releases a fair lock, and grants it to the first waiter if there is one.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5.. owners that leave the queue, too: the followers to which this hold was passed,
 --      and the owner itself if a late copy of its request may have queued it
--- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and if the first in line is
+-- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and if the first waiter is
 --        Redisson's, it got a message; 5 = free, but the server refused that message
 --
 -- One HDEL checks the owner and deletes the lock. A server that is out of memory allows it. Before
--- it, the script asks whether it may run the later commands. The owner names one acquisition, so a
--- copy of the request gets nil.
+-- the HDEL, the script checks that the user may run the later commands. The owner names one
+-- acquisition, so a copy of the request gets nil.
 local owner, line = ARGV[4], front()
 
--- WRONGTYPE: other data was written over the lock, so this owner does not have it.
+-- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
 local deleted = redis.pcall('hdel', lock, owner)
 if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
     return deleted

@@ -1,11 +1,11 @@
--- Counts down by one, and opens the latch at zero.
+-- Lowers the count by one, and opens the latch at zero.
 --
 -- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 channel
--- reply: 1 = counted, 0 = the latch was open already
+-- reply: 1 = counted, 0 = the latch was already open
 --
--- Only the count-down that removes the key sends the message. If Redisson's waiters got a `0` while
--- the count is above zero, they would ask without a pause.
+-- Only the request that removes the key sends the message. If Redisson's waiters got a `0` while
+-- the count is above zero, they would ask again and again without a pause.
 local opens = false
 return once(function()
     local count = stored(KEYS[1])
@@ -13,7 +13,7 @@ return once(function()
     return count and {'1', opens and 'del' or 'decr', KEYS[1]}
 end, function()
     if opens then
-        -- If the user may not publish, the change stands all the same.
+        -- If the server refuses the message, the latch is open all the same.
         redis.pcall('publish', ARGV[5], '0')
     end
     return 1

@@ -4,12 +4,12 @@
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 --
--- The count is zero from now on, so the message is `0`: it ends the waits of our clients and of
--- Redisson's. (Redisson's own delete sends `1`, and its waiters wait on.)
+-- The message `0` says that the count is zero. It ends the waits of all clients, Redisson's as
+-- well. (Redisson's own script sends `1`, so its waiters would continue to wait.)
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()
-    -- If the user may not publish, the change stands all the same.
+    -- If the server refuses the message, the latch is removed all the same.
     redis.pcall('publish', ARGV[5], '0')
     return 1
 end)

@@ -1,7 +1,7 @@
 -- A user's script (eval.lua) that runs one command.
 --
 -- KEYS the command's keys
--- ARGV the command's arguments; behind them its name
+-- ARGV the command's arguments, then its name
 -- reply: the command's
 local command = {table.remove(ARGV)}
 for _, parts in ipairs({KEYS, ARGV}) do

@@ -1,4 +1,4 @@
--- Stands before renew.lua and keep.lua: shortens a lock's lease.
+-- Prepended to renew.lua and keep.lua: shortens a lock's lease.
 
 local function refused(reply)
     return type(reply) == 'table' and reply.err
@@ -9,10 +9,11 @@ local function timeout_of(key, owner, n)
     return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
--- Cuts a lock's time to live to `to`, the lease of its owner. A read-write lock is not cut below
--- any reader's timeout, since a writer would enter beside that reader. The lock keeps its time to
--- live if a timeout is not known, or if another owner writes: only the lock's own time to live
--- shows a writer's lease. Returns the time left if the lock was cut.
+-- Shortens a lock's time to live to `to`, the lease of its owner, or to the longest timeout of a
+-- reader if that is longer: otherwise a writer would enter beside the reader. The lock keeps its
+-- time to live if the server refuses to read a timeout. It also keeps its time to live if another
+-- owner writes, because only the lock's time to live shows a writer's lease. Returns the new time
+-- to live, or nil if the lock keeps its time to live.
 local MOST = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)

@@ -1,15 +1,14 @@
--- Stands behind a user's script, which is the function `script`, and runs it if the owner has the
--- lock. (A writer must have the write lock.)
+-- Appended to a user's script, which is the function `script`. Runs this function if the owner has
+-- the lock. (A writer must have the write lock.)
 --
--- KEYS the user's own; behind them the lock, which is removed before the user's script runs
--- ARGV the user's own; behind them the owner, which is removed likewise
+-- KEYS those of the user's script, then the lock, which is removed before the user's script runs
+-- ARGV those of the user's script, then the owner, which is removed before the user's script runs
 -- reply: 0 = this owner does not have the lock, and nothing was changed; {1, result} = the user's
 --        script has run; {0, text} = the user's script ended with this error, and what it had
 --        written before remains
 --
 -- An error of the user's script is part of the reply. So an error reply comes from the server
--- itself, and means that the user's script has not run. If it is a redirect, a client may follow
--- it.
+-- itself, and means that the user's script has not run. A client may follow a redirect.
 local at, last = #KEYS, #ARGV
 local lock, owner = KEYS[at], ARGV[last]
 KEYS[at], ARGV[last] = nil, nil

@@ -1,8 +1,8 @@
--- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
+-- Prepended to ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
--- The rest of the script would do the same, but making its functions costs as much as these
--- commands. (The arguments here are text: the server writes out a number with a fraction, which
--- costs as much as a command. The names are local, since each use of a global name costs time.)
+-- The rest of the script would do the same, but creating its functions costs as much as these
+-- commands. (The arguments here are strings, because the server takes as long to convert a number
+-- as to run a command. The names are local, because Lua takes longer to look up global names.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')

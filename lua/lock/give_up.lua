@@ -1,12 +1,12 @@
--- Leaves the queue, and the lock if it was granted meanwhile.
+-- Removes an owner from the queue, and releases the lock if the owner was granted it meanwhile.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of release.lua
 -- reply: as of release.lua
 --
--- An owner that was granted a lock and does not want it sends this, too. Only the head of the queue
--- knows of an open window, so if the head leaves, `look` tells the next process. If a waiting
--- writer leaves, `look` grants the lock to the readers behind it.
+-- A client also sends this for an owner that was granted a lock and does not want it. Only the head
+-- of the queue knows of an open window, so if the head leaves, `look` sends a message to the next
+-- process. If a waiting writer leaves, `look` grants the lock to the readers behind the writer.
 public, database = ARGV[2], ARGV[5] or 0
 redis.call('lrem', queue, 1, ARGV[1])
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

@@ -1,12 +1,13 @@
--- Stands behind unwanted.lua in release.lua: if it is too early for a window (AGE of
--- ../hand_off.lua), hands a lock without tokens to the first in line that listens, or frees it.
+-- Appended to unwanted.lua in release.lua: while the chain is younger than AGE (../hand_off.lua),
+-- grants a lock without tokens to the first owner in the queue that listens, or frees the lock.
 --
--- The rest of the script would do the same, but making its functions costs more, as in free.lua.
+-- The rest of the script would do the same, but creating its functions takes longer, as in
+-- free.lua.
 --
--- One HDEL checks the owner and ends its hold, since a lock has one field. LLEN has shown that the
--- queue is a list. The script checks only the right to send the grant's message: an owner that does
--- not receive it would keep the lock from others. If another command is refused, the lock is free,
--- and the waiters find it free when they ask.
+-- One HDEL checks the owner and ends its hold, because a lock has one field. LLEN has shown that
+-- the queue is a list. The script checks only the right to send the grant message: an owner that
+-- did not receive the message would block the other waiters. If another command is refused, the
+-- lock is free, and the waiters find it free when they ask.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'
 if since >= 0 and not KEYS[4] then

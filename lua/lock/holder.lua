@@ -1,29 +1,30 @@
--- Stands behind ../hand_off.lua and before every script of a lock with one holder: how the head of
--- the queue becomes the holder. docs/hand-off.md has the reasons.
+-- Prepended to every script of a lock with one holder, after ../hand_off.lua: how the head of the
+-- queue becomes the holder. docs/hand-off.md has the reasons.
 --
 -- KEYS 1 to 3, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing
 --      token, if the lock has tokens
 --
--- One invariant: if the lock is free when a script of ours ends, the queue is empty or a window is
--- open, unless the server refused a command that a grant needs.
+-- Invariant: if the lock is free when one of these scripts ends, the queue is empty or a window is
+-- open. The exception: the server refused a command that a grant needs.
 local tokens = KEYS[4]
 
--- The number of tokens that a grant takes. The process uses one for each of its threads that gets
--- the lock in turn. Lua cannot count beyond 2^53.
+-- The number of tokens that a grant takes. The process uses one token each time one of its threads
+-- gets the lock.
 local TOKENS = 1024
 
 -- The last token of the hold that this run granted, or nil if the lock has no tokens.
 local token
 
--- Takes tokens for a hold. Returns nil, or the server's refusal. No later grant takes the unused
--- tokens of this one.
+-- Takes tokens for a hold. Returns nil, or the server's refusal. The tokens that the hold does not
+-- use are never given to another hold.
 local function take_tokens()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
     local trouble = refused(token)
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
         or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
     if type(token) == 'number' and token < TOKENS then
-        -- Undo the INCRBY, so that the next request does not count on from such a value.
+        -- The old value was negative. Undo the INCRBY, so that the next request does not accept the
+        -- new value.
         redis.call('incrby', tokens, -TOKENS)
         is_no_number = true
     end
@@ -41,8 +42,9 @@ end
 
 -- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, after which
 -- nothing has changed: a lock must not stay without a time to live. (If nobody waits, HSET must be
--- the first write, so that a server that is out of memory refuses it. After another write, such as
--- a release's DEL, the server would not refuse it. So PEXPIRE cannot be tried before it.)
+-- the script's first write, so that a server that is out of memory refuses it. Once a script has
+-- written, the server refuses none of its commands for lack of memory. So the script cannot try
+-- PEXPIRE before HSET.)
 local function hold(owner, lease)
     local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))
@@ -52,10 +54,10 @@ local function hold(owner, lease)
     return trouble
 end
 
--- Grants the free lock to the first process in the queue that listens. Returns the owner that got
--- it. The second result is the server's refusal, if there was one. `asker` reads the reply, so it
--- needs no message and gets `lease`. The message to any other owner has the chain (see `hand_on`)
--- and the token, if there is one. (The caller has called `stuck`.)
+-- Grants the free lock to the first process in the queue that listens. Returns the new owner, and
+-- the server's refusal if there was one. The process of `asker` reads the reply, so `asker` gets no
+-- message and the full `lease`. The message to any other owner contains the chain (see `hand_on`),
+-- and the token if the lock has tokens. (The caller has called `stuck`.)
 local function grant_head(start, count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do
@@ -75,7 +77,8 @@ local function grant_head(start, count, asker, lease)
     return head, head and hold(head, lease)
 end
 
--- Hands the lock on if it is free, whatever request the script serves.
+-- If the lock is free, grants it to the first waiter. If a window is open, tells the first waiter
+-- when the window ends instead.
 local function look()
     if redis.call('exists', lock) == 1 then
         return
@@ -89,12 +92,11 @@ local function look()
 end
 
 -- Ends the hold of `owner`. Returns false if the owner has none, otherwise the result of `hand_on`.
--- release.lua only calls this. This does not run if a lock has no waiters: unwanted.lua has
--- released it then, by LLEN, HDEL and PUBLISH, and before them PUBSUB NUMSUB if the chain is old.
--- DEL is the first write here, and a server that is out of memory allows it.
+-- (If the lock has no waiters, unwanted.lua has already released it.) DEL is the first write,
+-- because a server that is out of memory allows it.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- WRONGTYPE: other data was written over the lock, so this owner does not have it.
+    -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then

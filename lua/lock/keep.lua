@@ -1,13 +1,13 @@
--- Stands behind ../hand_off.lua and cut.lua: shortens the lease of a kept hold, which no thread
--- has. Read-write locks use it, too.
+-- Appended to ../hand_off.lua and cut.lua: shortens the lease of a kept hold, which no thread has.
+-- Read-write locks use this script, too.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV 1 owner, 2 the time for which the hold is still kept, in ms, 3 number of the database, if it
 --      is not 0
 -- reply: nil = this owner does not have it; 4 = the owner keeps it for at most that time
 --
--- A copy of the request never lengthens the lease: the script only shortens it. A message makes the
--- first in line ask at the new end, which is earlier than the end that it knows.
+-- The script only shortens the lease, so a copy of the request does no harm. The script sends the
+-- first waiter a message to ask at the new end of the lease.
 database = ARGV[3] or 0
 local owner, rest = ARGV[1], tonumber(ARGV[2])
 local held = redis.pcall('hexists', lock, owner)
@@ -23,8 +23,8 @@ local size, timeout = redis.call('hlen', lock), timeout_of(lock, owner, 1)
 if size > 1 and redis.call('pttl', timeout) > rest then
     redis.call('pexpire', timeout, rest)
 end
--- If there are more readers than this, the next reader that leaves shortens the lock's time to
--- live.
+-- With more readers than this, reading all timeouts takes too long. Then the next reader that
+-- leaves shortens the lock's time to live.
 local MANY = 64
 local left = size <= MANY and cut(lock, owner, rest)
 if left then

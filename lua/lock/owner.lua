@@ -1,10 +1,9 @@
--- Stands behind holder.lua or ../fair/line.lua, before the scripts that ask for the one owner of a
--- lock.
+-- Prepended to the scripts that read the one owner of a lock, after holder.lua or ../fair/line.lua.
 
 -- Returns the lock's owner and its time left, or nil. The third result is an error if the key holds
--- no lock. A lock always has a time to live and one field, its owner. A wait for any other hash
--- would not end. (The script reads two fields at most, since another program's hash may have a
--- million.)
+-- no lock. A lock always has a time to live and one field, its owner. Any other hash is an error,
+-- because a wait for it would never end. (The script reads two fields at most: another program's
+-- hash may have a million.)
 local function holder()
     local fields = redis.call('hrandfield', lock, 2)
     local owner = fields[1]

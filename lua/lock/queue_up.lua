@@ -1,17 +1,17 @@
--- Stands behind free.lua in acquire.lua, or before it if the lock is most likely held. It serves a
--- request while another owner of ours has the lock. It adds an entry for an owner that asks for the
--- first time, and answers an owner that asks again and has its entry.
+-- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. It
+-- handles a request while another redlatch owner has the lock. It adds an entry for an owner that
+-- asks for the first time, and replies to an owner that asks again and still has its entry.
 --
--- The rest of the script would do the same, but would run PTTL for every first request. Here only
--- the first in line gets the time left, since it asks when the lease ends. The other owners get it
--- from their next poll. (With the functions of the rest, a poll would take nearly twice as long, as
--- in free.lua, and a process that waits for thousands of names sends thousands of polls a second.
--- This part need not find out whether the key holds a lock: each later request does.)
+-- The rest of the script would do the same, but would run PTTL for every first request. In this
+-- part only the first owner in the queue gets the remaining lease, because that owner asks again
+-- when the lease ends. The other owners get it from their next poll. (If the rest of the script
+-- created its functions, a poll would take nearly twice as long. A process that waits for thousands
+-- of names sends thousands of polls a second.)
 --
--- RPUSH is the first write, since its reply shows whether anybody waits. The later commands must
--- not be refused. So before RPUSH, the script asks whether it may run them. It removes the new
--- entry if the owner had an entry before, or if the lock has no time to live. In a poll, the server
--- may refuse any command, as in `stand`: a poll adds no entry, and writes only its own time.
+-- RPUSH is the first write, because its reply shows whether any owner waits. The later commands
+-- must not be refused. So before RPUSH, the script checks that the user may run them. The script
+-- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
+-- poll, a refused command does no harm: a poll adds no entry.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]
@@ -37,7 +37,7 @@ elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
         local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000
         if left >= 0 and (place == 0 or redis.call('lpos', KEYS[2], ARGV[2]) == place) then
             redis.call('pexpire', KEYS[2], '60000')
-            -- As `say_wanted` in ../prelude.lua.
+            -- The same as `say_wanted` in ../prelude.lua.
             local number = place == 0 and string.match(who, '[13579]$') and string.sub(who, 38)
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',

@@ -13,7 +13,7 @@
 --        Redisson's waiters did not get it
 --
 -- The owner names one acquisition, so the request may be sent again. A copy gets nil. If this owner
--- lost the lock meanwhile, the lock may be free although processes wait: then the script grants it
--- to the next one.
+-- has lost the lock, the lock may be free while processes wait: then the script grants the lock to
+-- the first of them.
 public, database = ARGV[2], ARGV[5] or 0
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

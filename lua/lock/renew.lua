@@ -1,32 +1,33 @@
--- Stands behind cut.lua: renews many holds.
+-- Appended to cut.lua: renews many holds.
 --
--- KEYS 1..n the locks; behind them, for each hold that reads, the reader's timeout. It must be
--- listed: while the slot moves to another server, the lock and the timeout may be at different
--- servers, and a cluster refuses the script only if both keys are listed.
+-- KEYS 1..n the locks; after them, for each hold that reads, the reader's timeout. The timeouts
+-- must be listed: while a slot moves, the lock and the timeout may be at different servers, and a
+-- cluster refuses the script only if both keys are listed.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
---      for of these holds, in ms (0: not known). The reply tells of a longer lease; if it is below
---      zero, a longer lease is cut to it. 3..n+2 the owner of each; `read ` before it: it reads,
---      and its timeout is renewed, too (docs/read-write-lock.md); `want ` before all that: the
---      reply says whether others wait for the lock
--- reply: for each lock 1 = renewed, 2 = renewed, and it lasts longer than any thread asked for, 3
---        and 4 = the same, and others wait, 0 = this owner does not have it, else the server's
---        refusal
+--      for of these holds, in ms (0: not known). The reply reports a longer lease. If ARGV 2 is
+--      negative, the script cuts a longer lease to -ARGV 2. 3..n+2 the owner of each lock. After
+--      the prefix `read `, the owner reads, and its timeout is renewed, too
+--      (docs/read-write-lock.md). After the prefix `want `, which comes before `read `, the reply
+--      also says whether others wait for the lock
+-- reply: for each lock 1 = renewed, 2 = renewed, but the lease is longer than any thread asked for,
+--        3 and 4 = as 1 and 2, and others wait, 0 = this owner does not have the lock, else the
+--        server's refusal
 --
--- A renewal raises a shorter lease and keeps a longer one, since a thread may have asked for that.
--- A lease longer than the longest requested one shows that the server's clock was set back. Such a
--- lease must be cut, or the lock would stay for all that time if its process died. The script does
--- not cut it at once: a request for a longer lease may have overtaken this renewal on another
--- connection. So the client checks, and then asks for the cut. If the server refuses PTTL, the
--- lease stays as it is.
+-- A renewal raises a shorter lease and keeps a longer one, because a thread may have asked for the
+-- longer one. If a lease is longer than any thread asked for, the server's clock was set back. Such
+-- a lease must be cut: if its process died, the lock would stay taken until the lease ended. The
+-- script does not cut the lease at once, because a request for a longer lease may have overtaken
+-- this renewal on another connection. So the client first checks this, and then requests the cut in
+-- another renewal. If the server refuses PTTL, the lease does not change.
 --
--- The script always writes. A client that waits for replicas waits for the writes of its own
--- connection, and the longer lease may have been written on another one. Each command runs in a
--- pcall, so a lock overwritten with other data does not stop the renewal of the other locks.
+-- The script always writes. A client that waits for replicas waits for the writes of this
+-- connection, and the longer lease may have been written over another connection. Each command runs
+-- in a pcall, so a key of another type does not stop the renewal of the other locks.
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
--- Raises the time to live of a key. The second result: whether it is longer than any thread asked
--- for.
+-- Raises the time to live of a key to the lease. The second result: whether the time to live was
+-- longer than any thread asked for.
 local function raise(key)
     local left = redis.pcall('pttl', key)
     if type(left) ~= 'number' then
@@ -36,8 +37,8 @@ local function raise(key)
     return redis.pcall('pexpire', key, math.max(left, lease)), is_long
 end
 
--- Raises a reader's timeout. A lapsed timeout is made anew: the reader's field is still there, so
--- no writer has had the lock since.
+-- Raises a reader's timeout, or makes it anew if it has expired. The lock still has the reader's
+-- field, so no writer has had the lock since the timeout expired.
 local function raise_timeout(key, owner)
     local timeout = timeout_of(key, owner, 1)
     local reply, is_long = raise(timeout)
@@ -49,9 +50,9 @@ local function raise_timeout(key, owner)
     return reply, is_long
 end
 
--- Whether somebody waits for the lock: a process of ours or a fair thread in a queue, or a Redisson
--- client, which listens to the public channel. A queue or a channel that the script may not read
--- counts as empty.
+-- Returns whether another owner waits for the lock: a redlatch process or a fair lock's thread in a
+-- queue, or a Redisson client, which listens to the public channel. A queue or a channel that the
+-- script may not read counts as empty.
 local function is_wanted(key, shares)
     local is_tagged = string.find(key, '{', 1, true)
     local name, mark = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'
@@ -85,8 +86,8 @@ for i = 1, #ARGV - 2 do
         if refused(timeout) then
             reply = timeout
         else
-            -- Another reader's lease may be the longer one, so only this reader's own timeout
-            -- counts.
+            -- The lock's time to live may come from another reader's lease, so only this reader's
+            -- timeout shows whether its lease is too long.
             local lasts_long
             reply, lasts_long = raise(key)
             is_long = is_long or not reads and lasts_long

@@ -1,11 +1,10 @@
--- Takes a lock that is free, or this owner's already. It ignores the queue and makes no entry in
--- it.
+-- Takes a lock that is free or already this owner's. It ignores the queue and makes no entry in it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
--- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
---        -1 - n processes wait; if the lock has tokens, {n, the last token of this hold}; nil = not
---        taken; WRONGTYPE = the key holds no lock
+-- reply: n >= 0: taken, and n processes wait; n < 0: it was this owner's already, and -1 - n
+--        processes wait; if the lock has tokens, {n, the last token of this hold}; nil = not taken;
+--        WRONGTYPE = the key holds no lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local who, left, foreign = holder()
@@ -14,7 +13,7 @@ if foreign then
 elseif not who then
     local places, trouble = length(), hold(owner, lease)
     if trouble then
-        -- The server may be out of memory. It would still grant the lock to a waiter: see `hold`.
+        -- The server may be out of memory. It can still grant the lock to a waiter: see `hold`.
         look()
         return trouble
     end

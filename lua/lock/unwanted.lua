@@ -1,13 +1,13 @@
--- Stands before ../hand_off.lua in release.lua: frees a lock that has no waiters in its queue, and
--- no waiters of Redisson's on the public channel. (It asks for Redisson's waiters only if the chain
--- is older than AGE of ../hand_off.lua.)
+-- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters in its queue, and
+-- no Redisson waiters on the public channel. (The script looks for Redisson waiters only if the
+-- chain is older than AGE of ../hand_off.lua.)
 --
--- The rest of the script would do the same, but making its functions costs as much as these
--- commands. (If the chain's beginning is a time of the server's clock, there was a waiter a moment
--- ago. Then hand_over.lua does the release.)
+-- The rest of the script would do the same, but creating its functions costs as much as these
+-- commands. (If ARGV 3 is above 0, the lock was granted to this owner by a message, so there are
+-- probably more waiters. Then hand_over.lua releases the lock.)
 --
--- One HDEL checks the owner and ends its hold, since a lock has one field. The message comes after
--- the HDEL: if the message is refused, the lock is free all the same.
+-- One HDEL checks the owner and ends its hold, because a lock has one field. If the server refuses
+-- the message, the lock is free all the same.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local told = 0
 if ARGV[3] then

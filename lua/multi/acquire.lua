@@ -1,22 +1,24 @@
--- Takes several locks of one kind, all or none. It takes them only if nobody holds or waits for any
--- of them.
+-- Takes several locks of one kind, all or none. It takes the locks only if no other owner holds or
+-- waits for one of them.
 --
--- Stands behind the function `one`, which takes a free lock without waiters: ../lock/free.lua or
+-- Comes after the function `one`, which takes a free lock without waiters: ../lock/free.lua or
 -- ../read_write/free.lua.
 --
 -- KEYS for each lock, one behind the other: the lock, the queue, the window, and the last fencing
 --      token if the locks have tokens
 -- ARGV 1 lease in ms, 2… the owner for each lock
 -- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil = no
---        lock is taken, since an owner of another client holds one of them; 0 = no lock is taken
+--        lock is taken, because an owner of another client holds one of them; 0 = no lock is taken
 --        for another reason, and the client asks for one lock after the other
 --
 -- The script checks all locks before it changes one, and takes no lock that has a queue or a
 -- window. If the server refuses a command after the first change, the script frees the locks that
--- it has taken. No other client has seen these locks taken, and no owner queues for them.
+-- it has taken. This needs no hand-off: the locks were taken only during this script, so no owner
+-- has queued for them.
 --
--- The request may be sent again. A lock that its owner has already counts as free: the first copy
--- has taken it. (The client counts the lease from before it sent the first copy.)
+-- The request may be sent again. A lock that its owner already has counts as free, because the
+-- first copy has taken it. (The client counts the lease from the time before it sent the first
+-- copy.)
 local all = #ARGV - 1
 local size = #KEYS / all
 
@@ -24,9 +26,8 @@ local function keys_of(i)
     return {unpack(KEYS, (i - 1) * size + 1, i * size)}
 end
 
--- Returns whether an owner of another client holds this lock. Then a request for this lock alone
--- would not take it either. (An owner of this client does not count: its release may be on the way
--- over another connection.)
+-- Returns whether an owner of another client holds this lock. (An owner of this client does not
+-- count: its release may be on the way over another connection.)
 local function is_taken(lock, owner)
     local fields = redis.pcall('hrandfield', lock, 2)
     local who = fields[1]
@@ -34,7 +35,7 @@ local function is_taken(lock, owner)
         and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36) and redis.call('pttl', lock) >= 0
 end
 
--- Returns the reply for a lock that the first copy has taken, with new tokens.
+-- Takes new tokens for a lock that the first copy has taken, and returns the lock's reply.
 local function again(keys)
     local places, token = redis.call('llen', keys[2]), keys[4] and redis.call('incrby', keys[4], 1024)
     return token and {places, token} or places

@@ -1,7 +1,7 @@
--- Releases several locks of one kind, each as a separate request would.
+-- Releases several locks of one kind, as one ../lock/release.lua for each lock would do.
 --
--- Stands behind the function `one`, which releases a lock: ../lock/release.lua with the files that
--- stand before that one.
+-- Comes after the function `one`, which releases a lock: ../lock/release.lua with the files that
+-- are prepended to it.
 --
 -- KEYS as of acquire.lua
 -- ARGV for each lock, one behind the other: the five arguments of ../lock/release.lua
@@ -11,7 +11,7 @@ local size, replies = #KEYS / (#ARGV / 5), {}
 for i = 1, #ARGV / 5 do
     local keys = {unpack(KEYS, (i - 1) * size + 1, i * size)}
     local is_done, reply = pcall(one, keys, {unpack(ARGV, i * 5 - 4, i * 5)})
-    -- (Redis ends a list at the first nil, and sends false as nil.)
+    -- (Redis would end the list at a nil, but sends false as nil.)
     if not is_done or type(reply) == 'table' then
         replies[i] = -1
     else

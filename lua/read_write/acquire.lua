@@ -2,11 +2,11 @@
 --
 -- KEYS see ../hand_off.lua
 -- ARGV as of ../lock/acquire.lua
--- reply: as of ../lock/acquire.lua. `whose`: 1 = a client of Redisson's is among the holders
+-- reply: as of ../lock/acquire.lua. `whose`: 1 = one of the holders is a Redisson client
 --
--- As with ../lock/acquire.lua, a waiter sends this script in every request. A reader enters beside
--- readers only if there is no waiter: while readers hold the lock, the first waiter wants to write,
--- and no later reader may pass it.
+-- A waiter sends this script in every request, as with ../lock/acquire.lua. If readers hold the
+-- lock, another reader enters only if there is no waiter: the first waiter wants to write, and no
+-- later reader may pass it.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
@@ -42,7 +42,7 @@ if mode ~= 'write' and not open then
     if asked then
         return trouble or length()
     elseif trouble then
-        -- The lock is granted to nobody, so the asker would wait for ever.
+        -- There may be no holder whose release would grant the lock to the asker.
         redis.call('lrem', queue, 1, owner)
         return trouble
     end
@@ -51,12 +51,12 @@ if mode ~= 'write' and not open then
 end
 local whose = open and 2 or is_foreign() and 1 or 0
 if whose == 1 and place > 1 and fresh == 0 then
-    -- When Redisson's client releases, it sends a public message, and only our first two processes
-    -- in line listen for it. This owner asks again, so the hold has lasted for a while: those two
-    -- may be dead, or may not know that they are first.
+    -- When the Redisson client releases the lock, it sends a message on the public channel. Only
+    -- the first two processes in the queue listen to that channel. They may have died, or may not
+    -- know that they are first. This owner asks again, so the hold has lasted for a while.
     announce(0, owner)
 end
--- The most holders that get a message. Further readers find out at their renewals.
+-- The most holders that get a message. The other readers find the waiter at their renewals.
 local MOST_TOLD = 100
 if mode and is_first then
     for _, holder in ipairs(redis.pcall('hrandfield', lock, MOST_TOLD)) do

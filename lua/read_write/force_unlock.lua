@@ -1,4 +1,4 @@
--- Ends the holds of all readers, or the hold of the writer. The first in line gets the lock.
+-- Ends the holds of all readers, or the hold of the writer. The first waiter gets the lock.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV 1 the lock's public channel, 2 `read` or `write`: the kind of hold that the script ends,

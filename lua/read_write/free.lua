@@ -1,8 +1,8 @@
--- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
+-- Prepended to ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
--- The rest of the script would do the same, but making its functions costs as much as these
--- commands. (The `may` below checks the right to TIME, as the rest of the script would. A missing
--- right should show now, and not only when there are waiters.)
+-- The rest of the script would do the same, but creating its functions costs as much as these
+-- commands. (`may` below checks the right to TIME, which only a lock with waiters needs. So a
+-- missing right is reported even if there are no waiters.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then

@@ -1,23 +1,22 @@
--- Stands behind ../hand_off.lua and before every script of a read-write lock: its holders, and how
--- waiters are granted it. docs/read-write-lock.md has the reasons.
+-- Prepended to every script of a read-write lock, after ../hand_off.lua: the lock's holders, and
+-- how waiters get the lock. docs/read-write-lock.md has the reasons.
 --
 -- KEYS, and the variables that each script sets, see ../hand_off.lua
 --
--- The fields of the hash are the owners: `uuid:number` reads, `uuid:number:write` writes. The
--- entries of the queue have the same form, so an entry shows whether its owner waits to read or to
--- write.
+-- The fields of the lock's hash are its owners: `uuid:number` reads, `uuid:number:write` writes.
+-- The entries of the queue have the same form, so an entry shows whether its owner waits to read or
+-- to write.
 --
--- When a script of ours ends, the first in line still waits only for one of these reasons: a writer
--- holds the lock; or readers hold it and the first in line wants to write; or the lock is free and
--- a window is open; or the server refused a command that a grant needs.
+-- Invariant: when one of these scripts ends, the first owner in the queue waits for one of four
+-- reasons: a writer holds the lock; readers hold it and the first owner wants to write; the lock is
+-- free and a window is open; or the server refused a command that a grant needs.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
--- The key that lasts as long as the read hold number `n` of an owner. Each reader has such a key
--- for each of its levels (ours have one level). If this key is missing, the next reader of
--- Redisson's that leaves deletes the lock.
+-- Returns the key that exists as long as level `n` of a reader. (A redlatch reader has one level.)
+-- If this key is missing, the next Redisson reader that leaves deletes the lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
@@ -29,9 +28,9 @@ local function stuck()
         or denied('set', timeout('', 1), '')
 end
 
--- Returns how the lock is held, `read` or `write`, and for how long; nil if it is free. The third
--- result is an error if the key holds no read-write lock. A read-write lock always has a mode and a
--- time to live: a wait for any other hash would not end.
+-- Returns how the lock is held, `read` or `write`, and its time to live; nil if it is free. The
+-- third result is an error if the key holds no read-write lock. A read-write lock always has a mode
+-- and a time to live. Any other hash is an error, because a wait for it would never end.
 local function mode_of()
     local mode = redis.call('hget', lock, 'mode')
     if not mode and redis.call('exists', lock) == 0 then
@@ -45,7 +44,7 @@ local function mode_of()
     return mode, left
 end
 
--- Returns whether a client of Redisson's is among the holders.
+-- Returns whether one of the holders is a Redisson client.
 local function is_foreign()
     for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
@@ -55,16 +54,16 @@ local function is_foreign()
     return false
 end
 
--- Raises the time to live of a key to `lease`, unless it is longer already. Always writes: see
--- lock/acquire.lua. Returns 0 if the key does not exist.
+-- Raises the time to live of a key to `lease`, unless it is longer already. The function always
+-- writes: see lock/acquire.lua. Returns 0 if the key does not exist.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
     return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
 end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
--- refusal. If a reader's process was stopped, its timeout may have lapsed while another reader kept
--- the lock. Then this function makes the timeout anew, as lock/renew.lua does. Without the timeout,
+-- refusal. If a reader's process was stopped, its timeout key may have expired while another reader
+-- kept the lock. Then this function makes the key anew, as lock/renew.lua does. Without the key,
 -- the next reader that leaves would find no other reader, and would free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
@@ -77,11 +76,11 @@ local function raise_hold(owner, lease)
 end
 
 -- Makes these owners holders: one writer, or readers. The mode of the present holders must allow
--- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must not stay
--- without a time to live, nor a reader without its timeout, so commands that may be refused come
--- first. (The function only checks the right to PEXPIRE and does not run it first: after a PEXPIRE,
--- a server that is out of memory would refuse no further command.) `lasts`: the time for which
--- others hold the lock at least, if this script has made sure of it.
+-- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must have a
+-- time to live, and a reader its timeout key, so commands that may be refused come first. (The
+-- function only checks the right to PEXPIRE and does not try it first: once a script has written, a
+-- server that is out of memory refuses none of its commands.) `lasts`: the time to live that this
+-- script has already given the lock, if it has.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
@@ -107,8 +106,8 @@ local function hold(owners, lease, lasts)
     return trouble
 end
 
--- Returns how long the longest level of a reader lasts, below 0 if all levels have lapsed. (MOST
--- bounds a count that no reader can have: a loop over such a count would block the server.)
+-- Returns the remaining lease of a reader's longest level, below 0 if all levels have expired.
+-- (MOST bounds the loop, because a wrong `count` in the hash could block the server.)
 local MOST = 1000
 local function longest_of(reader, count)
     local longest = -2
@@ -118,11 +117,11 @@ local function longest_of(reader, count)
     return longest
 end
 
--- Examines the holders other than `owner`. Returns how long the longest of the readers' holds lasts
--- (0: all have lapsed), whether another owner writes, whether one of the readers is ours, and the
--- dead readers whose fields are to be removed: ours, and if there are many readers also Redisson's.
--- (If there are few, Redisson's fields stay: without its field, Redisson's unlock after the end of
--- the lease would throw an error.)
+-- Examines the holders other than `owner`. Returns the longest remaining lease of the readers (0:
+-- all have expired), whether another owner writes, whether one of the readers is redlatch's, and
+-- the dead readers whose fields must be removed. These are redlatch's dead readers, and if there
+-- are many readers also Redisson's. (If there are few, the fields of Redisson's dead readers
+-- remain: without its field, Redisson's late unlock would throw an error.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -130,7 +129,7 @@ local function others(owner, size)
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
-            -- `owner` leaves now, and `mode` is no owner.
+            -- `owner` does not count, and `mode` is no owner.
         elseif writes(field) then
             writer = true
         else
@@ -146,12 +145,12 @@ local function others(owner, size)
     return longest, writer, ours, dead
 end
 
--- As `others`, for a lock with many readers: examines a few of them at random. Returns nil if
--- `others` must examine all readers: all holds of the few have lapsed, or no live reader among them
--- is ours, or the lock may last so long only because of `owner`. Otherwise returns the lock's
--- present time to live and the dead readers. The lock keeps that time to live, which may come from
--- a reader that has left. Once only MANY readers are left, the lock gets the time of the longest hold again. If all
--- readers die, see `outlived`.
+-- For a lock with many readers: examines a few readers at random. Returns nil if `others` must
+-- examine all readers: if all examined leases have expired, if no live redlatch reader was
+-- examined, or if only the lease of `owner` may be as long as the lock's time to live. Otherwise
+-- returns the lock's time to live and the dead readers among the examined ones. The lock then keeps
+-- its time to live, which may come from a reader that has left. Once only MANY readers are left,
+-- `others` corrects the time to live. If all readers die, `outlived` does so.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -179,9 +178,9 @@ end
 
 -- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether only
 -- Redisson's readers hold it now. The third result is the server's refusal, after which nothing has
--- changed. As in Redisson, the remaining readers keep the lock for the longest of their holds, and
--- the lock is free if all their holds have lapsed. Queries come before the first change. A server
--- that is out of memory allows DEL and HDEL.
+-- changed. As in Redisson, the lock gets the longest remaining lease of the other readers as its
+-- time to live, and is free if all their leases have expired. All reads come before the first
+-- change. A server that is out of memory allows DEL and HDEL.
 local function drop(owner)
     -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
     -- writer's own read hold.)
@@ -195,7 +194,7 @@ local function drop(owner)
         longest, writer, ours, dead = others(owner, size)
     end
     local free = not left and longest == 0 and not writer
-    -- (If other readers of ours remain, no message is needed.)
+    -- (If a redlatch reader remains, no message is needed.)
     local trouble = public and (free or not ours or writes(owner))
         and (length() > 0 and stuck() or not now())
     if trouble then
@@ -204,10 +203,9 @@ local function drop(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- The HSET of the mode, below, is tried first in a form that changes nothing: if the
-            -- server refused it after the HDEL of the owner, no owner could take the lock. (The
-            -- first HDEL removes nothing. After it, a server that is out of memory refuses neither
-            -- HSET.)
+            -- This HSET changes nothing. It tests whether the server would refuse the HSET below:
+            -- if that failed after the HDEL of the owner, no owner could take the lock. (This HDEL
+            -- removes nothing. After it, a server that is out of memory refuses no command.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end
@@ -228,19 +226,20 @@ local function drop(owner)
     return free, not ours
 end
 
--- Examines all readers when a writer asks while many read. Returns whether it did: then the lock
--- may be free now. If the readers died, the lock's time to live may come from a reader that left
--- long before (see `some`), and no reader leaves any more to correct it.
+-- Examines all readers if there are many. A writer's request calls this. Returns whether the
+-- readers were examined: then the lock may be free now. If all readers have died, the lock's time
+-- to live may still come from a reader that left long ago (see `some`), and no reader is left whose
+-- release would correct it.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
-        -- (No owner leaves, so this only removes dead readers.)
+        -- (This ends no live owner's hold. It only removes dead readers.)
         drop('')
         return true
     end
 end
 
--- Returns how many waiters stand behind a hold that `owner` gets now. For a reader, these are the
--- waiters behind the readers that enter with it.
+-- Returns how many waiters remain when `owner` gets the lock. For a reader, all readers up to the
+-- first writer enter with it, so the waiters from that writer on remain.
 local function behind(owner)
     if writes(owner) then
         return length()
@@ -254,8 +253,8 @@ local function behind(owner)
     return 0
 end
 
--- Returns the channels of these owners up to the first writer, as `channel_of` does; false if the
--- process does not listen. One command asks the server for all of them.
+-- Returns the channels of these owners up to the first writer; false for an owner whose process
+-- does not listen. Unlike `channel_of`, it sends one command for all owners.
 local function channels_of(line)
     local channels = {}
     for i, owner in ipairs(line) do
@@ -271,23 +270,24 @@ local function channels_of(line)
     return channels
 end
 
--- Grants the lock to the first in line that listens, and if that is a reader, to all readers up to
--- the next writer. `asker` reads the reply, so it needs no message and gets `lease`. Returns
--- whether any owner was granted the lock, whether it was the asker's turn, and the server's refusal
--- if the asker or an owner before it was refused. (The caller has called `stuck`.) A dead writer at
--- the head is removed even while readers have the lock.
+-- Grants the lock to the first owner in the queue that listens, and if that is a reader, to all
+-- readers up to the next writer. The process of `asker` reads the reply, so `asker` gets no message
+-- and the full `lease`. Returns whether any owner was granted the lock, whether the function
+-- reached the asker, and the server's refusal if the asker or an owner before it was refused. (The
+-- caller has called `stuck`.) A dead writer at the head is removed even while readers have the
+-- lock.
 --
 -- One call may grant the lock to thousands of readers, and the server serves no other client
--- meanwhile. So the function reads values that are equal for all readers only once, and reads more
--- and more entries at a time.
+-- meanwhile. So the function reads values that are equal for all readers only once, and reads up to
+-- MOST_TOGETHER entries at a time.
 local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil
-    -- The first entries of the queue as last read, their channels, the index of the next entry, and
-    -- how many entries to read at a time.
+    -- The queue's first entries as they were last read, their channels, the index in `line` of the
+    -- next entry, and how many entries to read at a time.
     local line, channels, at, most = nil, {}, 1, 1
-    -- How the lock is held, for how long at least, and how many wait behind the readers; nil: not
-    -- known.
+    -- The lock's mode, the time to live that this call has given the lock, and how many waiters
+    -- remain behind the readers; nil: not known.
     local mode, lasts, waiting
     while true do
         if mode == nil then
@@ -350,9 +350,10 @@ local function grant(start, count, asker, lease)
     return granted, asked, trouble
 end
 
--- As `hand_on`. If a writer's release grants the lock to readers of ours, the function also sends
--- Redisson's readers a message, since they may read beside ours. Without it they would sleep until
--- the last of our readers leaves, or until the lease that they know ends.
+-- Hands the lock on as `hand_on` does. If a writer's release grants the lock to redlatch's readers,
+-- the function also sends Redisson's readers a message, because they may read, too. Without the
+-- message they would sleep until the last redlatch reader leaves, or until the lease that they know
+-- ends.
 local function hand_over(since, count, message)
     local reply = hand_on(since, count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
@@ -364,7 +365,8 @@ local function hand_over(since, count, message)
     return reply
 end
 
--- Grants the lock to waiters that may have it now, whatever request the script serves.
+-- Grants the lock to the waiters that may have it now. If a window is open, tells the first waiter
+-- when the window ends instead.
 local function look()
     local mode = redis.pcall('hget', lock, 'mode')
     local left = not mode and window_left()
@@ -379,7 +381,7 @@ end
 -- 5: as 4, but the server refused a message; otherwise the result of `hand_on`.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
-    -- WRONGTYPE: other data was written over the lock, so this owner does not have it.
+    -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
@@ -396,14 +398,14 @@ local function release(owner, since, count)
     elseif free then
         return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
-        -- Only Redisson's readers are left. They will send a public message when they leave, so the
-        -- first in line must listen to the public channel. (Before that, `look` removes dead
-        -- waiters in front, and grants the lock to readers behind them.)
+        -- Only Redisson's readers are left. They send a message on the public channel when they
+        -- leave, so the first waiter must be told to listen to it. (Before that, `look` removes
+        -- dead waiters from the head of the queue, and grants the lock to readers behind them.)
         look()
         announce(0)
     elseif writes(owner) then
-        -- The writer also reads, and reads on. (Redisson sends no message in this case, so its
-        -- readers would sleep on.)
+        -- The writer also holds the lock as a reader, and keeps that hold. (Redisson's own scripts
+        -- send no message in this case, so Redisson's readers would sleep.)
         grant(now(), 1)
         return is_muted(message) and 5 or 4
     end

@@ -1,4 +1,4 @@
--- Returns how a read-write lock is held, and for how long.
+-- Returns the mode and the time to live of a read-write lock.
 --
 -- KEYS 1 the lock
 -- reply: {1 = to write, 0 = to read, its time to live in ms}; nil = not held; WRONGTYPE = the key

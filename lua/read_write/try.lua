@@ -1,5 +1,6 @@
 -- Takes a read-write lock if that is possible now, and makes no entry in its queue. It takes a free
--- lock even if others wait. It enters beside readers only if there are no waiters.
+-- lock even if others wait. If readers hold the lock, another reader enters only if there are no
+-- waiters.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows, 4 the
@@ -15,8 +16,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's readers may hold the lock while readers of ours wait at the head of the queue. The
-    -- waiters at the head may be dead, and so may the present readers.
+    -- Redisson's readers may hold the lock while redlatch's readers wait at the head of the queue.
+    -- The first waiters may be dead, and so may the present readers.
     if writes(owner) then
         outlived()
     end
@@ -31,7 +32,7 @@ end
 -- (If the user may not read the queue, `length` fails, and nothing is taken.)
 local _, trouble = length(), hold({owner}, lease)
 if trouble then
-    -- The server may be out of memory. It would still grant the lock to a waiter: see `hold` of
+    -- The server may be out of memory. It can still grant the lock to a waiter: see `hold` of
     -- ../lock/holder.lua.
     look()
     return trouble

@@ -1,4 +1,4 @@
--- Changes how many permits there are, by a number that may be negative.
+-- Adds a number, which may be negative, to the number of permits.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel

@@ -1,20 +1,20 @@
--- Stands behind ../once.lua, before the scripts that change a semaphore's number of free permits:
--- the mark of that number.
+-- Prepended to the scripts that change a semaphore's number of free permits, after ../once.lua: the
+-- mark of that number.
 --
--- KEYS 3 the mark; an expirable semaphore has none, since its permits have ids
+-- KEYS 3 the mark; an expirable semaphore has none, because its permits have ids
 --
--- A mark tells a semaphore from a later one of the same name, made after a delete or after the
--- server lost its data. The client has taken no permits from the later one, so its changes must not
--- be repeated there (mend.lua). The mark has a key of its own, and the reply to each change
--- contains it. A script that makes the number sets a new mark, even if there is an old one:
--- Redisson and older clients of ours remove only the number. They also make numbers without a mark.
--- A script that changes such a number adds a mark.
+-- If a semaphore is deleted, or the server loses its data, a later semaphore of the same name has
+-- another mark. A client's changes to the old semaphore must not be repeated at the new semaphore
+-- (mend.lua). The mark has a key of its own, and the reply to each change contains it. A script
+-- that makes the number sets a new mark, even if there is an old mark: Redisson and older versions
+-- of redlatch remove only the number. They also make numbers without a mark. A script that changes
+-- such a number adds a mark.
 if KEYS[3] then
     mark = redis.call('get', KEYS[3]) or ''
 end
 
--- Adds a mark to a number that is about to change, if it has none. `exists`: whether there is a
--- number. `...`: the options of the SET that will make the number. If no change follows, the mark
+-- Adds a mark to a number that has none and is about to change. `exists`: whether the number
+-- exists. `...`: the options of the SET that will make the number. If no change follows, the mark
 -- does no harm.
 local function ensure_mark(exists, ...)
     if not KEYS[3] or exists and mark ~= '' then

@@ -1,5 +1,5 @@
--- Repeats a client's last changes in one sequence if this server lacks them: it became the master
--- or was started anew, and has only earlier changes.
+-- Repeats a client's last changes in one sequence, if this server lacks them because it became the
+-- master or was restarted.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, with the number of the last change as 1, 5 channel, 6 the mark of the
@@ -7,10 +7,10 @@
 --      (negative: it took permits; 0: abandon.lua gave back the permits that it took)
 -- reply: by how many permits the number was changed; {now}: too late
 --
--- The sequence's record shows which changes the server has: see once.lua. A repeated take may make
--- the number of free permits negative, until enough permits are given back. If the semaphore has
--- another mark, or no mark, the script repeats nothing: the old semaphore is gone with all its
--- permits, or this server never had it.
+-- The sequence's record shows which changes the server has: see once.lua. If a change that took
+-- permits is repeated, the number of free permits may become negative, until enough permits are
+-- given back. If the semaphore has another mark, or no mark, the script repeats nothing: the old
+-- semaphore was removed, or this server never had it.
 if last > number then
     return 0
 end

@@ -10,7 +10,8 @@
 -- The message is the new number of free permits, at most the highest int. A negative number would
 -- make Redisson's clients fail, and 0 would wake none of them.
 if last == number then
-    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
+    -- The script writes even for a copy, because the client may wait for replicas: see
+    -- ../lock/acquire.lua.
     redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
 end
 return once(function()

@@ -5,7 +5,8 @@
 -- reply: {how many were taken, mark}; 0 = too few for the first thread, -1 = there is no such
 --        semaphore (a copy may get 0 from the record instead)
 if last == number then
-    -- Even a copy writes, for a client that waits for replicas: see ../lock/acquire.lua.
+    -- The script writes even for a copy, because the client may wait for replicas: see
+    -- ../lock/acquire.lua.
     remember(known)
 end
 local free

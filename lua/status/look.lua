@@ -2,20 +2,21 @@
 --
 -- KEYS 1 the name, 2 the queue of a fair lock, 3 the queue of a lock, 4 the queue of a read-write
 --      lock, 5 the times at which the leases of a semaphore's permits end, 6 the last fencing token
--- ARGV 1 the prefix of readers' keys; then channels: 2 of a lock, 3 its second one, to which only
---      our clients listen; 4, 5 the same of a read-write lock; 6 of a semaphore; 7 of a latch
+-- ARGV 1 the prefix of readers' keys; then channels: 2 of a lock, 3 the lock's second channel,
+--      to which only redlatch's clients listen; 4, 5 the same of a read-write lock; 6 of a
+--      semaphore; 7 of a latch
 -- reply: {type, "shared" for a hash with a mode; time to live; value; token;
 --         {owner or permit, 1 = shared, levels, time left, …};
 --         {owner, 1 = shared, time waited, kind of lock, …};
---         {of a lock and of a read-write lock the listeners that are not ours; of a semaphore and
---         of a latch all listeners}}
+--         {the Redisson clients that listen for a lock, and for a read-write lock; all clients
+--         that listen for a semaphore, and for a latch}}
 --
--- Times are in ms. A time or a token below 0 is unknown; a time to live or time left below 0 may
--- also mean that there is no end.
+-- Times are in ms. A negative time or token means that it is unknown. A negative time to live or
+-- time left may also mean that there is no end.
 --
--- The script changes nothing. It reads at most MOST entries of a queue or holders, so that it does
--- not block the server. If the user may not read a key, the key counts as absent, except the name
--- itself. Another program's data counts as absent, too.
+-- The script changes nothing. It reads at most MOST queue entries or holders, so that it does not
+-- block the server. A key that the user may not read counts as absent, except KEYS 1. A key of
+-- another type counts as absent, too.
 local MOST = 1000
 local name = KEYS[1]
 local clock = redis.call('time')
@@ -26,14 +27,15 @@ local function read(...)
     return not (type(reply) == 'table' and reply.err) and reply or nil
 end
 
--- Returns a number that fits in a reply, or nil. Servers convert greater numbers in different ways.
+-- Returns `text` as a number between -2^53 and 2^53, or nil. (Servers convert greater numbers to
+-- replies in different ways.)
 local function number(text)
     local it = tonumber(text or '')
     return it and it > -2 ^ 53 and it < 2 ^ 53 and it or nil
 end
 
--- Adds an owner to a list. The suffix `:write` marks an owner that writes, or waits to write, a
--- read-write lock.
+-- Adds an owner to a list. If `has_marks`, the suffix `:write` marks an owner that writes or waits
+-- to write.
 local function add(list, has_marks, owner, ...)
     local last, writes = #list, 1
     if has_marks then
@@ -42,7 +44,7 @@ local function add(list, has_marks, owner, ...)
     list[last + 1], list[last + 2], list[last + 3], list[last + 4] = owner, 1 - writes, ...
 end
 
--- The server stores the time since which a waiter waits only after the waiter has asked again.
+-- The time since which a waiter waits is stored only after the waiter's second request.
 local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
@@ -58,8 +60,8 @@ if kind == 'hash' and redis.call('hlen', name) <= MOST then
     kind = is_shared and 'shared' or kind
     for i = 1, #all, 2 do
         local owner, count = all[i], string.sub(all[i + 1], 1, 20)
-        -- A reader has such a key for each of its levels. The key of its last level exists as long
-        -- as the owner reads.
+        -- A reader has such a timeout key for each of its levels. This is the key of its last
+        -- level, which exists as long as the owner reads.
         local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
         local reads_for = is_shared and read('pttl', key) or -2
         if owner ~= 'mode' then
@@ -71,7 +73,7 @@ elseif kind ~= 'hash' then
         'limit', 0, MOST, 'withscores') or {}
     for i = 1, #permits, 2 do
         local ends = tonumber(permits[i + 1])
-        -- Redisson writes this time for a permit without a lease.
+        -- Redisson writes 922337203685477 for a permit without a lease.
         add(held, false, permits[i], 1, ends < 922337203685477 and ends - now or -1)
     end
     value = kind == 'string' and redis.call('getrange', name, 0, 20) or ''
