@@ -1,8 +1,8 @@
--- Ends the hold of the lock's owner, whoever it is. The first in the queue gets the lock.
+-- Ends the hold of any owner. The first waiter gets the lock.
 --
 -- KEYS see holder.lua
 -- ARGV 1 the lock's public channel, 2 number of the database, if it is not 0
--- reply: 1 = there was a hold; 0 = there was none; WRONGTYPE = the key holds no lock, and stays
+-- reply: 1 = there was a hold; 0 = there was none; WRONGTYPE = the key holds no lock
 public, database = ARGV[1], ARGV[2] or 0
 local who, _, foreign = holder()
 if foreign then

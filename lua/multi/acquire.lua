@@ -4,7 +4,7 @@
 -- Comes after the function `one`, which takes a free lock without waiters: ../lock/free.lua or
 -- ../read_write/free.lua.
 --
--- KEYS for each lock, one behind the other: the lock, the queue, the window, and the last fencing
+-- KEYS for each lock, one after the other: the lock, the queue, the window, and the last fencing
 --      token if the locks have tokens
 -- ARGV 1 lease in ms, 2… the owner for each lock
 -- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil = no

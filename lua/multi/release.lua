@@ -4,7 +4,7 @@
 -- are prepended to it.
 --
 -- KEYS as of acquire.lua
--- ARGV for each lock, one behind the other: the five arguments of ../lock/release.lua
+-- ARGV for each lock, one after the other: the five arguments of ../lock/release.lua
 -- reply: the list of the locks' replies: nil or a number as in ../lock/release.lua; -1 = an error,
 --        which a release of that lock alone would return
 local size, replies = #KEYS / (#ARGV / 5), {}

@@ -4,9 +4,9 @@
 -- ARGV 1 the lock's public channel, 2 `read` or `write`: the kind of hold that the script ends,
 --      3 number of the database, if it is not 0
 -- reply: 1 = there was such a hold; 0 = there was none; WRONGTYPE = the key holds no read-write
---        lock, and stays
+--        lock
 --
--- The script leaves the readers' timeouts: they do no harm, and expire by themselves.
+-- The script does not delete the readers' timeouts: they do no harm, and expire.
 public, database = ARGV[1], ARGV[3] or 0
 local mode, _, foreign = mode_of()
 if foreign then

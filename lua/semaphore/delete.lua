@@ -1,5 +1,5 @@
--- Removes a semaphore. As in Redisson, the script sends no message, since waiters could take no
--- permit.
+-- Removes a semaphore. As in Redisson, the script sends no message, because the
+-- waiters could take no permit.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
