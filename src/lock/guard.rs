@@ -10,7 +10,7 @@ use redlatch_client::sync::Thread;
 
 use super::multi::GuardLevels;
 use super::{HeldLock, Lock};
-use crate::attempt::Attempt::{self, NotTaken, Taken};
+use crate::attempt::Attempt;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::HoldState;
 use crate::owner::Owner;
@@ -465,23 +465,26 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock. Returns `NotTaken` if the wait ended first.
+    /// Takes the lock. Returns `None` if the wait ended first.
+    #[inline]
+    fn acquire<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+        let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
+        each!(&mut held, held => held.leave_beneath());
+        Ok(Some(Self::new(held)))
+    }
+
     #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(
         lock: &K,
         wait: Wait<'_>,
     ) -> Result<Attempt<Self>, Error> {
-        let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(NotTaken) };
-        each!(&mut held, held => held.leave_beneath());
-        Ok(Taken(Self::new(held)))
+        Self::acquire(lock, wait).map(Attempt::of)
     }
 
     /// Takes the lock. Only an error can end the wait early.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
-        Self::try_take(lock, wait)?
-            .into_option()
-            .ok_or_else(|| Error::shut_down(&lock.name().into()))
+        Self::acquire(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
     }
 }
 

@@ -30,20 +30,22 @@ impl Site {
         which: Option<HoldLevel>,
         how: Leaving,
     ) -> Result<(), Error> {
-        let (parting, seat) = self.step_out(tenancy, which, how)?;
+        let Some((parting, seat)) = self.step_out(tenancy, which, how)? else { return Ok(()) };
         let done = parting.release(self, how);
         drop(seat);
         self.tell_end(tenancy, done)
     }
 
     /// Ends one level of a tenancy in this process. Returns what is left to do, and the seat that
-    /// the tenancy has left. The caller drops the seat after it has done the rest.
+    /// the tenancy has left. The caller drops the seat after it has done the rest. `None`: the
+    /// tenancy has other levels. (Inlined, since a re-entry's end is all that most calls do.)
+    #[inline(always)]
     pub(super) fn step_out(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         how: Leaving,
-    ) -> Result<(Parting, Option<Seat>), Error> {
+    ) -> Result<Option<(Parting, Option<Seat>)>, Error> {
         Error::if_forked(&self.name)?;
         // The hold may end sooner now, if the leaving tenant wanted it for longer than the others.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
@@ -54,34 +56,44 @@ impl Site {
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }
+        match left {
+            (LeaveOutcome::StillHeld, true) => Ok(None),
+            (left, was_held) => self.part(tenancy, left, was_held).map(Some),
+        }
+    }
+
+    /// Ends a tenancy that has left its last level, or whose hold was lost before.
+    fn part(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        left: LeaveOutcome,
+        was_held: bool,
+    ) -> Result<(Parting, Option<Seat>), Error> {
         Ok(match left {
-            (LeaveOutcome::NotThere, _) => return Err(self.not_held(tenancy)),
-            (LeaveOutcome::StillHeld, true) => (Parting::StillHeld, None),
-            (LeaveOutcome::StillHeld, false) => {
+            LeaveOutcome::NotThere => return Err(self.not_held(tenancy)),
+            LeaveOutcome::StillHeld => {
                 return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
             }
-            (LeaveOutcome::OthersStay, true) => (Parting::Over(Ok(())), None),
-            (LeaveOutcome::OthersStay, false) => {
+            LeaveOutcome::OthersStay if was_held => (Parting::Over(Ok(())), None),
+            LeaveOutcome::OthersStay => {
                 // The lease is over, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
                 (Parting::Over(Err(self.lost_error(tenancy, reason))), None)
             }
-            (LeaveOutcome::Left(seat, fate), was_held) => {
+            LeaveOutcome::Left(seat, fate) => {
                 (self.pass_or_release(&seat, fate, was_held), Some(seat))
             }
         })
     }
 
-    /// Reports the end of a tenancy to its callbacks and the observer. `None`: the tenancy has
-    /// other levels.
+    /// Reports the end of a tenancy to its callbacks and the observer.
     pub(super) fn tell_end(
         &self,
         tenancy: &Arc<Tenancy>,
-        done: Option<Result<(), Error>>,
+        done: Result<(), Error>,
     ) -> Result<(), Error> {
-        let Some(done) = done else { return Ok(()) };
         // This comes last: it drops the callbacks, and the drop of a captured value may take this
         // very lock.
         let unheard = tenancy.finish_released();
@@ -106,7 +118,7 @@ impl Site {
                 // that and tries again in the background. Until then others wait for the lock, so
                 // no thread can notify.
                 let parting = self.pass_or_release(&seat, fate, was_held);
-                parting.release(self, Leaving::Posted).transpose()?;
+                parting.release(self, Leaving::Posted)?;
                 drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
                 tenancy.tell_released(&self.core, &self.name);
                 Ok(seat)
@@ -422,10 +434,8 @@ impl Site {
     }
 }
 
-/// What is left to do for a thread that has left a level.
+/// What is left to do for a thread that has left its last level.
 pub(super) enum Parting {
-    /// Nothing: the tenancy has other levels.
-    StillHeld,
     /// Nothing: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
     /// The release. After it the thread hands the leadership on, if it has it.
@@ -433,14 +443,13 @@ pub(super) enum Parting {
 }
 
 impl Parting {
-    /// Sends the release. `None`: the tenancy has other levels.
-    fn release(self, site: &Arc<Site>, how: Leaving) -> Option<Result<(), Error>> {
+    /// Sends the release.
+    fn release(self, site: &Arc<Site>, how: Leaving) -> Result<(), Error> {
         match self {
-            Self::StillHeld => None,
-            Self::Over(done) => Some(done),
+            Self::Over(done) => done,
             Self::Release { hold, leads } => {
                 let _leadership = site.leads_until_released(leads);
-                Some(site.release_last(&hold, how))
+                site.release_last(&hold, how)
             }
         }
     }

@@ -98,7 +98,7 @@ pub(crate) fn leave_all(
     }
     let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
     for (left, (site, ..)) in left.iter().zip(levels) {
-        if let Ok((Parting::Release { hold, leads }, _)) = left {
+        if let Ok(Some((Parting::Release { hold, leads }, _))) = left {
             holds.push((*site, Arc::clone(hold)));
             leaderships.push(site.leads_until_released(*leads));
         }
@@ -106,20 +106,27 @@ pub(crate) fn leave_all(
     let mut released = release_all(&holds).into_iter();
     let mut ended = Vec::with_capacity(levels.len());
     for (left, (site, ..)) in left.into_iter().zip(levels) {
-        ended.push(left.map(|(parting, _seat)| match parting {
-            Parting::StillHeld => None,
-            Parting::Over(done) => Some(done),
-            Parting::Release { hold, .. } => {
-                let done = released.next().flatten();
-                Some(done.unwrap_or_else(|| site.release_last(&hold, Leaving::Awaited)))
-            }
+        ended.push(left.map(|parted| {
+            let (parting, _seat) = parted?;
+            Some(match parting {
+                Parting::Over(done) => done,
+                Parting::Release { hold, .. } => {
+                    let done = released.next().flatten();
+                    done.unwrap_or_else(|| site.release_last(&hold, Leaving::Awaited))
+                }
+            })
         }));
     }
     // This thread gives up all leaderships before the first callback runs, since a callback may
     // take one of these locks.
     drop(leaderships);
     let ended = ended.into_iter().zip(levels);
-    ended.map(|(done, (site, tenancy, _))| site.tell_end(tenancy, done?)).collect()
+    ended
+        .map(|(done, (site, tenancy, _))| match done? {
+            Some(done) => site.tell_end(tenancy, done),
+            None => Ok(()),
+        })
+        .collect()
 }
 
 /// Releases these holds, if one request can release several of them. `None` for a hold: it needs a
