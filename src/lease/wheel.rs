@@ -26,12 +26,12 @@
 //!
 //! # Invariants
 //!
-//! After `advance`, every entry is due later than `now`. So if an entry is due at `now` or before,
-//! it was inserted after that `advance`, and `now` does not change while the entry lives.
-//! An entry is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the same
-//! while the entry lives, so the entry need not store it.
+//! - After `advance`, every entry is due later than `now`. So if an entry is due at `now` or
+//!   before, it was inserted after that `advance`, and `now` does not change while the entry lives.
+//! - An entry is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the
+//!   same while the entry lives, so the entry need not store it.
 //! - Entries with the same due tick are in one bucket, in the order of insertion.
-//! A bucket's bit in `occupied` is set if and only if its list is not empty.
+//! - A bucket's bit in `occupied` is set if and only if its list is not empty.
 //!
 //! # Memory
 //!
