@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::Trouble;
 
-/// The uses of a name or a client, each of which needs rights.
+/// The ways to use a name or a client. Each needs access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Use {
     Lock,
@@ -60,7 +60,7 @@ impl Use {
     }
 }
 
-/// Prints one line for `redis-cli`. It asks no server.
+/// Prints one line for `redis-cli`. Sends nothing to a server.
 pub(crate) fn acl(args: &Args, name: &str, uses: &[Use], user: &str) -> Result<u8, Trouble> {
     let name = format!("{}{name}", args.prefix());
     let uses = uses.iter().map(|it| it.rights());

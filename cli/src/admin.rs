@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::{NOT_HAD, Trouble, USAGE, say};
 
-/// Returns status 75 if nobody had the lock, or if `owner` did not have it.
+/// Frees a lock. The status is 75 if nobody had the lock, or if `owner` did not have it.
 pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u8, Trouble> {
     let client = args.client()?.connect()?;
     if let Some(owner) = owner {

@@ -1,4 +1,4 @@
-//! A command's own cgroup (version 2), which keeps even processes that leave the command's group.
+//! A command's own cgroup (version 2). Processes that leave the command's process group stay in it.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -12,7 +12,8 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Names the cgroup for the command of this client, whose id is unique. Creates nothing.
+    /// Chooses the path of a cgroup for the command of this client, whose id is unique. Creates
+    /// nothing.
     pub(crate) fn of(client: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = own(&mounts, &fs::read_to_string("/proc/self/cgroup")?);
@@ -25,16 +26,17 @@ impl Cgroup {
         fs::create_dir(&self.folder)?;
         let taken = match fs::exists(self.folder.join("cgroup.kill")) {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
-            // The cgroup's processes could not be killed, and the lock would be kept for ever.
+            // Without `cgroup.kill` the cgroup's processes could not be killed, and the lock would
+            // be kept for ever.
             _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
         };
         taken.inspect_err(|_| self.remove())
     }
 
-    /// Kills all processes in the cgroup, also those that are being started.
+    /// Kills all processes in the cgroup, including processes that are just being started.
     pub(crate) fn kill(&self) {
-        // The write below waits while any cgroup of the machine is made, entered or removed: more
-        // than a second on a busy machine. So the known processes are killed first.
+        // The write below waits while any cgroup of the machine is made, entered or removed. On a
+        // busy machine this takes more than a second. So the known processes are killed before it.
         #[cfg(target_os = "linux")]
         self.kill_each();
         let _none = fs::write(self.folder.join("cgroup.kill"), "1");
@@ -50,10 +52,10 @@ impl Cgroup {
             pids.collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        // Only some are opened at a time, since a process may have few open files.
+        // Only some processes are opened at a time, because the limit for open files may be low.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
-            // If the number was reused before it was opened, the list no longer has it.
+            // If the process number was reused before it was opened, the new list does not have it.
             let still = list();
             for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
                 let _gone = pidfd_send_signal(process, Signal::KILL);
@@ -79,7 +81,7 @@ impl Cgroup {
     }
 }
 
-/// Removes a cgroup, with the cgroups that the command has made in it.
+/// Removes a cgroup and the cgroups that the command has made in it.
 fn remove(folder: &Path) {
     let inside = fs::read_dir(folder).into_iter().flatten().flatten();
     inside

@@ -1,4 +1,4 @@
-//! `redlatch doctor`: what a server is, and what that costs.
+//! `redlatch doctor`: the properties of a server, and what they cost.
 
 use redlatch::Rights;
 use redlatch::status::ServerInfo;
@@ -8,8 +8,8 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::{Trouble, shown};
 
-/// Prints a line for each fact. A line with a cost begins with `!`. If the user lacks rights, the
-/// status is that of a refusal.
+/// Prints a line for each property of the server. A line about a cost begins with `!`. If the user
+/// lacks rights, the status is that of a refusal.
 pub(crate) fn doctor(args: &Args, name: &str, uses: &[Use]) -> Result<u8, Trouble> {
     let url = args.url()?;
     let is_cluster = url.split(':').next().is_some_and(|scheme| scheme.ends_with("-cluster"));
@@ -23,7 +23,7 @@ pub(crate) fn doctor(args: &Args, name: &str, uses: &[Use]) -> Result<u8, Troubl
     }
     text += &format!("rights for the name {}\n", shown(name));
     let mut status = 0;
-    // Each use may wait.
+    // Every use may wait, so each needs subscriptions.
     let waiting = [("wait".to_owned(), Rights::Subscriptions)];
     for (word, rights) in uses.iter().map(|it| (it.word(), it.rights())).chain(waiting) {
         match client.check_rights(rights, name) {
@@ -44,7 +44,7 @@ fn line(topic: &str, fact: &str, cost: &str) -> String {
     format!("{mark} {topic}: {}{more}{cost}\n", shown(fact))
 }
 
-/// Returns each fact about a server, and its cost, if it has one.
+/// Returns the properties of a server, each with its cost, or an empty text if there is no cost.
 fn facts(server: &ServerInfo, is_cluster: bool) -> Vec<(&'static str, String, &'static str)> {
     let field = |name| server.field(name);
     let is = |name, value| server.field(name) == Some(value);
@@ -118,7 +118,8 @@ fn facts(server: &ServerInfo, is_cluster: bool) -> Vec<(&'static str, String, &'
     all
 }
 
-/// Returns the program and its version. Some programs only say with which Redis they agree.
+/// Returns the server program and its version. Some programs report only the Redis version with
+/// which they are compatible.
 fn program(server: &ServerInfo, version: &str) -> String {
     let others = [
         ("Valkey", "valkey_version"),

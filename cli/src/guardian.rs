@@ -1,13 +1,14 @@
 //! The guardian: the process between `redlatch run` and the command. It is the command's parent,
-//! and is not in the command's group.
+//! and is not in the command's process group.
 //!
 //! The guardian knows the time until which the lock is certainly held. It kills the command's group
-//! before that time, even if `redlatch run` was killed or stopped. As the parent, it learns the
+//! before that time, even if `redlatch run` was killed or paused. As the parent, it learns the
 //! command's pid before any process can end the command, and the group's number is not reused
 //! before the guardian reaps the command. So only the guardian signals the group. (If the guardian
-//! is stopped, `redlatch run` kills the group in its place.)
+//! is paused, `redlatch run` kills the group in its place.)
 //!
-//! The guardian's stdin is a socket. `redlatch run` sends the command's stdin, and lines:
+//! The guardian's stdin is a socket. `redlatch run` sends the command's stdin over it, and these
+//! lines:
 //!
 //! ```text
 //! until T      the lock is certain until T, in ns on `clock`
@@ -17,9 +18,9 @@
 //! ```
 //!
 //! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
-//! not become the command yet: it waits for its stdin, which it gets when the lock is certain and
+//! not become the command yet. It waits for its stdin, which it gets when the lock is certain and
 //! the guardian has left its group. When the command has ended and its group is killed, the
-//! guardian says `ended STATUS LOST FAILED`. Then it reaps the processes of the group, and ends
+//! guardian answers `ended STATUS LOST FAILED`. Then it reaps the processes of the group, and ends
 //! when all of them are dead.
 
 use std::ffi::OsString;
@@ -46,16 +47,17 @@ use crate::cgroup::Cgroup;
 use crate::start::{self, receive_stdin};
 use crate::trouble::{CONFIG, SOFTWARE};
 
-/// The argument that makes this program a guardian.
+/// The argument that starts this program as a guardian.
 pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
-/// The longest time between two looks at the clock. The clock goes on while the machine sleeps.
+/// The maximum time between two checks of the clock. The clock goes on while the machine sleeps.
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
 /// The niceness of this process and of the processes that it has killed, if the system allows it.
-/// With 30 busy processes for each core and the usual niceness, both were a second late.
+/// With 30 busy processes for each core and the usual niceness, the guardian and the end of the
+/// killed processes were a second late.
 const URGENT: i32 = -20;
 
-/// Returns the time in ns. The clock goes on while the machine sleeps, as the leases do.
+/// Returns the time in ns. The clock goes on while the machine sleeps, and so do the leases.
 pub(crate) fn clock() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let clock = ClockId::Boottime;
@@ -66,8 +68,8 @@ pub(crate) fn clock() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
 }
 
-/// Returns the signals that end a program, except those that this process ignores, as under nohup:
-/// the command must ignore these, too.
+/// Returns the signals that end a program, except those that this process ignores (as under nohup).
+/// The command must ignore those, too.
 pub(crate) fn signals() -> impl Iterator<Item = i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -76,7 +78,8 @@ pub(crate) fn signals() -> impl Iterator<Item = i32> {
     all.into_iter().filter(move |signal| mask & (1 << (signal - 1)) == 0)
 }
 
-/// Waits for a child's end, and returns its status as a shell shows it, if there is such a child.
+/// Waits until a child ends, and returns its status as a shell shows it. Returns `None` if there is
+/// no such child.
 pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     let ended = loop {
         match waitid(child.clone(), options | WaitIdOptions::EXITED) {
@@ -88,8 +91,8 @@ pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
     Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(SOFTWARE))
 }
 
-/// Reaps the killed command and its group. Returns the command's status, if it was not reaped
-/// before.
+/// Reaps the killed command and its group. Returns the command's status if the command was not
+/// reaped before.
 pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
     let status = wait(WaitId::Pid(command), WaitIdOptions::empty());
     // In a terminal, nobody has killed the other processes of a group that the command has made.
@@ -100,43 +103,43 @@ pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
 
 struct Guardian {
     pid: Pid,
-    /// Whether the command is in a terminal's group. Then only the command itself is signalled,
-    /// since the group may have other processes.
+    /// Whether the command is in a terminal's group. If so, only the command is signalled, because
+    /// the group may have other processes.
     in_terminal: bool,
-    /// The command's cgroup, which also has the processes that have left the group.
+    /// The command's cgroup. It also has the processes that have left the command's group.
     cgroup: Option<Cgroup>,
-    /// The lines from `redlatch run`. `None` when `redlatch run` is gone.
+    /// The lines from `redlatch run`. `None` after `redlatch run` has ended.
     lines: Option<BufReader<UnixStream>>,
-    /// The part of a line that has arrived.
+    /// The part of a line that has already arrived.
     line: String,
-    /// The socket for the command's stdin. A byte comes back if the command cannot begin.
+    /// The socket for the command's stdin. If the command cannot begin, a byte comes back.
     start: UnixStream,
-    /// The command's stdin, until the command begins.
+    /// The command's stdin. `None` after the command has begun.
     stdin: Option<OwnedFd>,
     grace: u64,
-    /// How long before the deadline the group is killed: a killed process needs a moment to die.
+    /// How long before the deadline the group is killed. A killed process takes some time to die.
     margin: u64,
-    /// The deadline: the time from which another process may have the lock.
+    /// The deadline, after which another process may have the lock.
     until: u64,
-    /// The time of the kill after a `stop`, which is a grace time after the TERM.
+    /// The time at which the group is killed after a `stop`: a grace time after the TERM.
     stops: u64,
     asked_to_end: bool,
-    /// Whether the command was told to end, or killed, because the lock ends.
+    /// Whether the command was asked to end, or was killed, because the lock ends.
     lost: bool,
 }
 
-/// `words` are the grace time and the margin in ns, the terminal's group or 0, the id of the client
+/// `words` are the grace time in ns, the margin in ns, the terminal's group or 0, the client's id
 /// for the cgroup's name or nothing, the program's path, and the command.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     guard(words).map_or_else(|| SOFTWARE.into(), |()| ExitCode::SUCCESS)
 }
 
 fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
-    // The guardian ignores these signals: it ends only with the command.
+    // The guardian ignores these signals, because it must not end before the command.
     for signal in signals() {
         signal_hook::flag::register(signal, Arc::default()).ok()?;
     }
-    // The orphans of the group become children of this process, which so notices their deaths.
+    // The orphans of the group become children of this process, so it notices their deaths.
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).ok()?;
     let mut number = || words.next()?.to_str()?.parse::<u64>().ok();
@@ -153,11 +156,11 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Ok(child) => child,
         Err(error) => return failed(SOFTWARE, format!("no command: {error}")),
     };
-    // Only the command has its end of the socket now.
+    // From here on, only the command has its end of the socket.
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);
-    // The command enters the cgroup before it begins, so it starts no process outside of it.
+    // The command enters the cgroup before it begins, so all its children are in the cgroup.
     let cgroup = client.to_str().filter(|client| !client.is_empty()).map(|client| {
         let cgroup = Cgroup::of(client)?;
         cgroup.take(child.id()).map(|()| cgroup)
@@ -167,7 +170,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    // `redlatch run` reads these few lines soon, so from here on a write does not wait, either.
+    // `redlatch run` reads these few lines soon. So writes need not wait, either.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
@@ -196,13 +199,13 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     Some(())
 }
 
-/// Raises the priority of this process, and of the threads that it starts from here on.
+/// Raises the priority of this process, and of the threads that it starts later.
 ///
-/// Linux first shares a core among sessions. In a busy session, a process of any niceness was 0.7 s
-/// late; in a session of its own it was 25 ms late.
+/// Linux first divides a core among sessions. In a busy session, a process of any niceness was 0.7
+/// s late. In its own session it was 25 ms late.
 fn hurry(command: Pid) {
     // The leader of a group cannot begin a session. So this process joins the command's group for a
-    // moment, before the command has begun.
+    // moment, before the command begins.
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -212,12 +215,12 @@ fn hurry(command: Pid) {
     let _refused = setpriority_process(None, URGENT);
 }
 
-/// Sends a line in one piece, since each piece wakes `redlatch run`, if that still runs.
+/// Sends a line in one piece, because each piece wakes `redlatch run`.
 fn tell(mut socket: &UnixStream, line: String) -> Option<()> {
     socket.write_all(line.as_bytes()).ok()
 }
 
-/// Returns a socket that is closed when the command has ended. The command is not reaped then.
+/// Returns a socket that is closed when the command has ended. The command is not reaped.
 fn watch(pid: Pid) -> Result<UnixStream> {
     let (ended, its) = UnixStream::pair()?;
     let watch = move || {
@@ -259,20 +262,21 @@ impl Guardian {
         }
     }
 
-    /// Kills the rest of the group. Returns the status of the command, whether the command was
-    /// stopped because the lock ends, and whether it could not begin.
+    /// Kills the remaining processes of the group. Returns the status of the command, whether the
+    /// command was stopped because the lock ends, and whether the command could not begin.
     fn ended(&mut self) -> (u8, bool, bool) {
         // The lock will be free soon. The unreaped command keeps the group's number.
         if !self.in_terminal {
             self.kill_group();
         }
         let status = wait(WaitId::Pid(self.pid), WaitIdOptions::NOWAIT).unwrap_or(SOFTWARE);
-        // A command does not inherit the other end of `start`, so that end is closed.
+        // A command does not inherit the other end of `start`. So when the command begins, that end
+        // is closed.
         let failed = self.stdin.is_some() || matches!(self.start.read(&mut [0]), Ok(1..));
         (status, self.lost, failed)
     }
 
-    /// Reaps orphans of the command, which are children of this process.
+    /// Reaps orphans of the command, which have become children of this process.
     fn reap_orphans(&self) {
         let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         for thread in threads {
@@ -284,8 +288,8 @@ impl Guardian {
         }
     }
 
-    /// Obeys all lines that have arrived. Called before each look at the deadline: this process may
-    /// have been stopped, and the lines may have a new deadline.
+    /// Handles all lines that have arrived. The caller does this before each check of the deadline.
+    /// This process may have been paused, and the lines may have a new deadline.
     fn hear(&mut self) {
         while let Some(lines) = &mut self.lines
             && let Ok(length) = lines.read_line(&mut self.line)
@@ -299,7 +303,7 @@ impl Guardian {
     fn obey(&mut self, line: &str) {
         let (order, number) = line.split_once(' ').unwrap_or((line, ""));
         match order {
-            // Once the command was told to end, a later deadline changes nothing.
+            // After the command was asked to end, a later deadline changes nothing.
             "until" if !self.lost => {
                 let until = number.parse().unwrap_or(self.until);
                 // On a busy machine the first deadline may have passed before the command begins.
@@ -319,15 +323,15 @@ impl Guardian {
             "stop" => {
                 self.stops = number.parse().unwrap_or(u64::MAX).saturating_add(self.grace);
             }
-            // After a `kill`, a later line does not undo it.
+            // A later line does not undo a `kill`.
             "kill" => (self.until, self.lost) = (0, true),
-            // `redlatch run` is gone. If the command has not begun, it never begins.
+            // `redlatch run` has ended. If the command has not begun, it never begins.
             "" if self.stdin.is_some() => self.until = 0,
             _ => {}
         }
     }
 
-    /// Asks the command to end. A stopped command would not receive the TERM, so a CONT follows.
+    /// Asks the command to end. A stopped command does not receive the TERM, so a CONT follows.
     fn end(&mut self) {
         if !std::mem::replace(&mut self.asked_to_end, true) {
             self.signal(Signal::TERM);
@@ -342,7 +346,7 @@ impl Guardian {
 
     fn kill_group(&self) {
         self.signal(Signal::KILL);
-        // The command may have left its group.
+        // The command may have left its group, so the command is killed, too.
         let _sent = kill_process(self.pid, Signal::KILL);
         // A killed process ends only when it runs again, so it gets a high priority.
         let _refused = if self.in_terminal {
@@ -353,7 +357,7 @@ impl Guardian {
     }
 
     fn signal(&self, signal: Signal) {
-        // An error means that the group is gone.
+        // An error means that the group no longer exists.
         let _sent = if self.in_terminal {
             kill_process(self.pid, signal)
         } else {

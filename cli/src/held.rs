@@ -1,4 +1,4 @@
-//! A lock or a permit that was taken for a command.
+//! A lock or a permit that `redlatch run` has taken for a command.
 
 use std::time::Duration;
 
@@ -21,8 +21,9 @@ pub(crate) struct Levels {
     raised: Option<LockGuard>,
 }
 
-/// Takes one more level with this lease. With `true`, the lock stays taken for at least this time,
-/// whatever happens to the levels. Sends a request only if the server's lease is shorter.
+/// Takes another level with this lease. If the second argument is `true`, the lock then stays taken
+/// for at least the lease, whatever happens to the levels. Sends a request only if the lease at the
+/// server is shorter.
 type Again = Box<dyn Fn(Duration, bool) -> Result<Attempt<LockGuard>, Error>>;
 
 macro_rules! each {
@@ -38,7 +39,7 @@ macro_rules! each {
 }
 
 impl Held {
-    /// Waits for the lock or permit. Returns `None` if the wait is over.
+    /// Waits for the lock or permit. Returns `None` if the wait has ended.
     pub(crate) fn take(
         client: &Client,
         name: &str,
@@ -96,7 +97,7 @@ impl Held {
         each!(self, held => held.on_lost(callback));
     }
 
-    /// Makes the server keep a lock for at least this time, even if this process dies. A release
+    /// Makes the server keep a lock for at least `least`, even if this process dies. A release
     /// still frees the lock. After an error the lock is held as before.
     pub(crate) fn raise(&mut self, least: Duration) -> Result<(), Error> {
         // If the lock was lost, the call below would take it again.
@@ -107,17 +108,17 @@ impl Held {
         Ok(())
     }
 
-    /// Ends without a release: the server keeps a [raised](Self::raise) lock for exactly this time.
+    /// Ends without a release. The server keeps a [raised](Self::raise) lock for exactly `least`.
     pub(crate) fn leave(self, least: Duration) -> Result<(), Error> {
         self.check(Duration::ZERO)?;
         match self {
             Self::Lock(levels) => {
                 let Levels { guard, again, raised: _raised, .. } = *levels;
-                // If the watchdog has renewed the lease for longer, the server shortens the lease.
+                // If the watchdog has renewed the lease for longer, the server must shorten it.
                 if guard.remaining() > least && matches!(again(least, true), Ok(Taken(_))) {
                     guard.unlock()
                 } else {
-                    // `leave_to_expire` sends no request: the server may be away.
+                    // `leave_to_expire` sends no request, because the server may be unreachable.
                     guard.leave_to_expire()
                 }
             }

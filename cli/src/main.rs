@@ -85,7 +85,7 @@ fn print(bytes: &[u8]) -> Result<u8, Trouble> {
     write(bytes).map(|_| 0)
 }
 
-/// Writes to stdout. Returns `false` if its reader has gone. A full disk is an error.
+/// Writes to stdout. Returns `false` if the reader of stdout has ended. A full disk is an error.
 fn write(bytes: &[u8]) -> Result<bool, Trouble> {
     let mut stdout = std::io::stdout();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {

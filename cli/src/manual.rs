@@ -1,4 +1,4 @@
-//! The manual page: of the command, of each of its tasks, and the page of recipes.
+//! The manual page. It describes the command and each subcommand, and ends with the recipes.
 
 use std::fmt::Write as _;
 use std::io::Result;
@@ -8,7 +8,7 @@ use clap_mangen::Man;
 
 use crate::args::Args;
 
-/// A test runs the recipes of this page.
+/// The page of recipes. A test runs them.
 const RECIPES: &str = include_str!("../shell.md");
 
 /// Returns the manual page in roff.
@@ -37,7 +37,7 @@ pub(crate) fn manual() -> Result<Vec<u8>> {
     }
     let mut lines = RECIPES.lines().peekable();
     while let Some(line) = lines.next() {
-        // The head of a table, and the line below it.
+        // The head of a table. The next line is a separator.
         if lines.next_if(|line| line.starts_with("|---")).is_some() {
             continue;
         }
@@ -58,7 +58,7 @@ pub(crate) fn manual() -> Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Returns the options of a command, without the common ones, and the end of its help.
+/// Returns the options of a subcommand, without the common options, and the end of its help.
 fn body(command: &Command) -> Result<String> {
     let mut command = command.clone();
     if command.get_name() != "redlatch" {

@@ -1,11 +1,11 @@
-//! A process that another process has started and not reaped.
+//! A process that is not reaped yet. Another process has started it.
 
 use rustix::process::Pid;
 
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    /// `None` before Linux 5.3, and where a sandbox forbids it.
+    /// `None` on Linux before 5.3, and if a sandbox forbids the call.
     #[cfg(target_os = "linux")]
     opened: Option<std::os::fd::OwnedFd>,
 }
@@ -19,8 +19,8 @@ impl Process {
         }
     }
 
-    /// Returns whether the process has ended. On systems other than Linux, only its parent can know
-    /// this, and the result is `false`.
+    /// Returns whether the process has ended. On systems other than Linux, only the parent can find
+    /// this out, and the result is `false`.
     #[cfg(target_os = "linux")]
     pub(crate) fn has_ended(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,11 +34,12 @@ impl Process {
         false
     }
 
-    /// An unreadable file counts as "no": `/proc` may hide the processes of other users.
+    /// If the file is not readable, the result is `false`, because `/proc` may hide the processes
+    /// of other users.
     #[cfg(target_os = "linux")]
     fn is_zombie(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));
-        // The program's name, in parentheses, may have anything in it.
+        // The program's name, in parentheses, may contain any characters.
         let stat = stat.unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z'))
     }

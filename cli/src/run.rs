@@ -28,20 +28,20 @@ use crate::process::Process;
 use crate::start;
 use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
 
-/// The default grace time, if the lease is long enough.
+/// The default grace time, for a lease that is long enough.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long before the end of the lease the command is killed, if the lease is long enough. On a
-/// busy machine the killer's wake-up takes some time, and so does the end of a killed process.
+/// How long before the end of the lease the command is killed, for a lease that is long enough. On
+/// a busy machine, the killer may wake up late, and the killed process may take some time to end.
 const MARGIN: Duration = Duration::from_secs(2);
-/// The time between two kills of the group, if the guardian is stopped.
+/// If the guardian is paused, the group is killed again after this time.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How late the guardian may be. After that it counts as stopped, and is killed.
+/// If the guardian is later than this, it counts as paused and is killed.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
-    // A renewal must arrive before the time at which the command is told to end.
+    // A renewal must arrive before the time at which the command is asked to end.
     if grace(run).saturating_add(margin(run)) > run.lease / 2 {
         let message = "the grace time is too long for the lease: it may be two fifths of it";
         return Err(Trouble::new(USAGE, message));
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let begun = Instant::now();
     let mut held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
         Ok(Some(held)) => held,
-        // A cron job whose status is 0 must not cause a mail.
+        // A cron job with status 0 must not cause a mail, so nothing is printed.
         Ok(None) if run.conflict_exit_code == 0 && !run.verbose => return Ok(0),
         Ok(None) => {
             let message = format!("{} was not had within {:.1?}", job.name, begun.elapsed());
@@ -80,12 +80,13 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
     // `raise` comes as late as possible: if this process is killed after it, the lock stays taken.
-    // But it must come before the guardian gets the deadline, since the command may begin then.
+    // But `raise` must come before the guardian gets the deadline, because the command may then
+    // begin.
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // `go_to` comes as late as possible. If a signal has come before, the command never begins, and
-    // the lock does not stay taken for the least time.
+    // `go_to` comes as late as possible. If a signal has come before it, the command never begins,
+    // and the lock does not stay taken for the minimum time.
     if !signals.go_to(&events) {
         return Ok(signals.status());
     }
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let ended = work.see_through(run, &held, &told);
     if work.lost {
         say(format_args!("{} was lost, and the command stopped", job.name));
-        // There is nothing to release. The client's drop could wait for a server that is away.
+        // There is nothing to release. The client's drop could wait for an unreachable server.
         std::process::exit(LOST.into());
     }
     signals.ends();
@@ -140,7 +141,7 @@ impl Job {
         let name = words.remove(0).into_string();
         let name = name.map_err(|_| Trouble::new(USAGE, "the lock's name is no UTF-8"))?;
         let is_shell = |word: &OsString| word == "-c" || word == "--command";
-        // As with flock(1), -c may also come after the name.
+        // As in flock(1), -c may also come after the name.
         let script = match (&run.command, &words[..]) {
             (Some(script), []) => Some(script.clone()),
             (None, [option, script]) if is_shell(option) => Some(script.clone()),
@@ -158,7 +159,7 @@ impl Job {
     }
 }
 
-/// Finds the program of a command, before the lock is taken.
+/// Finds the program of a command. This happens before the lock is taken.
 fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     let shown = command.to_string_lossy();
     let found: Vec<_> = if shown.contains('/') {
@@ -188,20 +189,20 @@ fn is_file(path: &Path) -> bool {
 enum Event {
     Signal(i32),
     Lost,
-    /// A line from the guardian. An empty line means that the guardian is gone.
+    /// A line from the guardian. An empty line means that the guardian has ended.
     Said(String),
 }
 
-/// The effect of a signal.
+/// The effect of a signal on this process.
 enum Hears {
-    /// The signal ends this process, since there is nothing to undo.
+    /// The signal ends this process, because there is nothing to undo.
     Nothing,
     Waiting(CancelToken),
     Cancelled(i32),
     Running(Sender<Event>),
 }
 
-/// The signals that this process gets.
+/// The handler of the signals that this process gets.
 #[derive(Clone)]
 struct Heard(Arc<Mutex<Hears>>);
 
@@ -230,14 +231,14 @@ impl Heard {
         }
     }
 
-    /// From here on a signal cancels the returned token.
+    /// From here on, a signal cancels the returned token.
     fn cancels(&self) -> CancelToken {
         let token = CancelToken::new();
         *self.lock() = Hears::Waiting(token.clone());
         token
     }
 
-    /// From here on signals become events. Returns `false` if there was a signal before.
+    /// From here on, signals become events. Returns `false` if there was a signal before.
     fn go_to(&self, events: &Sender<Event>) -> bool {
         let mut hears = self.lock();
         let is_cancelled = matches!(*hears, Hears::Cancelled(_));
@@ -247,7 +248,8 @@ impl Heard {
         !is_cancelled
     }
 
-    /// From here on a signal ends the process: a shutdown may wait for a server that is away.
+    /// From here on, a signal ends the process, because a shutdown may wait for an unreachable
+    /// server.
     fn ends(&self) {
         *self.lock() = Hears::Nothing;
     }
@@ -263,7 +265,7 @@ impl Heard {
     }
 }
 
-/// Turns the guardian's lines into events.
+/// Converts the guardian's lines to events.
 fn listen(socket: &UnixStream, events: Sender<Event>) -> std::io::Result<()> {
     let lines = BufReader::new(socket.try_clone()?).lines().map_while(Result::ok);
     let lines = lines.chain([String::new()]).map(Event::Said);
@@ -279,14 +281,14 @@ struct Work {
     cgroup: Option<Cgroup>,
     /// The process that becomes the command. The guardian reaps it only after the line `ended`.
     command: Option<Process>,
-    /// The guardian's last message: the command's status, or why there is no status.
+    /// The guardian's last message: the command's status, or the reason why there is no status.
     said: Option<Result<u8, Trouble>>,
-    /// The time until which the guardian takes the lock for held.
+    /// The time until which the lock is held, as the guardian knows it.
     until: u64,
     /// The time at which `--max-hold` ends the command.
     stops: Option<u64>,
     lost: bool,
-    /// Whether the command ended by `--max-hold`.
+    /// Whether `--max-hold` ended the command.
     stopped: bool,
     /// Whether the command could not begin.
     failed: bool,
@@ -321,15 +323,16 @@ impl Work {
         let ends = SystemTime::now() + run.max_hold.unwrap_or(Duration::MAX).min(held.remaining());
         let ends = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         command.env("REDLATCH_DEADLINE", ends.as_millis().to_string());
-        // The guardian has its own group, so it gets no signal that is sent to the command's group
-        // or to the group of this process.
+        // The guardian has its own group, so it does not get signals to the command's group or to
+        // the group of this process.
         command.process_group(0).stdin(Stdio::from(OwnedFd::from(its)));
         // If the guardian is killed, its children become children of this process.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| no_guardian(error.into()))?;
         let guardian = command.spawn().map_err(no_guardian)?;
-        // Now only the guardian has its end of the socket, which closes when it ends.
+        // From here on, only the guardian has its end of the socket, which closes when the guardian
+        // ends.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         listen(&socket, events).map_err(no_guardian)?;
@@ -348,13 +351,14 @@ impl Work {
         })
     }
 
-    /// Sends the guardian the command's stdin and the deadline. From here on the command may begin.
+    /// Sends the guardian the command's stdin and the deadline. From here on, the command may
+    /// begin.
     fn begin(&mut self, run: &Run, held: &Held) -> Result<(), Trouble> {
         start::send_stdin(&self.socket, std::io::stdin()).map_err(no_guardian)?;
         if let Some(longest) = run.max_hold {
             let at = clock().saturating_add(nanos(longest));
             self.stops = Some(at);
-            // The line is sent at once, since this process may be killed or stopped later.
+            // The line is sent now, because this process may be killed or paused later.
             self.tell(&format!("stop {at}\n"));
         }
         self.tell_deadline(held);
@@ -362,19 +366,20 @@ impl Work {
     }
 
     fn tell(&self, line: &str) {
-        // If the guardian is gone, the thread that reads its lines notices that. If the guardian is
-        // stopped, this process must not wait for it, but kill the group in its place.
+        // If the guardian has ended, the thread that reads its lines notices this. If the guardian
+        // is paused, this process must not wait for it, but must kill the group in its place.
         let _sent = send(&self.socket, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Sends the guardian the time until which the lock is certainly held, if it has changed.
+    /// Sends the guardian the time until which the lock is certainly held, if this time has
+    /// changed.
     fn tell_deadline(&mut self, held: &Held) {
-        // The clock is read first: if this process is stopped between the two lines, the deadline
-        // is too early, not too late.
+        // The clock is read first. If this process is paused between the two reads, the deadline is
+        // too early and not too late.
         let now = clock();
         let left = nanos(held.remaining());
         let until = now.saturating_add(left);
-        // The same deadline, computed again, differs by the time between two reads of a clock.
+        // Each computation of the same deadline differs a little, because it reads a clock.
         if left > 0 && until.abs_diff(self.until) > 1_000_000 {
             self.until = until;
             self.tell(&format!("until {until}\n"));
@@ -389,10 +394,11 @@ impl Work {
         told: &Receiver<Event>,
     ) -> Result<u8, Trouble> {
         let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
-        // This process kills later than the guardian does.
+        // This process kills later than the guardian.
         let margin = margin(run) / 2;
         let (mut stops, mut is_stopped) = (self.stops, false);
-        // The time by which the guardian must end, and whether this process gives it up.
+        // The time at which the guardian must have ended, and whether this process no longer waits
+        // for it.
         let (mut late, mut given_up) = (u64::MAX, false);
         loop {
             let wait = Duration::from_nanos(stops.unwrap_or(u64::MAX).saturating_sub(clock()));
@@ -404,7 +410,7 @@ impl Work {
                     return if self.stopped { Ok(TOO_LONG) } else { status };
                 }
                 Ok(Event::Said(line)) => self.hear(line.trim_end()),
-                // In a terminal, the command has received all other signals itself.
+                // In a terminal, the command receives all other signals from the terminal.
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
                     self.tell(&format!("signal {signal}\n"));
                 }
@@ -416,10 +422,10 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
             let now = clock();
-            // The time is checked before `has_ended`, since the guardian may have ended the
-            // command.
+            // The time is checked before `has_ended`, because the guardian may have ended the
+            // command at that time.
             if stops.is_some_and(|at| now >= at) {
-                // A guardian that is not stopped ends the command within the grace time.
+                // A guardian that is not paused ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
                 stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
             }
@@ -429,7 +435,8 @@ impl Work {
                 given_up |= now >= late;
             }
             if held.remaining() <= margin {
-                // A guardian that is not stopped has killed the group, if the command has begun.
+                // If the command has begun, a guardian that is not paused has already killed the
+                // group.
                 given_up |= std::mem::replace(&mut self.lost, true);
                 self.tell("kill\n");
                 self.kill();
@@ -437,25 +444,26 @@ impl Work {
                 self.tell_deadline(held);
             }
             if given_up {
-                // The guardian's children then become children of this process.
+                // After this, the guardian's children become children of this process.
                 let _ends = self.guardian.kill();
             }
         }
     }
 
-    /// Returns whether the command has ended, even if the guardian is stopped and does not say so.
+    /// Returns whether the command has ended, even if the guardian is paused and cannot report it.
     fn has_ended(&self) -> bool {
         self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
     }
 
-    /// Whether the command has begun, or may have begun if the guardian could not say so.
+    /// Whether the command has begun. Also true if the guardian was paused and may not have
+    /// reported the beginning.
     fn has_begun(&self) -> bool {
         self.command.is_some() && !self.failed
     }
 
-    /// Called when the guardian is dead. If the guardian has not ended all its children, they are
-    /// children of this process now, which ends them. If `command` is `None`, no command has begun
-    /// or will begin.
+    /// The caller calls this after the guardian has died. If the guardian's children have not
+    /// ended, they are now children of this process, which ends them. If `command` is `None`, no
+    /// command has begun or will begin.
     fn take_over(&mut self, given_up: bool) -> Result<u8, Trouble> {
         let has_reaped = self.guardian.wait().is_ok_and(|status| status.success());
         let mut status = None;
@@ -467,7 +475,8 @@ impl Work {
         }
         match (self.said.take(), status) {
             (Some(said), _) => said,
-            // By its own end, or by the kill here: the guardian's death also kills the command.
+            // The command ended by itself, or by the kill above. (The guardian's death also kills
+            // the command.)
             (None, Some(status)) if given_up => Ok(status),
             (None, _) => Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command")),
         }
@@ -480,7 +489,7 @@ impl Work {
         let number = number.and_then(|number| number.parse::<i32>().ok()).unwrap_or(0);
         let status = u8::try_from(number).unwrap_or(SOFTWARE);
         match what {
-            // If the guardian has reaped the command since, its next line says so.
+            // If the guardian has reaped the command since then, its next line reports this.
             Some("started") => self.command = Pid::from_raw(number).map(Process::of),
             Some("failed") => {
                 self.failed = true;
@@ -497,13 +506,13 @@ impl Work {
 
     fn kill(&self) {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
-        // Once the guardian has reaped the command, another process may get its number. The
-        // guardian has killed the command's group by then.
+        // After the guardian has reaped the command, another process may get the command's number.
+        // But then the guardian has already killed the command's group.
         let Some(Process { pid, .. }) = self.command else { return };
         if matches!(self.said, Some(Ok(_))) {
             return;
         }
-        // The command may have left its group.
+        // The command may have left its group, so the command is killed, too.
         let _sent = kill_process(pid, Signal::KILL);
         if !self.in_terminal {
             let _sent = kill_process_group(pid, Signal::KILL);

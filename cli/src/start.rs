@@ -1,7 +1,8 @@
-//! The process that becomes the command when its guardian sends the command's stdin.
+//! The process that becomes the command. It starts the command when its guardian sends the
+//! command's stdin.
 //!
-//! Nothing of the command runs before that. So `redlatch run` knows the number of this process, and
-//! the guardian has left its group, before the command can do anything.
+//! Before that, no code of the command runs. So `redlatch run` knows the number of this process,
+//! and the guardian has left the process's group, before the command can do anything.
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Result, Write as _};
@@ -19,12 +20,12 @@ use rustix::net::{
 
 use crate::trouble::{CANNOT_RUN, NOT_FOUND, SOFTWARE, say};
 
-/// The argument that makes this program the process that becomes the command.
+/// The argument that starts this program as the process that becomes the command.
 pub(crate) const ARGUMENT: &str = "command-of-redlatch-run";
-/// The line that carries the command's stdin.
+/// The line with which the guardian sends the command's stdin.
 const STDIN: &[u8] = b"stdin\n";
 
-/// Returns this program, even if its file has been replaced since.
+/// Returns this program, even if its file has been replaced since the start.
 pub(crate) fn this_program() -> Command {
     let program = std::env::current_exe().ok().filter(|program| program.exists());
     let mut command = Command::new(program.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
@@ -32,9 +33,9 @@ pub(crate) fn this_program() -> Command {
     command
 }
 
-/// `words` are the guardian's number, the program's path, and the command. This process's stdin is
-/// a socket. The command's stdin comes through it if the command may begin. This process sends a
-/// byte back if the command cannot begin.
+/// `words` are the guardian's process number, the program's path, and the command. The stdin of
+/// this process is a socket. If the command may begin, it receives the command's stdin. If the
+/// command cannot begin, this process sends a byte back.
 pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     begin(words).unwrap_or(SOFTWARE).into()
 }
@@ -46,8 +47,8 @@ fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let guardian = words.next()?;
     let (program, name) = (words.next()?, words.next()?);
-    // The guardian may have sent the stdin and then been killed before this process asked for the
-    // signal. So this checks the parent.
+    // The guardian may have sent the stdin and may then have been killed before this process asked
+    // for the signal of its death. So this compares the parent.
     let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();
@@ -65,7 +66,7 @@ pub(crate) fn send_stdin(socket: &UnixStream, stdin: impl AsFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives a stdin, or returns `None` if the sender is gone.
+/// Receives a stdin. Returns `None` if the sender has ended.
 pub(crate) fn receive_stdin(socket: impl AsFd) -> Option<OwnedFd> {
     let mut line = [0; STDIN.len()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

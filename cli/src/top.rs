@@ -1,4 +1,4 @@
-//! `redlatch top`: the list of `redlatch ls`, again and again.
+//! `redlatch top`: prints the list of `redlatch ls` at intervals.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -19,7 +19,7 @@ use crate::args::Args;
 use crate::trouble::{SOFTWARE, Trouble, shown};
 use crate::who;
 
-/// How often the screen checks for a finished scan, if no key is pressed.
+/// How often the screen checks for a finished scan while no key is pressed.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {
@@ -33,11 +33,11 @@ pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Re
     let ended = Screen::default().show(&mut terminal, &scans);
     ratatui::restore();
     ended.map_err(failed)?;
-    // A scan may be under way, and this process holds no lock.
+    // A scan may be running. This process holds no lock.
     std::process::exit(0)
 }
 
-/// Prints each scan, with an empty line after it, until nobody reads the output any longer.
+/// Prints each scan and an empty line, until the reader of the output ends.
 fn print(client: &Client, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {
     for scan in 1_u64.. {
         let mut text = String::new();
@@ -66,7 +66,7 @@ struct Scan {
     took: Duration,
 }
 
-/// Scans in a separate thread, since a scan may take long, and the screen must react to keys.
+/// Scans in a separate thread, because a scan may take long and the screen must react to keys.
 fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Scan>, Trouble> {
     let (scans, seen) = channel();
     let scan = move || {
@@ -87,8 +87,8 @@ fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Sca
 #[derive(Default)]
 struct Screen {
     statuses: Vec<Status>,
-    /// The time at which a scan first saw this owner of this name. The server does not know since
-    /// when an owner has a lock.
+    /// The time at which a scan first saw this owner with this name. The server does not store when
+    /// an owner got a lock.
     since: HashMap<(String, Owner), Instant>,
     took: Option<Duration>,
     trouble: Option<String>,

@@ -1,4 +1,4 @@
-//! The reason why a command fails, and its exit status.
+//! The reason of a command's failure, and its exit status.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -18,24 +18,24 @@ pub(crate) const TOO_LONG: u8 = 124;
 pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Returns the text on one line and without control characters for a terminal, since any client may
-/// have chosen a name or an owner.
+/// Returns the text on one line and without control characters, which could change the terminal.
+/// Any client may have chosen the name or the owner in the text.
 pub(crate) fn shown(text: &str) -> String {
     let escaped = |it: char| match it {
         '\n' | '\r' | '\t' => it.escape_default().to_string(),
-        // The escape of JSON.
+        // Escapes the character as JSON does.
         it if it.is_control() => format!("\\u{:04x}", u32::from(it)),
         it => it.into(),
     };
     text.chars().map(escaped).collect()
 }
 
-/// Writes to stderr. A closed stderr is no error.
+/// Writes to stderr. A closed stderr is not an error.
 pub(crate) fn say(message: impl Display) {
     let _written = writeln!(std::io::stderr(), "redlatch: {}", shown(&message.to_string()));
 }
 
-/// The text for stderr, and the exit status.
+/// A message for stderr, and the exit status.
 #[derive(Debug)]
 pub(crate) struct Trouble {
     pub(crate) status: u8,
@@ -49,7 +49,7 @@ impl Trouble {
         Self { status, message: message.into(), is_expected: false }
     }
 
-    /// An end for which a script is prepared: a limit is over, or there was nothing to do.
+    /// Returns a failure that a script expects: a limit has passed, or there was nothing to do.
     pub(crate) fn expected(status: u8, message: impl Into<String>) -> Self {
         Self { is_expected: true, ..Self::new(status, message) }
     }

@@ -1,4 +1,4 @@
-//! `redlatch wait`: waits until a lock is free, and does not take it.
+//! `redlatch wait`: waits until a lock is free, without taking it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use crate::args::Args;
 use crate::trouble::{NOT_HAD, Trouble, USAGE};
 use crate::who::{is_free_lock, is_lock};
 
-/// The time between two looks, each of which is one short script.
+/// The time between two checks. Each check runs one short script.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the server may be away. This is the default of `failover_timeout`.
+/// How long the server may be unreachable, as by default with `failover_timeout`.
 const OUTAGE: Duration = Duration::from_secs(60);
 
 pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u8, Trouble> {
@@ -24,7 +24,7 @@ pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u
     if is_free_lock(&status) {
         return Ok(0);
     }
-    // Its handle also tells of readers.
+    // The handle for this kind also reports readers.
     let lock: Box<dyn Lock> = match status.kind {
         StatusKind::ReadWriteLock => Box::new(client.read_write_lock(name).writer().clone()),
         _ => Box::new(client.reentrant_lock(name)),

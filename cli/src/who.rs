@@ -1,4 +1,4 @@
-//! `redlatch who` and `redlatch ls`: the holders of names, and their waiters.
+//! `redlatch who` and `redlatch ls`: the holders of names, and the waiters.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::{FREE, Trouble, shown};
 
-/// The version of the objects that `--json` prints.
+/// The version of the JSON format that `--json` prints.
 const VERSION: u32 = 1;
 const UNKNOWN: &str = "an unknown process";
 
@@ -20,12 +20,12 @@ pub(crate) fn who(args: &Args, name: &str, json: bool) -> Result<u8, Trouble> {
     Ok(if is_free_lock(&status) { FREE } else { printed })
 }
 
-/// Whether the name is that of a lock, as far as is known, and nobody has it.
+/// Whether the name is probably a lock's name, and nobody has the lock.
 pub(crate) fn is_free_lock(status: &Status) -> bool {
     is_lock(status.kind) && status.holders.is_empty()
 }
 
-/// Whether a name of this kind may be that of a lock.
+/// Whether a name of this kind may be a lock's name.
 pub(crate) fn is_lock(kind: StatusKind) -> bool {
     use StatusKind::{FairLock, FencedLock, Free, Lock, ReadWriteLock};
     matches!(kind, Free | Lock | FencedLock | FairLock | ReadWriteLock)
@@ -75,7 +75,7 @@ fn place(process: &OwnerProcess) -> String {
     }
 }
 
-/// Returns the first holder, and the number of the others.
+/// Returns the first holder, and the number of other holders.
 fn first(status: &Status, place: fn(&OwnerProcess) -> String) -> String {
     let Some(first) = status.holders.first() else { return "-".to_owned() };
     let first = first.process.as_ref().map_or_else(|| UNKNOWN.to_owned(), place);
@@ -99,7 +99,7 @@ fn asked(at: Option<SystemTime>) -> String {
     ago.map_or_else(String::new, |ago| format!("; asked {} ago by its clock", seconds(ago)))
 }
 
-/// Returns the text about one name.
+/// Returns the text that `who` prints about one name.
 fn page(status: &Status) -> String {
     let mut lines = vec![format!("{}: {}", status.name, word(status.kind))];
     lines.extend(status.value.map(|value| format!("  count {value}")));
@@ -143,12 +143,13 @@ pub(crate) fn left(status: &Status) -> String {
     left.map_or_else(|| "-".to_owned(), seconds)
 }
 
-/// Returns the number of processes that wait. For a fair lock, it is the number of threads.
+/// Returns the number of waiting processes. For a fair lock, it is the number of waiting threads.
 pub(crate) fn waiting(status: &Status) -> u64 {
     status.queue.len() as u64 + status.listeners
 }
 
-/// Only strings have control characters, so a reader of the JSON reads the same values.
+/// Escapes control characters. Only strings have them, so a reader of the JSON gets the same
+/// values.
 pub(crate) fn json_line(object: &Value) -> String {
     shown(&object.to_string()) + "\n"
 }

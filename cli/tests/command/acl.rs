@@ -1,9 +1,9 @@
-//! `redlatch acl`, whose line is given to a server.
+//! `redlatch acl`: a server runs the printed line.
 
 use crate::common::*;
 use redlatch_testkit::Server;
 
-/// Adds the printed rights to a user without any, and returns the user's URL.
+/// Gives the printed rights to a user without rights, and returns the user's URL.
 pub(crate) fn user(server: &Server, words: &[&str]) -> String {
     let mut redis = server.connection();
     let rules = ["SETUSER", "app", "reset", "on", ">word"];

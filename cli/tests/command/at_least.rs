@@ -1,6 +1,6 @@
 //! `redlatch run --hold-at-least`: the server keeps the lock.
 
-// They look at processes.
+// These tests read `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -14,10 +14,10 @@ use redlatch::{Client, Lock};
 use redlatch_testkit::{Action, Direction, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Ends `redlatch run` by a signal, as the first thing that the command does.
+/// The beginning of a command that ends `redlatch run` by a signal.
 const END_RUN: &str = "read -r pid name state run rest <\"/proc/$PPID/stat\"; kill -s";
 
-/// The option for a kind of lock, and a lock that others take meanwhile.
+/// The options for a kind of lock, and a function that returns a lock which another client takes.
 type Kind = (&'static [&'static str], fn(&Client, &str) -> Box<dyn Lock>);
 const KINDS: [Kind; 5] = [
     (&[], |client, name| Box::new(client.reentrant_lock(name))),
@@ -73,7 +73,7 @@ fn the_run_ends_with_its_command_and_the_server_keeps_the_lock_for_no_longer_tha
                 let name = number.to_string();
                 let theirs = theirs(&client(server), &name);
                 let begun = Instant::now();
-                // Its lease is renewed for much longer.
+                // The lease is renewed for much longer than the minimum time.
                 let options = ["run", "--hold-at-least", "3s", "--lease", "1h"];
                 let words = [&options, *kind, &[&name, "sh", "-c", "exit 7"]].concat();
                 assert_eq!(ends(&server.url(), &words), (7, String::new()), "{kind:?}");
@@ -146,7 +146,7 @@ fn a_signal_before_the_server_has_said_that_it_keeps_the_lock_frees_it() {
         .unwrap();
 }
 
-/// The client sends the request for the 50 s twice.
+/// The client sends the request for the lease of 50 s twice.
 #[test]
 fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
     let server = server();
@@ -169,12 +169,12 @@ fn a_command_begins_only_when_the_server_has_said_that_it_keeps_the_lock() {
     }
 }
 
-/// Of the lease to 50 s: from 40,000 to 49,999 ms.
+/// Whether the bytes raise the lease to 50 s, which is 40,000 to 49,999 ms at this time.
 fn is_raise(bytes: &[u8]) -> bool {
     bytes.windows(5).any(|it| it == b"$5\r\n4")
 }
 
-/// How often the thread of a `redlatch run` that hears signals has gone to sleep, if it sleeps.
+/// Returns how many times the signal thread of `redlatch run` has gone to sleep, if it sleeps now.
 fn slept(run: u32) -> Option<u64> {
     let threads = fs::read_dir(format!("/proc/{run}/task")).unwrap().flatten();
     let read = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).ok();

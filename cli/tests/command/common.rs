@@ -1,4 +1,4 @@
-//! The command on servers of the tests' own.
+//! Runs the command on private servers.
 
 #![allow(dead_code)]
 
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) use redlatch_testkit::wait_until;
 
 pub(crate) const SOON: Duration = Duration::from_secs(30);
-/// No process.
+/// The list of processes when no process is left.
 pub(crate) const NOBODY: [i32; 0] = [];
 
 pub(crate) fn server() -> Server {
@@ -27,33 +27,33 @@ pub(crate) fn client(server: &Server) -> Client {
     Client::connect(&server.url()).unwrap()
 }
 
-/// The command, whose server is at this URL.
+/// Returns the command with this URL of a server.
 pub(crate) fn redlatch(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.env("REDLATCH_URL", url).stdin(Stdio::null());
     command
 }
 
-/// The output of the command with these words.
+/// Runs the command with these arguments, and returns its output.
 pub(crate) fn output(url: &str, words: &[&str]) -> Output {
     redlatch(url).args(words).output().unwrap()
 }
 
-/// Its status and its output.
+/// Runs the command with these arguments, and returns its status and its output.
 pub(crate) fn ends(url: &str, words: &[&str]) -> (i32, String) {
     let output = output(url, words);
     let said = String::from_utf8(output.stderr).unwrap();
     (output.status.code().unwrap(), said)
 }
 
-/// A `redlatch run` whose command says that it runs, by the number of its process.
+/// A running `redlatch run` whose command has printed its process number.
 pub(crate) struct Running {
     pub(crate) wrapper: Child,
     pub(crate) command: i32,
     lines: BufReader<ChildStdout>,
 }
 
-/// The shell's script says `$$` first.
+/// Starts `redlatch run` with a shell's script, which first prints `$$`.
 pub(crate) fn start(url: &str, options: &[&str], name: &str, script: &str) -> Running {
     let mut run = redlatch(url);
     run.arg("run").args(options).args([name, "sh", "-c", &format!("echo $$; {script}")]);
@@ -75,7 +75,7 @@ impl Running {
         kill_process(Pid::from_child(&self.wrapper), signal).unwrap();
     }
 
-    /// The status of one that must end by itself.
+    /// Returns the status. The process must end by itself.
     pub(crate) fn ends(mut self) -> Option<i32> {
         let mut ended = None;
         wait_until("it ends", SOON, || {
@@ -90,7 +90,7 @@ impl Running {
     }
 }
 
-/// The processes of a group, but for those that have ended.
+/// Returns the processes of a group that have not ended.
 pub(crate) fn members(group: i32) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
@@ -98,19 +98,19 @@ pub(crate) fn members(group: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The processes of a group that can still run. A killed process is none of them: it runs no
-/// instruction any more, but on a busy machine it may wait a second for its turn to be gone.
+/// Returns the processes of a group that can still run. A killed process runs no further
+/// instruction, so it is not in the result. (On a busy machine it may take a second to end.)
 pub(crate) fn alive(group: i32) -> Vec<i32> {
     members(group).into_iter().filter(|pid| !is_dying(*pid)).collect()
 }
 
-/// Whether every thread of a process has ended, or has got KILL.
+/// Whether every thread of a process has ended, or has received KILL.
 pub(crate) fn is_dying(pid: i32) -> bool {
     const EXITS_OR_KILLED: u64 = 0x404;
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
         let read = |file| fs::read_to_string(thread.path().join(file)).ok();
-        // In this order: a thread that takes the KILL from what is pending sets the flag.
+        // The order of these reads matters: a thread that takes a pending KILL sets the flag.
         let (Some(status), Some(stat)) = (read("status"), read("stat")) else { return true };
         let pending = |line: &str| {
             let (name, mask) = line.split_once(":\t")?;
@@ -125,17 +125,17 @@ pub(crate) fn is_dying(pid: i32) -> bool {
     })
 }
 
-/// The state, the parent and the group of a process.
+/// Returns the state, the parent and the group of a process.
 pub(crate) fn stat(pid: i32) -> Option<(String, i32, i32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name, in parentheses, may have anything in it.
+    // The program's name, in parentheses, may contain any characters.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let (state, parent, group) = (fields.next()?, fields.next()?, fields.next()?);
     Some((state.to_owned(), parent.parse().ok()?, group.parse().ok()?))
 }
 
-/// Watches for how long the machine lets a thread wait that wants to run.
+/// Measures how long the machine lets a runnable thread wait.
 pub(crate) struct Standstill {
     end: Sender<()>,
     watches: JoinHandle<Duration>,
@@ -158,20 +158,20 @@ impl Standstill {
         Self { end, watches }
     }
 
-    /// The longest time since [`watch`](Self::watch).
+    /// Returns the longest delay since [`watch`](Self::watch).
     pub(crate) fn longest(self) -> Duration {
         drop(self.end);
         self.watches.join().unwrap()
     }
 }
 
-/// Waits until so many processes stand in a lock's queue.
+/// Waits until `count` processes stand in a lock's queue.
 pub(crate) fn wait_in_line(client: &Client, name: &str, count: usize) {
     wait_until("they wait", SOON, || client.status(name).unwrap().queue.len() == count);
 }
 
-/// Whether this process ignores a signal, as one in a shell's background does INT and QUIT: then its
-/// children do, too.
+/// Whether this process ignores a signal, as a shell's background job ignores INT and QUIT. If so,
+/// its children ignore the signal, too.
 pub(crate) fn ignores(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

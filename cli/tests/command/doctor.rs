@@ -9,7 +9,7 @@ fn set(server: &Server, setting: &str, value: &str) {
     redis::cmd("CONFIG").arg(&set).exec(&mut server.connection()).unwrap();
 }
 
-/// What it prints, and its status.
+/// Returns the status and the output.
 fn says(url: &str, words: &[&str]) -> (Option<i32>, String) {
     let output = output(url, &[&["doctor"], words].concat());
     let [said, trouble] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
@@ -50,7 +50,7 @@ fn doctor_says_which_rights_are_missing_for_which_use() {
     let url = user(&server, &["orders", "--for", uses]);
     let (status, said) = says(&url, &["--name", "orders", "--for", uses]);
     assert_eq!((status, said.matches(": enough").count()), (Some(0), 14), "{said}");
-    // A lock, a wait, and what `connect` has needed: the role.
+    // The user has rights for a lock, for a wait, and for `connect`, which reads the role.
     let url = user(&server, &["orders"]);
     let (status, said) = says(&url, &["--name", "orders", "--for", uses]);
     assert_eq!((status, said.matches(": enough").count()), (Some(77), 3), "{said}");

@@ -1,6 +1,6 @@
-//! The guardian: its work before the command begins, and the traces that it leaves.
+//! The guardian: its work before the command begins, and the processes and files that it leaves.
 
-// They look at processes.
+// These tests read `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::fs::{self, File};
@@ -27,7 +27,8 @@ fn children(parent: i32) -> Vec<i32> {
     children.unwrap_or_default().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-/// `exec redlatch run`, behind a child that the shell has left to it.
+/// The shell runs `exec redlatch run` after it has started a child, which becomes a child of
+/// `redlatch run`.
 #[test]
 fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command_begin() {
     let server = server();
@@ -53,7 +54,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
         assert!(stat(stranger).is_some_and(|(state, _, _)| state != "Z"), "it lives: {round}");
         kill(stranger, Signal::KILL);
         if let Ok(pid) = fs::read_to_string(&mark) {
-            // Without a number it was killed before it had written one.
+            // If there is no number, the command was killed before it had written one.
             if let Ok(command) = pid.trim().parse() {
                 assert_eq!(alive(command), NOBODY, "{round}");
             }
@@ -62,8 +63,8 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
     }
 }
 
-/// It may have been killed when it had sent the stdin, and `redlatch run` too: no signal of its end
-/// comes any more, and nobody else ends the command.
+/// The guardian may be killed just after it has sent the stdin, and `redlatch run` is killed, too.
+/// Then no signal reports the guardian's end, and no other process ends the command.
 #[test]
 fn no_command_begins_whose_guardian_is_gone() {
     for (guardian, said) in [(std::process::id(), &b"ran\n"[..]), (1, b"")] {
@@ -81,7 +82,7 @@ fn no_command_begins_whose_guardian_is_gone() {
     }
 }
 
-/// Otherwise a signal of the command's to its group would be the guardian's, too.
+/// Otherwise a signal of the command to its own group would reach the guardian.
 #[test]
 fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
     let server = server();
@@ -90,7 +91,8 @@ fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
         let said = output(&server.url(), &["run", "orders", "sh", "-c", script]).stdout;
         let said = String::from_utf8(said).unwrap();
         let parent = said.split_whitespace().next().unwrap();
-        // Behind the program's name: the state, the parent, the group, the session.
+        // After the program's name, the fields are the state, the parent, the group and the
+        // session.
         let fields: Vec<_> = said.rsplit_once(')').unwrap().1.split_whitespace().collect();
         assert_eq!(fields[2..4], [parent, parent], "{said}");
     }
@@ -102,7 +104,7 @@ fn orphans_of_the_command_that_have_ended_are_gone() {
     let server = server();
     let orphan = "(sh -c 'echo $$; exec sleep 0.1' &); ";
     let script = format!("{}while :; do sleep 0.05; done", orphan.repeat(3));
-    // A short lease: there is a line from `redlatch run` at least twice a second.
+    // With a short lease, `redlatch run` sends a line at least twice a second.
     let mut running = start(&server.url(), &["--lease", "1500ms"], "orders", &script);
     for _ in 0..3 {
         let orphan = running.line().parse().unwrap();
@@ -112,7 +114,7 @@ fn orphans_of_the_command_that_have_ended_are_gone() {
     running.status();
 }
 
-/// As it is with `ulimit -u`, which is not for root.
+/// The test limits processes as `ulimit -u` does. Root has no such limit.
 #[test]
 fn without_threads_or_processes_nothing_panics_and_no_command_runs_without_the_lock() {
     let folder = tempfile::tempdir().unwrap();
@@ -148,8 +150,8 @@ fn guardian(running: &Running) -> i32 {
     stat(running.command).unwrap().1
 }
 
-/// Stops the guardian, and lets `end` happen. Returns the status of `redlatch run`. The command's
-/// group has to be dead when another client gets the lock.
+/// Stops the guardian, and calls `end`. Returns the status of `redlatch run`. The command's group
+/// must be dead when another client gets the lock.
 fn with_a_stopped_guardian(options: &[&str], script: &str, end: impl Fn(&Running)) -> Option<i32> {
     let server = server();
     let url = server.url();
@@ -201,7 +203,7 @@ fn max_hold_ends_the_command_of_a_run_that_is_killed_or_stopped() {
     }
 }
 
-/// The folder of the cgroup (version 2) of a command that runs.
+/// Returns the folder of the cgroup (version 2) of a running command.
 fn cgroup(running: &Running) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
@@ -258,7 +260,7 @@ fn a_cgroup_is_of_one_run_alone_and_is_gone_at_its_end() {
         let mut running = start(&url, &options, "orders", script);
         let owner = running.line();
         let folder = cgroup(&running);
-        // Another one's folder, which a killed run has left, cannot be in the way.
+        // The folder of another run, which was killed, cannot be in the way.
         assert!(folder.ends_with(format!("redlatch-{owner}")), "{folder:?}");
         end(&running);
         assert_eq!(running.status(), status, "{ending}");

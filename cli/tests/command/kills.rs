@@ -1,9 +1,9 @@
-//! Whatever ends or stops `redlatch run`, its command, the server or the network: no process of the
-//! command's group gives a sign of life once another client has the lock.
+//! Kills and pauses `redlatch run`, its command, the server and the network. Afterwards, no process
+//! of the command's group may run once another client has the lock.
 //!
-//! `REDLATCH_LONG=1` tries it 1,000 times, `REDLATCH_LONG=50` that often.
+//! `REDLATCH_LONG=1` runs 1,000 rounds, and `REDLATCH_LONG=50` runs 50 rounds.
 
-// They look at processes.
+// These tests read `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeMap;
@@ -22,25 +22,26 @@ use redlatch_testkit::{Proxy, Server, signal};
 use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The command is killed a tenth of it before its end.
+/// The lease. The command is killed a tenth of it before its end.
 const LEASE: Duration = Duration::from_secs(10);
-/// So many rounds at a time, each with a server of its own.
+/// The number of rounds at a time, each with its own server.
 const LANES: usize = 11;
 
-/// The file into which a process of a command writes that it is alive; its place there.
+/// The variable with the path of a file. Each process of a command writes a sign of life at its
+/// place in this file.
 const FILE: &str = "REDLATCH_TEST_SIGNS";
 const PLACE: &str = "REDLATCH_TEST_PLACE";
-/// The command, its child and its grandchild; and a child that has left the group.
+/// The places of the command, its child, its grandchild, and a child that has left the group.
 const PLACES: [usize; 4] = [0, 1, 2, LEFT];
 const LEFT: usize = 3;
 
-/// In ns, the same in all processes.
+/// The time in ns, on a clock that all processes share.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
-/// Not a test: a process of the command. It ignores TERM.
+/// Not a test: a process of the command, which ignores TERM.
 #[test]
 fn a_process_of_the_command() {
     let (Some(file), Ok(place)) = (env::var_os(FILE), env::var(PLACE)) else { return };
@@ -73,11 +74,11 @@ fn process(mut command: Command, place: usize) -> Command {
     command
 }
 
-/// The signs of life of a command's processes.
+/// The file with the signs of life of a command's processes.
 struct Signs(PathBuf);
 
 impl Signs {
-    /// The process at that place, and when it was last alive.
+    /// Returns the process at this place, and the time of its last sign of life.
     fn of(&self, place: usize) -> Option<(Pid, u64)> {
         let mut sign = [0; 16];
         File::open(&self.0).unwrap().read_exact_at(&mut sign, place as u64 * 16).ok()?;
@@ -87,7 +88,7 @@ impl Signs {
         Some((pid, u64::from_ne_bytes(at.try_into().unwrap())))
     }
 
-    /// Whether a process is one of this command's, and not a later one with the same number.
+    /// Whether a process is one of this command's, and not a later process with the same number.
     fn are_of(&self, pid: i32) -> bool {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let (name, file) = (FILE.as_bytes(), self.0.as_os_str().as_encoded_bytes());
@@ -97,21 +98,21 @@ impl Signs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
-    /// `redlatch run` is killed, within the first moments: perhaps before there is a command.
+    /// `redlatch run` is killed within the first moments, perhaps before the command exists.
     KillAtOnce,
     Kill,
     Stop,
-    /// The command is stopped, so that it hears nothing, and `redlatch run` is killed.
+    /// The command is paused, so that it receives no TERM, and `redlatch run` is killed.
     StopCommandAndKill,
     KillCommand,
     KillGuardian,
-    /// The guardian is killed, within the first moments: perhaps before it could say anything.
+    /// The guardian is killed within the first moments, perhaps before it can report anything.
     KillGuardianAtOnce,
-    /// The guardian is stopped, and the command ends.
+    /// The guardian is paused, and the command ends.
     StopGuardianAndKillCommand,
-    /// Nothing arrives any more.
+    /// No more bytes arrive.
     Freeze,
-    /// The connections are closed, and new ones refused.
+    /// The connections are closed, and new connections are refused.
     Cut,
     StopServer,
     MaxHold,
@@ -160,7 +161,8 @@ impl<'a> Round<'a> {
         Self { server, proxy, signs: Signs(file.to_owned()), wrapper }
     }
 
-    /// `is_over`: the next holder has the lock, perhaps since the command came too late.
+    /// `is_over` is true when the next holder has the lock, perhaps because the command came too
+    /// late.
     fn happens(&self, fault: Fault, random: u64, is_over: &AtomicBool) {
         let wrapper = Pid::from_child(&self.wrapper);
         if fault == Fault::KillAtOnce {
@@ -215,7 +217,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// `redlatch run`, by itself.
+    /// Whether `redlatch run` has ended by itself.
     fn has_ended(&self) -> bool {
         stat(self.wrapper.id().cast_signed()).is_none_or(|(state, _, _)| state == "Z")
     }
@@ -231,29 +233,29 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The guardian, if there is one.
+/// Returns the guardian, if there is one.
 fn only_child(parent: u32) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     Pid::from_raw(children.trim().parse().ok()?)
 }
 
-/// What was seen of a kind of fault.
+/// Counts of events for one kind of fault.
 #[derive(Debug, Default)]
 struct Seen {
     rounds: usize,
-    /// Those whose command ran.
+    /// The number of rounds whose command ran.
     ran: usize,
     beside_the_next: usize,
-    /// Those in which a process that had been killed was not gone yet.
+    /// The number of rounds in which a killed process still existed.
     killed_and_not_gone: usize,
-    /// Those in which the process that had left the group lived on.
+    /// The number of rounds in which the process that had left the group survived.
     left_and_lived: usize,
 }
 
 #[test]
 fn nobody_of_the_group_lives_beside_the_next_holder() {
     let long = env::var("REDLATCH_LONG").ok();
-    // loss.rs has one round of most faults.
+    // `loss.rs` has one round of most faults.
     if long.is_none() {
         eprintln!("left out: it runs with REDLATCH_LONG=1");
         return;
@@ -281,7 +283,7 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                     let in_cgroup = has_cgroups
                         && (number % FAULTS.len() + number / FAULTS.len()).is_multiple_of(2);
                     let promised = if in_cgroup { PLACES.len() } else { LEFT };
-                    // A number that looks like one by chance.
+                    // A pseudo-random number.
                     let random =
                         seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                     let proxy = Proxy::before(&server);
@@ -290,7 +292,7 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                     let (is_killed, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
                     let (guard, had, alive, members) = thread::scope(|scope| {
                         let waits = scope.spawn(|| {
-                            // Not before the command has it.
+                            // The fault must not happen before the command has the lock.
                             wait_until("it runs, or was killed", SOON, || {
                                 let is_killed = is_killed.load(Ordering::Relaxed);
                                 is_killed || round.has_ended() || round.signs.of(0).is_some()
@@ -310,7 +312,7 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                         is_killed.store(fault == Fault::KillAtOnce, Ordering::Relaxed);
                         waits.join().unwrap()
                     });
-                    // A process that lives gives a sign in this time.
+                    // A live process gives a sign of life within this time.
                     thread::sleep(Duration::from_millis(20));
                     let signs: Vec<_> = PLACES.iter().map(|it| round.signs.of(*it)).collect();
                     guard.unlock().unwrap();

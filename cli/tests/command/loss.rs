@@ -1,7 +1,7 @@
-//! No process of a command's group is alive when another client has the lock, whatever happens to
-//! `redlatch run`, the server or the network.
+//! Whatever happens to `redlatch run`, the server or the network, no process of a command's group
+//! is alive when another client has the lock.
 
-// They look at processes.
+// These tests read `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::env;
@@ -17,11 +17,11 @@ use rustix::process::{Pid, Signal, getpgrp, kill_process, setpgid};
 const STUBBORN: &str = "trap '' TERM; (trap '' TERM; (trap '' TERM; echo deep; sleep 60) & sleep \
                         60) & while :; do sleep 0.05; done";
 const GROUP: &str = "REDLATCH_TEST_GROUP";
-/// The lease survives a machine that stands still for a second and a half.
+/// This lease survives a machine that stands still for a second and a half.
 const OPTIONS: [&str; 4] = ["--lease", "3000ms", "-k", "300ms"];
 
-/// The result of a round. One that went wrong is played again if the machine stood still: then no
-/// renewal comes in time, and the guardian and the next client wake at once.
+/// Returns the result of a round. A failed round is repeated if the machine stood still: no renewal
+/// then comes in time, and the guardian and the next client wake up at the same time.
 fn unless_still<T>(round: impl Fn() -> Result<T, String>) -> T {
     for _ in 0..20 {
         let still = Standstill::watch();
@@ -36,8 +36,8 @@ fn unless_still<T>(round: impl Fn() -> Result<T, String>) -> T {
     panic!("the machine stands still in every round");
 }
 
-/// Runs the stubborn command, lets `fault` happen, and looks at its group when another client gets
-/// the lock. Returns the status of `redlatch run`, if it has one.
+/// Runs the stubborn command, calls `fault`, and checks its group when another client gets the
+/// lock. Returns the status of `redlatch run`, if it has one.
 fn after(name: &str, fault: impl Fn(&Running, &Proxy)) -> Option<i32> {
     let server = server();
     unless_still(|| {
@@ -96,7 +96,7 @@ fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_a_cut_network()
     assert_eq!(status, Some(74));
 }
 
-/// Nobody is left that could kill its group, and no lease has to end.
+/// No process is left that could kill the group, and the command must die before the lease ends.
 #[test]
 fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() {
     let server = server();
@@ -108,7 +108,7 @@ fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() 
     assert_eq!(running.status(), None);
 }
 
-/// It was told of renewals meanwhile.
+/// Renewals were reported to the guardian while it was paused.
 #[test]
 fn a_guardian_that_goes_on_after_the_deadline_it_knew_kills_no_command_whose_lock_is_kept() {
     let server = server();
@@ -126,7 +126,7 @@ fn a_guardian_that_goes_on_after_the_deadline_it_knew_kills_no_command_whose_loc
     });
 }
 
-/// A guardian that does not read must not make `redlatch run` wait for it.
+/// A guardian that does not read must not make `redlatch run` wait.
 #[test]
 fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_many_signals() {
     let status = after("full", |it, proxy| {
@@ -140,7 +140,7 @@ fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_many_signals() 
     assert_eq!(status, Some(74));
 }
 
-/// Not a test: a command that has left its group for the one of the test.
+/// Not a test: a command that leaves its group for the group of the test.
 #[test]
 fn a_command_that_leaves_its_group() {
     let Ok(group) = env::var(GROUP) else { return };
@@ -190,7 +190,7 @@ fn before_the_end_of_the_lease_the_command_is_asked_to_end() {
 fn a_lock_that_is_renewed_outlasts_its_lease() {
     let server = server();
     let script = "trap 'exit 9' TERM; sleep 6; echo done; while :; do sleep 0.05; done";
-    // With a renewal every 1.3 s, it survives a machine that stands still for 1.9 s.
+    // With a renewal every 1.3 s, the lock survives a machine that stands still for 1.9 s.
     let mut running = start(&server.url(), &["--lease", "4", "-k", "0.3"], "kept", script);
     assert_eq!(running.line(), "done");
     assert!(client(&server).reentrant_lock("kept").is_locked().unwrap());

@@ -1,6 +1,6 @@
 //! `redlatch run`: its statuses, its signals, and its use of stdin and stdout.
 
-// They look at processes.
+// These tests read `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::io::{Read as _, Write as _};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use rustix::process::Signal;
 
-/// No server is there.
+/// A URL at which there is no server.
 const AWAY: &str = "redis://127.0.0.1:1";
 
 #[test]
@@ -127,7 +127,7 @@ fn a_deleted_lock_is_status_74_and_the_command_is_killed_at_once() {
     let mut running = start(&server.url(), &[], "orders", "trap '' TERM; echo on; sleep 60 & wait");
     running.line();
     let begun = Instant::now();
-    // The server tells the client of a change once the lock was held for 100 ms.
+    // The server reports a change of the key only after the lock was held for 100 ms.
     thread::sleep(Duration::from_millis(300));
     redis::cmd("DEL").arg("orders").exec(&mut server.connection()).unwrap();
     let command = running.command;
@@ -202,7 +202,7 @@ fn signals_are_the_commands() {
         running.signal(signal);
         assert_eq!(running.status(), Some(5), "{name}");
     }
-    // As with nohup: an ignored signal stays ignored.
+    // As under nohup, an ignored signal stays ignored.
     let script = format!(
         "trap '' HUP; exec {} run orders sh -c 'kill -HUP $$; exit 6'",
         env!("CARGO_BIN_EXE_redlatch")

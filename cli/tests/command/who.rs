@@ -1,4 +1,4 @@
-//! What `redlatch` prints, and the recipes of docs/shell.md.
+//! The output of `redlatch`, and the recipes of docs/shell.md.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +19,7 @@ fn prints(url: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A status, without what is another time at another look.
+/// Returns a status without the values that change with time.
 fn without_times(mut status: Value) -> Value {
     status["holders"][0]["left_ms"].take();
     status["queue"][0]["waited_ms"].take();
@@ -71,7 +71,8 @@ fn who_and_ls_name_holders_and_waiters() {
     assert!(free.status.code() == Some(1) && free.stdout.starts_with(b"{"), "{free:?}");
 }
 
-/// The key of a fenced lock's tokens is left, and permits may be free without a holder.
+/// The key of a fenced lock's tokens remains after a release, and permits may be free without a
+/// holder.
 #[test]
 fn who_says_by_its_status_whether_a_lock_is_free() {
     let (server, status) = (server(), |url: &str, name| ends(url, &["who", name]).0);
@@ -112,7 +113,7 @@ fn a_wait_ends_when_the_lock_is_free_and_does_not_take_it() {
         assert!(waits.wait().unwrap().success());
         assert!(!lock.is_locked().unwrap());
     }
-    // A lease that ends sends no message.
+    // The end of a lease sends no message.
     client
         .reentrant_lock("orders")
         .with_lease(Duration::from_millis(500))
@@ -125,7 +126,7 @@ fn a_wait_ends_when_the_lock_is_free_and_does_not_take_it() {
     assert_eq!(ends(&url, &["wait", "slots"]).0, 64);
 }
 
-/// Any client may write one: an element of a list, or a permit's id.
+/// Any client may write an owner, as an element of a list or as a permit's id.
 #[test]
 fn control_characters_in_an_owner_do_not_reach_the_terminal() {
     let server = server();
@@ -317,7 +318,7 @@ fn the_recipes_of_the_shell_page_work() {
     let own = Path::new(env!("CARGO_BIN_EXE_redlatch")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
     for recipe in &recipes {
-        // As on the page, but for the minute.
+        // The recipe is run as on the page, except for the time.
         let script = recipe.replace("50s", "1s");
         let mut shell = Command::new("sh");
         shell.args(["-euc", &script]).current_dir(&folder).stdin(Stdio::null());
