@@ -1,14 +1,14 @@
-//! Redisson's algorithms as a baseline for the benches: a straightforward port with threads.
+//! Redisson's algorithms, as a baseline for the benches: a direct port with threads.
 //!
 //! Each handle has its own connection for commands, and a client has one more connection for its
 //! subscriptions. A thread that finds a lock taken subscribes to the lock's channel (unless another
-//! thread of the client has done so), and tries again. The thread then sleeps until a message
-//! comes, or until the remaining lease that the last try returned is over. A release publishes a
-//! message, and one waiter of each client wakes and tries again. Commands that are always the same
-//! are encoded in advance, and connections send at once (`TCP_NODELAY`).
-//!
+//! thread of the client has already subscribed), and tries again. The thread then sleeps until a
+//! message arrives, or until the holder's remaining lease is over. A release publishes a message,
+//! and one waiter of each client wakes and tries again. Commands that are always the same are
+//! encoded in advance, and connections send at once (`TCP_NODELAY`).
 //! Three things are left out: the key by which Redisson makes a resent unlock harmless (one more
-//! `SET` in each unlock, and a `DEL` after it), renewal, and reconnection (an error ends a wait).
+//! The port leaves out renewal, reconnection (an error ends a wait), and the key by which Redisson
+//! makes a resent unlock harmless (another `SET` in each unlock, and a `DEL` after it).
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -36,7 +36,7 @@ pub use lock::{
 };
 use subscriber::Subscriber;
 
-/// The lease of a hold, unless the caller gives one: Redisson's default.
+/// The default lease of a hold, as in Redisson.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// One process of the baseline: an identity, and a connection for subscriptions.
@@ -77,7 +77,7 @@ impl PlainClient {
         PlainLock::new(self.clone(), name, LEASE)
     }
 
-    /// As [`lock`](Self::lock), with the lease `lease`.
+    /// Returns Redisson's lock of this name, with this lease.
     #[must_use]
     pub fn lock_with_lease(&self, name: &str, lease: Duration) -> PlainLock {
         PlainLock::new(self.clone(), name, lease)
@@ -121,21 +121,21 @@ impl PlainClient {
         &self.shared.subscriber
     }
 
-    /// An owner for a handle. A handle acts as one thread.
+    /// Returns a new owner for a handle. A handle acts as one thread.
     fn new_owner(&self) -> String {
         let thread = self.shared.threads.fetch_add(1, Ordering::Relaxed);
         format!("{}:{thread}", self.shared.id)
     }
 }
 
-/// A random id in the form of a UUID.
+/// Returns a random id in the form of a UUID.
 fn random_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     let hex = format!("{:016x}{:016x}", random(), random());
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// Redisson's rule for the names of additional keys and channels.
+/// Returns the name of an additional key or channel, by Redisson's rule.
 fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }

@@ -1,4 +1,4 @@
-//! A cluster of real servers, whose slots can be moved and whose masters can be killed.
+//! A cluster of real servers. Tests can move its slots and kill its masters.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use redis::{Connection, RedisResult, Value, cmd};
 
 use crate::{Server, ServerBuilder, ServerError, wait_until};
 
-/// The longest time until each server knows all others, or until the servers agree on a new master.
+/// The time limit until each server knows all others, or until the servers agree on a new master.
 const BOUND: Duration = Duration::from_secs(60);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOTS: u16 = 16_384;
@@ -33,7 +33,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start).
+    /// Those of [`start`](Self::start).
     pub fn without_replicas() -> Result<Self, ServerError> {
         Self::of(3, false, |builder, _| node(&builder))
     }
@@ -42,17 +42,17 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start).
+    /// Those of [`start`](Self::start).
     pub fn with_password(password: &str) -> Result<Self, ServerError> {
         Self::of(3, false, |builder, _| node(&builder.password(password)))
     }
 
-    /// As [`start`](Self::start), with TLS, also between the servers. See
+    /// Starts three masters and three replicas, with TLS for clients and between the servers. See
     /// [`tls_url`](Self::tls_url).
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start), and if the program was built without TLS.
+    /// Those of [`start`](Self::start), and an error if the program was built without TLS.
     pub fn with_tls(password: &str) -> Result<Self, ServerError> {
         Self::of(3, false, |builder, first| {
             let builder = builder.password(password).tls_among(first);
@@ -84,7 +84,7 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // Each server has its number already: a server that knows others accepts no number.
+        // Each server already has its number, because a server that knows others accepts no number.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -114,7 +114,7 @@ impl Cluster {
         }
         self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
         if self.servers.len() > self.masters {
-            // Without this, no replica would replace a master that is killed at once.
+            // Otherwise no replica would replace a master that is killed at once.
             for master in &self.servers[..self.masters] {
                 wait_until("a master knows its replica", BOUND, || {
                     let info: RedisResult<String> =
@@ -125,8 +125,8 @@ impl Cluster {
         }
     }
 
-    /// Makes all servers known to each other. If a handshake takes longer than the node timeout, as
-    /// on a machine that stands still, the server gives it up and needs another one.
+    /// Makes all servers known to each other. On a machine that stands still, a handshake may take
+    /// longer than the node timeout. The server then gives the handshake up and needs another one.
     fn introduce(&self) {
         let ids: Vec<_> = self.servers.iter().map(|server| self.id(server)).collect();
         let mut nodes: Vec<_> = self.servers.iter().map(Server::connection).collect();
@@ -156,7 +156,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until each running server's view of the cluster is as expected.
+    /// Waits until `expected` is true of each running server's view of the cluster.
     fn wait_until(&self, what: &str, expected: impl Fn(&str) -> bool) {
         for server in &self.servers {
             let mut node = server.connection();
@@ -193,7 +193,7 @@ impl Cluster {
         format!("rediss-cluster://{login}@{}", hosts.join(","))
     }
 
-    /// The servers: first the masters, then their replicas in the same order.
+    /// The servers. The masters come first, then their replicas in the same order.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -209,11 +209,11 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("no slot: {error}"))
     }
 
-    /// The server that says that it has this slot.
+    /// The server that reports that it has this slot.
     ///
     /// # Panics
     ///
-    /// For a long time no server says so.
+    /// For a long time no server reports it.
     #[must_use]
     pub fn owner(&self, slot: u16) -> &Server {
         let mut found = None;
@@ -250,8 +250,8 @@ impl Cluster {
         self.end_move(slot, to);
     }
 
-    /// The first step of [`move_slot`](Self::move_slot). After it, each of the two servers may have
-    /// some of the slot's keys.
+    /// The first step of [`move_slot`](Self::move_slot). After this step, each of the two servers
+    /// may have some of the slot's keys.
     pub fn begin_move(&self, slot: u16, to: &Server) {
         let from = self.owner(slot);
         set_slot(to, slot, &["IMPORTING", &self.id(from)]);
@@ -275,13 +275,13 @@ impl Cluster {
         }
     }
 
-    /// Moves one key. Call it after [`begin_move`](Self::begin_move).
+    /// Moves one key. Call this method after [`begin_move`](Self::begin_move).
     pub fn move_key(&self, key: &str, to: &Server) {
         self.move_key_of(&mut self.home(key).connection(), &[key.to_owned()], to);
     }
 
     fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
-        // Servers exclude one that was too busy to answer them, until it answers again.
+        // The servers exclude a server that was too busy to answer them, until it answers again.
         wait_until("the keys are moved", BOUND, || {
             let moved: Result<Value, _> = cmd("MIGRATE")
                 .arg("127.0.0.1")
@@ -308,8 +308,8 @@ impl Cluster {
         let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
         masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
         // Each move has an epoch, and the highest epoch wins. If another move of the slot began
-        // before all servers know of this one, it might get the same epoch, and then the servers
-        // would never agree.
+        // before all servers know of this move, the second move might get the same epoch, and then
+        // the servers would never agree.
         let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
         wait_until("all know of the move", BOUND, || {
             let number = epoch(to);
@@ -319,7 +319,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until a server other than `old` has the slot. Returns the time when it was seen.
+    /// Waits until a server other than `old` has the slot. Returns the time at which this was seen.
     pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
         wait_until("another server has taken over", BOUND, || {
             let others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -335,13 +335,13 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
-    /// Cuts a server off from the others: it no longer receives anything from them. (They still
+    /// Cuts a server off from the other servers: it no longer receives their messages. (They still
     /// receive its messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // This is one transaction: newer servers than Redis 7.0 tell the servers that they still
-        // know which one to forget. Other Valkey servers would introduce themselves again, so the
-        // server must ignore them.
+        // This is one transaction. In versions after Redis 7.0, servers tell the servers that they
+        // still know which server to forget. In Valkey, the other servers would introduce
+        // themselves again, so this server must ignore them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
@@ -353,13 +353,13 @@ impl Cluster {
     }
 
     /// Makes the replica of a slot's master replace the master, without the agreement of the master
-    /// or the other servers. Waits until all others know of it, and returns the replica.
+    /// or the other servers. Waits until all other servers know of it, and returns the replica.
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);
         let at = at.unwrap_or_default();
         let new = &self.servers[at + self.masters];
-        // The replica takes over with the data that it has, so it must have all.
+        // The replica takes over with the data that it has, so it must first have all data.
         let written = offset(&self.servers[at], "master_repl_offset");
         wait_until("the replica has what its master has", BOUND, || {
             offset(new, "slave_repl_offset").is_some_and(|it| written.is_some_and(|at| it >= at))
@@ -396,14 +396,14 @@ fn meet(node: &mut Connection, other: &Server) {
         .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
 }
 
-/// The number of bytes that a master has written, or that a replica has received.
+/// Returns the number of bytes that a master has written, or that a replica has received.
 fn offset(server: &Server, which: &str) -> Option<u64> {
     let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).ok()?;
     info.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')?.parse().ok())
 }
 
-/// The difference between a server's port and its port for the other servers. (The default of
-/// 10,000 does not give a valid port for each server.)
+/// The difference between a server's port and its port for the other servers. (With the default of
+/// 10,000, some servers would get an invalid port.)
 const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
@@ -437,7 +437,7 @@ fn has(server: &Server, slot: u16) -> bool {
     own.contains("master") && names(&own, slot)
 }
 
-/// The line about a server (an id or an address) in another server's list.
+/// Returns the line about a server (an id or an address) in another server's list.
 fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();

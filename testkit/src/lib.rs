@@ -1,14 +1,14 @@
-//! The kit that the tests, the benches and the examples share.
+//! The test kit of the tests, the benches and the examples.
 //!
-//! - [`Server`]: a private Redis server that dies with its parent, downloaded if the machine has
-//!   none.
+//! - [`Server`]: a private Redis server, which ends when its parent dies. If the machine has no
+//!   server program, the kit downloads one.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
-//! - [`Proxy`]: a network in front of a server. A test can make it slow or make it fail.
+//! - [`Proxy`]: a network in front of a server, which a test can make slow or make fail.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
-//! - [`signal`] and [`Guard`]: to stop a process that is not a worker.
-//! - [`PlainClient`]: plain ports of Redisson's algorithms, with which the benches compare.
-//! - [`wait_until`]: waits for conditions that no event announces.
+//! - [`signal`] and [`Guard`]: for pausing a process that is not a worker.
+//! - [`PlainClient`]: direct ports of Redisson's algorithms, as a baseline for the benches.
+//! - [`wait_until`]: a wait for a condition that no event announces.
 
 #![forbid(unsafe_code)]
 

@@ -30,7 +30,7 @@ const BIND_BOUND: Duration = Duration::from_secs(5);
 pub struct Proxy {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// The port, which stays reserved while the proxy refuses connections.
+    /// The port. It stays reserved while the proxy refuses connections.
     _port: Port,
     credentials: String,
     acceptor: Option<JoinHandle<()>>,
@@ -66,7 +66,7 @@ impl Proxy {
         let (port, address, listener) = loop {
             let port = ports::free();
             let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
-            // Another process may have taken the port.
+            // Another process may have taken the port, so the attempt is repeated.
             if let Ok(listener) = TcpListener::bind(address) {
                 break (port, address, listener);
             }
@@ -91,13 +91,14 @@ impl Proxy {
         self.address
     }
 
-    /// Delays all bytes by this time in each direction, so that a round trip takes longer by twice
-    /// this time. Bytes that are in flight at the same time share the delay.
+    /// Delays all bytes by `one_way` in each direction, so a round trip takes twice this time
+    /// longer. Bytes that are in flight at the same time share the delay.
     pub fn set_delay(&self, one_way: Duration) {
         self.shared.set_delay(one_way);
     }
 
-    /// Makes the proxy deliver later replies byte by byte, or as a whole again.
+    /// If `on` is true, the proxy delivers later replies byte by byte. Otherwise it delivers them
+    /// as a whole.
     pub fn trickle(&self, on: bool) {
         self.shared.set_trickle(on);
     }
@@ -107,13 +108,13 @@ impl Proxy {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Resumes delivery, beginning with the bytes that came meanwhile.
+    /// Resumes delivery. The bytes that came in the meantime are delivered first.
     pub fn thaw(&self) {
         self.shared.change(|state| state.frozen = false);
     }
 
-    /// Makes new connections lead to this server, as behind a name whose address has changed. Open
-    /// connections are not changed.
+    /// Makes new connections lead to this server, as after a change of a host name's address. Open
+    /// connections stay as they are.
     pub fn lead_to(&self, server: &Server) {
         *self.shared.upstream() = SocketAddr::from(([127, 0, 0, 1], server.port()));
     }
@@ -140,9 +141,9 @@ impl Proxy {
         self.cut_matching(b"")
     }
 
-    /// Closes the connections on which the client has sent these bytes lately (in the last 64 KiB).
-    /// A part of a command's name in upper case, such as `SUBSCRIBE`, matches even if it was sent
-    /// earlier. Returns the number of closed connections.
+    /// Closes the connections on which the client has recently sent these bytes (in the last 64
+    /// KiB). A part of a command's name in upper case, such as `SUBSCRIBE`, matches even if the
+    /// client sent it earlier. Returns the number of closed connections.
     pub fn cut_matching(&self, pattern: impl AsRef<[u8]>) -> usize {
         let mut connections = self.open();
         connections.retain(|connection| connection.has_sent(pattern.as_ref()));
@@ -164,23 +165,23 @@ impl Proxy {
         self.shared.commands()
     }
 
-    /// Sets a rule that fires this action once, at the next command that contains these bytes (an
+    /// Sets a rule that fires `action` once, at the next command that contains these bytes (an
     /// owner, a script's hash, a key).
     pub fn on_request(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Request, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Sets a rule that fires this action once, at the next bytes from the server with this
+    /// Sets a rule that fires `action` once, at the next bytes from the server that contain this
     /// pattern.
     pub fn on_reply(&self, pattern: impl AsRef<[u8]>, action: Action) {
         let pattern = pattern.as_ref().to_vec();
         self.on(Direction::Reply, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Sets a rule that fires this action each time that the predicate is true, `shots` times at
-    /// most. If several rules match, the one that was set first fires. An action on a reply also
-    /// affects the replies to earlier commands that are still in flight on the connection.
+    /// Sets a rule that fires `action` each time that the predicate is true, at most `shots` times.
+    /// If several rules match, the rule that was set first fires. An action on a reply also affects
+    /// the replies to earlier commands that are still in flight on the connection.
     pub fn on(
         &self,
         direction: Direction,
@@ -192,18 +193,18 @@ impl Proxy {
         self.shared.change(|state| state.rules.push(rule));
     }
 
-    /// Removes all rules that have shots left.
+    /// Removes all rules.
     pub fn clear_rules(&self) {
         self.shared.change(|state| state.rules.clear());
     }
 
-    /// Delivers the replies that [`Action::HoldReply`] holds back now.
+    /// Delivers the replies that [`Action::HoldReply`] is holding back.
     pub fn release(&self) {
         self.shared.change(|state| state.releases += 1);
     }
 
-    /// The number of times that rules have fired. A rule about a reply fires when that reply has
-    /// come from the server, so that the command has run.
+    /// The number of times that rules have fired. A rule about a reply fires when the reply has
+    /// come from the server, so the command has run.
     #[must_use]
     pub fn fired(&self) -> usize {
         self.shared.state().fired
@@ -213,7 +214,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// They have not fired so often within the timeout.
+    /// The rules have not fired `count` times within the timeout.
     #[track_caller]
     pub fn wait_fired(&self, count: usize, timeout: Duration) {
         let until = Instant::now() + timeout;
@@ -260,7 +261,8 @@ impl Drop for Proxy {
     }
 }
 
-/// Accepts connections until the proxy stops. While the proxy refuses, the port is closed.
+/// Accepts connections until the proxy stops. While the proxy refuses connections, the port is
+/// closed.
 fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
     let mut listener = first;
     loop {
@@ -270,7 +272,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
                 break;
             }
             drop(state);
-            // If the server cannot be reached, the client's connection is closed.
+            // If the server cannot be reached, this closes the client's connection.
             let _ = connect(shared, client);
         }
         drop(listener);
@@ -284,7 +286,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
             match TcpListener::bind(address) {
                 Ok(listener) => break listener,
                 Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-                // The thread that waits for the port panics then.
+                // The thread that waits for the port then panics.
                 Err(_) => return,
             }
         };

@@ -1,4 +1,4 @@
-//! A master with its replicas, and Sentinels that choose a new master when it fails.
+//! A master with its replicas, and Sentinels that choose a new master when the master fails.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use crate::{Server, ServerError, wait_until};
 const SERVICE: &str = "redlatch";
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
-/// The longest time until the servers and Sentinels all know each other, or until they agree on a
-/// new master. If an attempt fails, the next one begins 6 s later, and on a busy machine several
-/// may fail.
+/// The time limit until the servers and Sentinels all know each other, or until they agree on a new
+/// master. After a failed attempt, the next attempt begins 6 s later, and on a busy machine several
+/// attempts may fail.
 const BOUND: Duration = Duration::from_secs(60);
 /// How long a master may be silent by default. See [`PINGS`].
 const DOWN_AFTER: Duration = Duration::from_millis(1200);
 /// The time between two pings of a Sentinel. A Sentinel counts a new master's silence from the
-/// switch, and first pings that master this time after the switch. If this time were as long as a
+/// switch, and sends the first ping this time after the switch. If this time were as long as a
 /// master may be silent, a new master that answers a little late would be replaced at once. While a
 /// master is down, the Sentinels ask the replicas each second, and choose no replica that was
 /// silent for five times this time.
@@ -27,17 +27,17 @@ const PINGS: &str = "500";
 /// master that answers, they choose no replica whose state is older than three times this time. If
 /// they find no replica, no Sentinel tries again.
 const LOOKS: &str = "400";
-/// The time between two exchanges of the Sentinels' views. If a Sentinel has not been told of a new
-/// master after four times this time, it makes that master a replica again. The leading Sentinel
+/// The time between two exchanges of the Sentinels' views. If a Sentinel does not hear of a new
+/// master within four times this time, it makes that master a replica again. The leading Sentinel
 /// may need a second to notice that the server is the master.
 const TELLS: &str = "400";
 /// How long a Sentinel may take to answer a request to begin a failover, or a question whether it
-/// has begun one. If the test asked another Sentinel too early, there would be two failovers.
+/// has begun one. If the test asked another Sentinel earlier, there could be two failovers.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a Sentinel does nothing after it stood still for 2 s (for example because of a busy
-/// disk). The default is half a minute. If the master is gone during that time, its replicas are
-/// without a master for more than ten times as long as a master may be silent. Then no replica is
-/// ever chosen, and only an operator can help.
+/// disk). The default is half a minute. If the master failed during that time, its replicas would
+/// be without a master for more than ten times as long as a master may be silent. Then the
+/// Sentinels would never choose a replica.
 const RESTS: &str = "1000";
 
 /// A master, two replicas and three Sentinels, on free ports of 127.0.0.1.
@@ -58,7 +58,8 @@ pub struct SentinelsBuilder {
 }
 
 impl Sentinels {
-    /// Starts servers and Sentinels with default settings. Returns when all know each other.
+    /// Starts servers and Sentinels with default settings. Returns when all of them know each
+    /// other.
     ///
     /// # Errors
     ///
@@ -91,7 +92,8 @@ impl Sentinels {
         self.url_of(&self.sentinels.iter().map(Server::known_port).collect::<Vec<_>>())
     }
 
-    /// As [`url`](Self::url), with these ports of 127.0.0.1 in place of the Sentinels' own.
+    /// Returns the same URL as [`url`](Self::url), with these ports of 127.0.0.1 in place of the
+    /// Sentinels' ports.
     #[must_use]
     pub fn url_of(&self, ports: &[u16]) -> String {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
@@ -110,19 +112,19 @@ impl Sentinels {
         self.servers.first().map(Server::tls_authority).unwrap_or_default()
     }
 
-    /// The Sentinels, which a test may kill, pause or ask.
+    /// The Sentinels. A test may kill, pause or query them.
     #[must_use]
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
-    /// The servers, whatever their roles are.
+    /// The servers, in any roles.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// The server that most of the Sentinels name as the master.
+    /// The server that most of the Sentinels report as the master.
     ///
     /// # Panics
     ///
@@ -146,7 +148,8 @@ impl Sentinels {
         self.servers.iter().filter(|server| server.port() != master).collect()
     }
 
-    /// Waits until most of the Sentinels name a master other than `old`. Returns the time of that.
+    /// Waits until most of the Sentinels report a master other than `old`. Returns the time at
+    /// which this was seen.
     ///
     /// # Panics
     ///
@@ -158,17 +161,17 @@ impl Sentinels {
         Instant::now()
     }
 
-    /// Makes the Sentinels choose another master now, although nothing has failed. Returns when
-    /// they have chosen one.
+    /// Makes the Sentinels choose another master now, without a failure. Returns when they have
+    /// chosen another master.
     ///
     /// # Panics
     ///
-    /// They choose none.
+    /// They choose no other master.
     pub fn fail_over(&self) {
         let old = self.master().known_port();
         self.wait_until("the Sentinels have chosen another master on command", || {
-            // A Sentinel that gives a failover up does not try again by itself. It gives up if no
-            // replica has reported its state lately, or if the chosen replica has become slow.
+            // A Sentinel that gives up a failover does not try again by itself. It gives up if no
+            // replica has recently reported its state, or if the chosen replica has become slow.
             if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
                 let _begun = self.sentinels.iter().any(begins);
             }
@@ -176,12 +179,12 @@ impl Sentinels {
         });
     }
 
-    /// Starts a killed server again, or resumes a paused one, without data and as a replica.
-    /// Returns when all know each other again, perhaps with another master.
+    /// Starts a killed server again, or resumes a paused server, without data and as a replica.
+    /// Returns when all servers know each other again, perhaps with another master.
     ///
     /// # Panics
     ///
-    /// The server does not start, or the others do not accept it.
+    /// The server does not start, or the other servers do not accept it.
     pub fn revive(&self, server: &Server) {
         let port = server.port();
         if self.master().port() != port {
@@ -198,7 +201,8 @@ impl Sentinels {
     ///
     /// This takes too long.
     pub fn wait_ready(&self) {
-        // The servers may have any roles here: the Sentinels may choose another master even now.
+        // The servers may have any roles here, because the Sentinels may still choose another
+        // master.
         self.wait_until("all follow one master, and each Sentinel knows all others", || {
             self.replicas().into_iter().all(follows) && self.sentinels.iter().all(knows_all)
         });
@@ -216,7 +220,7 @@ impl Sentinels {
         }
     }
 
-    /// The views of all servers and Sentinels, for the panic's message.
+    /// Returns the views of all servers and Sentinels, for a panic's message.
     fn situation(&self) -> String {
         let mut said = String::new();
         for server in &self.servers {
@@ -233,7 +237,7 @@ impl Sentinels {
         said
     }
 
-    /// The port of the master that most of the Sentinels name.
+    /// Returns the port of the master that most of the Sentinels report.
     fn agreed(&self) -> Option<u16> {
         let named = |sentinel: &Server| -> Option<u16> {
             let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
@@ -246,7 +250,7 @@ impl Sentinels {
 }
 
 impl SentinelsBuilder {
-    /// Sets how long a master may be silent until it counts as dead. The default is 1.2 s.
+    /// Sets how long a master may be silent before it counts as dead. The default is 1.2 s.
     #[must_use]
     pub fn down_after(mut self, silent: Duration) -> Self {
         self.down_after = silent;
@@ -318,8 +322,8 @@ impl SentinelsBuilder {
                 builder = builder.password(password);
             }
             let sentinel = builder.start()?;
-            // Sets short times. (The defaults are seconds, for which a test would wait.) An older
-            // Sentinel does not have these settings.
+            // Sets short times. (The defaults are seconds, which would slow the tests down.) An
+            // older Sentinel does not have these settings.
             for [what, pace] in [
                 ["PING-PERIOD", PINGS],
                 ["INFO-PERIOD", LOOKS],
@@ -357,8 +361,8 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
-/// Whether the Sentinel is choosing another master, or has chosen one. Waits for the answer as long
-/// as [`begins`] does.
+/// Whether the Sentinel is choosing another master, or has chosen one. Waits for the answer for as
+/// long as [`begins`] does.
 fn is_leaving(sentinel: &Server, old: u16) -> bool {
     let question = ["SENTINEL", "MASTER", SERVICE];
     let fields: HashMap<String, String> =
@@ -368,8 +372,8 @@ fn is_leaving(sentinel: &Server, old: u16) -> bool {
         || fields.get("flags").is_some_and(|flags| flags.contains("failover_in_progress"))
 }
 
-/// Makes a Sentinel begin a failover. Waits long for the answer: a request to a second Sentinel
-/// would begin another failover.
+/// Makes a Sentinel begin a failover. The wait for the answer is long, because a request to a
+/// second Sentinel would begin another failover.
 fn begins(sentinel: &Server) -> bool {
     let question = ["SENTINEL", "FAILOVER", SERVICE];
     match ask_within::<String>(sentinel, &question, PATIENCE) {
@@ -378,8 +382,8 @@ fn begins(sentinel: &Server) -> bool {
     }
 }
 
-/// Asks over a connection of its own and with a time limit, since the server may be stopped.
-/// Returns `None` if there is no answer.
+/// Asks over a separate connection and with a time limit, because the server may be paused. Returns
+/// `None` if there is no answer.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
     ask_within(server, question, Duration::from_millis(300)).ok()
 }
@@ -395,7 +399,7 @@ fn ask_within<T: redis::FromRedisValue>(
     let mut tries = 3;
     loop {
         match redis::Cmd::new().arg(question).query(&mut connection) {
-            // If a child process ends, its signal ends a read that has a timeout.
+            // When a child process ends, its signal interrupts a read that has a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => {
                 tries -= 1;
                 thread::sleep(Duration::from_millis(5));
@@ -421,7 +425,7 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // Returns when the Sentinels name another master. (Later they may name yet another one.)
+        // Returns when the Sentinels report another master. (Later they may report yet another.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }
@@ -431,7 +435,7 @@ mod tests {
         let Ok(sentinels) = Sentinels::start() else { return };
         let master = sentinels.master();
         sentinels.sentinels().iter().for_each(Server::pause);
-        // After such a long pause, the Sentinels believe that their clocks are wrong.
+        // After such a long pause, the Sentinels take their own clocks to be wrong.
         thread::sleep(Duration::from_millis(2500));
         master.kill();
         sentinels.sentinels().iter().for_each(Server::resume);
@@ -443,8 +447,8 @@ mod tests {
     fn a_failover_that_came_to_nothing_is_begun_again() {
         let Ok(sentinels) = Sentinels::start() else { return };
         let replicas = sentinels.replicas();
-        // Until a Sentinel has noticed that these replicas are paused, the Sentinels may choose one
-        // of them, which then does not answer.
+        // Until a Sentinel has noticed that these replicas are paused, the Sentinels may choose a
+        // paused replica.
         replicas.iter().for_each(|replica| replica.pause());
         thread::scope(|scope| {
             let failover = scope.spawn(|| sentinels.fail_over());

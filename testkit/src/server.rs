@@ -23,10 +23,10 @@ pub use builder::ServerBuilder;
 use ports::Port;
 use process::{Process, Started};
 
-/// The longest time until a server answers.
+/// The time limit until a server answers.
 const START_BOUND: Duration = Duration::from_secs(10);
 
-/// Why a server could not be started: a text with the attempts and with advice.
+/// The reason why a server could not be started: a text with the attempts and with advice.
 #[derive(Clone, Debug)]
 pub struct ServerError {
     message: String,
@@ -58,14 +58,14 @@ pub struct Server {
     port: u16,
     tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
-    /// The ports. They stay reserved after the server has been killed.
+    /// The server's ports. They stay reserved after the server was killed.
     ports: Vec<Port>,
     dir: TempDir,
 }
 
 impl Server {
     /// Starts a server with default settings. If there is no server program and none can be
-    /// downloaded, the process ends. See [`ServerBuilder::start`].
+    /// downloaded, the process ends: see [`ServerBuilder::start`].
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// As [`ServerBuilder::start`].
+    /// Those of [`ServerBuilder::start`].
     pub fn with_args(args: &[&str]) -> Result<Self, ServerError> {
         Self::builder().args(args).start()
     }
@@ -89,13 +89,14 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// Returns a server for an example: the one at this URL, or else a private one. The server in
-    /// `REDIS_URL` is never used, since in many shells it is a server with real data. If the
-    /// variable is set, a line on standard error says so.
+    /// Returns a server for an example: the server at this URL, or a private server if there is no
+    /// URL. The server in `REDIS_URL` is never used, because in many shells it is a server with
+    /// real data. If this variable is set, the call prints a line about this on standard error.
     ///
     /// # Errors
     ///
-    /// A private server is needed, but it cannot be had or does not start. (A URL is not checked.)
+    /// A private server is needed, but there is no server program or the server does not start. (A
+    /// URL is not checked.)
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
         match url {
             Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
@@ -113,7 +114,7 @@ impl Server {
     #[must_use]
     pub fn supports_tls() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
-        // Programs without TLS refuse in different ways, so this starts one to find out.
+        // Programs without TLS refuse it in different ways, so this starts a server to find out.
         *KNOWN.get_or_init(|| Self::builder().tls().start().is_ok())
     }
 
@@ -133,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Returns `rediss://127.0.0.1:<port>/#insecure`: clients do not know the authority.
+    /// Returns `rediss://127.0.0.1:<port>/#insecure`, because clients do not know the authority.
     ///
     /// # Panics
     ///
@@ -164,12 +165,12 @@ impl Server {
         self.port
     }
 
-    /// The port that other servers are told: the TLS port, if there is one.
+    /// The port that other servers use: the TLS port, if there is one.
     pub(crate) fn known_port(&self) -> u16 {
         self.tls_port.unwrap_or(self.port)
     }
 
-    /// Keeps this port, the server's own, reserved from now on.
+    /// Keeps the server's port reserved from now on.
     pub(crate) fn with_reserved(mut self, port: Port) -> Self {
         self.ports.push(port);
         self
@@ -188,13 +189,13 @@ impl Server {
         }
     }
 
-    /// The server program.
+    /// The path of the server program.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.binary.path
     }
 
-    /// Returns a connection for reading and changing keys. It has no timeouts.
+    /// Returns a connection for reading and changing keys. The connection has no timeouts.
     ///
     /// # Panics
     ///
@@ -204,7 +205,8 @@ impl Server {
         connect(&self.url())
     }
 
-    /// Stops the server's process (`SIGSTOP`). Connections stay open, but nothing answers.
+    /// Pauses the server's process (`SIGSTOP`). Connections stay open, but the server does not
+    /// answer.
     pub fn pause(&self) {
         signal::stop(self.pid());
     }
@@ -214,13 +216,13 @@ impl Server {
         signal::go_on(self.pid());
     }
 
-    /// Whether the server runs: it was never killed, or it was started again.
+    /// Whether the server runs: it was never killed, or was started again.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.process().is_some()
     }
 
-    /// Kills the server and waits until it is gone. If it is gone already, does nothing.
+    /// Kills the server and waits until it is gone. Does nothing if it is already gone.
     pub fn kill(&self) {
         *self.process() = None;
     }
@@ -278,8 +280,8 @@ impl Server {
         let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
         let own = format!("port={},state=online,offset=", self.port);
         loop {
-            // The PUBLISH gives the replica a command to acknowledge. The master sends later
-            // commands only after this acknowledgement.
+            // The replica must acknowledge this PUBLISH. The master sends later commands only after
+            // the acknowledgement.
             let _: Result<(), _> = redis::cmd("PUBLISH").arg("hear").arg("").query(&mut master);
             let info: String =
                 redis::cmd("INFO").arg("replication").query(&mut master).unwrap_or_default();
@@ -302,7 +304,7 @@ impl Server {
         set("--save", "");
         set("--appendonly", "no");
         set("--dir", &self.dir.path().display().to_string());
-        // The master sends its data at once: it does not wait for more replicas.
+        // The master sends its data at once, without waiting for more replicas.
         set("--repl-diskless-sync-delay", "0");
         if let Some(password) = &self.options.password {
             set("--requirepass", password);
@@ -331,7 +333,7 @@ impl Server {
         ]
     }
 
-    /// A Sentinel writes its view into its file, so each start writes a new file.
+    /// A Sentinel writes its view into its configuration file, so each start writes a new file.
     fn sentinel_arguments(&self, lines: &str) -> Result<Vec<String>, ServerError> {
         let (dir, file) = (self.dir.path(), self.dir.path().join("sentinel.conf"));
         let mut text = format!(
@@ -403,7 +405,7 @@ impl Provided {
         self.server.as_ref()
     }
 
-    /// Returns a connection for reading and changing keys. It has no timeouts.
+    /// Returns a connection for reading and changing keys. The connection has no timeouts.
     ///
     /// # Panics
     ///
@@ -418,8 +420,9 @@ fn connect(url: &str) -> redis::Connection {
     let bound = Duration::from_secs(10);
     let until = Instant::now() + bound;
     loop {
-        // The timeout is for connecting only. Later there is none: a signal to this process (when a
-        // child ends, say) makes a read with a timeout fail now and then.
+        // The timeout is only for connecting. A later timeout would make reads fail now and then: a
+        // signal to this process (for example, when a child ends) interrupts a read that has a
+        // timeout.
         let opened =
             redis::Client::open(url).and_then(|client| client.get_connection_with_timeout(bound));
         match opened {

@@ -1,4 +1,4 @@
-//! More processes for a test, and waiting for conditions that no event announces.
+//! More processes for a test, and waits for conditions that no event announces.
 
 use std::collections::VecDeque;
 use std::env;
@@ -17,13 +17,13 @@ const ROLE: &str = "REDLATCH_TESTKIT_ROLE";
 const ARGS: &str = "REDLATCH_TESTKIT_ARGS";
 /// The separator of arguments. No argument of a test contains it.
 const SEPARATOR: char = '\u{1f}';
-/// Each line of a worker begins with this, since the test harness writes to the same output.
+/// The beginning of each line of a worker. The test harness also writes to the worker's output.
 const MARK: &str = ">> ";
 
-/// Another process that runs this same executable in a role.
+/// A process that runs this executable in a role.
 ///
 /// The executable gets its role from [`Job::from_env`]. The worker is killed when this value is
-/// dropped. It also ends when this process ends in any way, even if the worker is stopped then.
+/// dropped. It also ends when this process ends in any way, even if the worker is paused then.
 #[derive(Debug)]
 pub struct Worker {
     role: String,
@@ -35,8 +35,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this executable in a role. For benches and examples with their own `main`, which must
-    /// begin with `if let Some(job) = Job::from_env() { .. }`.
+    /// Starts this executable in a role. This is for benches and examples with their own `main`,
+    /// which must begin with `if let Some(job) = Job::from_env() { .. }`.
     ///
     /// # Panics
     ///
@@ -56,8 +56,8 @@ impl Worker {
         Self::spawn_with(exe, role, args, &[])
     }
 
-    /// Starts this test executable in a role. `test` is the full name of the `#[test]` at which the
-    /// worker begins. In a process without a job ([`Job::from_env`] returns `None`), that test must
+    /// Starts this test executable in a role. `test` is the full name of the `#[test]` in which the
+    /// worker runs. In a process without a job ([`Job::from_env`] returns `None`), this test must
     /// return at once.
     ///
     /// # Panics
@@ -77,8 +77,8 @@ impl Worker {
             .env(ARGS, args.join(&separator))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The worker has its own process group, so Ctrl-C does not reach it, but its input's
-            // end does.
+            // The worker has its own process group. So Ctrl-C does not reach it, but it notices the
+            // end of its input.
             .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));
@@ -115,11 +115,12 @@ impl Worker {
         }
     }
 
-    /// Waits for a line that begins with `prefix`, skipping others. Returns it without the prefix.
+    /// Waits for a line that begins with `prefix`, and skips other lines. Returns the line without
+    /// the prefix.
     ///
     /// # Panics
     ///
-    /// No such line comes within the timeout. The message has the last lines that came.
+    /// No such line comes within the timeout. The message contains the last lines that came.
     pub fn expect_line(&mut self, prefix: &str, timeout: Duration) -> String {
         let until = Instant::now() + timeout;
         loop {
@@ -158,20 +159,20 @@ impl Worker {
         }
     }
 
-    /// Stops the worker (SIGSTOP).
+    /// Pauses the worker (SIGSTOP).
     ///
     /// # Panics
     ///
     /// The shell that would kill the worker cannot be started.
     pub fn sigstop(&mut self) {
-        // Start the guard first, since this process may be killed at any moment.
+        // The guard starts first, because this process may be killed at any moment.
         if self.guard.is_none() {
             self.guard = Some(Guard::of(self.pid()));
         }
         signal::stop(self.pid());
     }
 
-    /// Resumes a stopped worker.
+    /// Resumes a paused worker.
     pub fn sigcont(&self) {
         signal::go_on(self.pid());
     }
@@ -179,7 +180,8 @@ impl Worker {
     /// Kills the worker and waits until it is gone.
     pub fn sigkill(&mut self) {
         let _ = self.child.kill();
-        // End the guard before the wait, since another process may get the id after the wait.
+        // The guard ends before the wait, because another process may get the process id after the
+        // wait.
         self.guard = None;
         let _ = self.child.wait();
     }
@@ -217,15 +219,16 @@ fn this_executable() -> PathBuf {
     env::current_exe().unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"))
 }
 
-/// Kills a process when this process dies: a stopped process does not notice the end of its input.
-/// Make the guard before stopping the process, and drop the guard before waiting for the process.
+/// Kills a process when this process dies, because a paused process does not notice the end of its
+/// input. Make the guard before you pause the process, and drop the guard before you wait for the
+/// process.
 #[derive(Debug)]
 pub struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    /// Returns a guard of the process with this id, which this process has started.
+    /// Returns a guard for the process with this id, which this process has started.
     ///
     /// # Panics
     ///
@@ -254,7 +257,7 @@ impl Drop for Guard {
     }
 }
 
-/// The role of a process that [`Worker`] has started.
+/// The role of a process that a [`Worker`] has started.
 ///
 /// The process ends (with status 0) as soon as its parent closes the pipe or dies.
 #[derive(Debug)]
@@ -266,7 +269,7 @@ pub struct Job {
 
 impl Job {
     /// Returns the job that the parent's [`Worker`] gave to this process, or `None` if this process
-    /// is not a worker. Call it once.
+    /// is not a worker. Call this function once.
     #[must_use]
     pub fn from_env() -> Option<Self> {
         let role = env::var(ROLE).ok()?;
@@ -313,7 +316,7 @@ impl Job {
 
     /// Sends a line to the parent.
     pub fn say(&self, line: &str) {
-        // The test harness may have written an unfinished line.
+        // The test harness may have written an incomplete line.
         let text = format!("\n{MARK}{line}\n");
         let mut stdout = std::io::stdout().lock();
         let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -326,11 +329,11 @@ impl Job {
         lines.recv_timeout(timeout).ok()
     }
 
-    /// Waits for the parent's next line, as long as the parent lives.
+    /// Waits for the parent's next line. If the parent has ended, the process ends.
     #[must_use]
     pub fn wait_line(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        // There are no more lines, so the process is ending.
+        // The parent has closed the pipe, so this process is about to end.
         lines.recv().unwrap_or_else(|_| exit(0))
     }
 
@@ -340,7 +343,8 @@ impl Job {
     }
 }
 
-/// Waits for a condition that no event announces. Checks it every millisecond, later less often.
+/// Waits for a condition that no event announces. Checks it every millisecond at first, and less
+/// often later.
 ///
 /// # Panics
 ///
@@ -351,7 +355,7 @@ pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> 
     while !condition() {
         let waited = since.elapsed();
         assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
-        // Hundreds of threads that check each millisecond would leave a small machine no time.
+        // If hundreds of threads checked each millisecond, they would overload a small machine.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
 }

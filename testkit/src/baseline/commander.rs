@@ -8,10 +8,10 @@ use redis::{Client, Connection, ConnectionLike, IntoConnectionInfo, RedisResult,
 
 use super::scripts;
 
-/// The longest time to connect.
+/// The time limit for a connection attempt.
 const CONNECT_BOUND: Duration = Duration::from_secs(10);
 
-/// A client whose connections send at once (`TCP_NODELAY`).
+/// Returns a client whose connections send at once (`TCP_NODELAY`).
 pub(super) fn client(url: &str) -> RedisResult<Client> {
     let settings = TcpSettings::default().set_nodelay(true);
     Client::open(url.into_connection_info()?.set_tcp_settings(settings))
@@ -50,7 +50,7 @@ impl Commander {
     }
 }
 
-/// An encoded `EVALSHA` of this script.
+/// Returns an encoded `EVALSHA` of this script.
 pub(super) fn call(script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
     let mut start = Call::new(script, keys, args.len());
     for arg in args {
@@ -59,14 +59,14 @@ pub(super) fn call(script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
     start.bytes
 }
 
-/// An `EVALSHA` whose last arguments change from call to call.
+/// An `EVALSHA` whose last arguments differ from call to call.
 pub(super) struct Call {
     bytes: Vec<u8>,
     fixed: usize,
 }
 
 impl Call {
-    /// Begins a call that will have `args` arguments.
+    /// Begins a call with `args` arguments.
     pub(super) fn new(script: &str, keys: &[&str], args: usize) -> Self {
         let mut call = Self { bytes: Vec::with_capacity(512), fixed: 0 };
         let _ = write!(call.bytes, "*{}\r\n", 3 + keys.len() + args);
@@ -83,13 +83,13 @@ impl Call {
         let _ = write!(self.bytes, "${}\r\n{arg}\r\n", arg.len());
     }
 
-    /// Fixes the arguments that the call has now. Later calls keep them.
+    /// Fixes the present arguments of the call. Later calls have the same arguments.
     pub(super) fn fix(mut self) -> Self {
         self.fixed = self.bytes.len();
         self
     }
 
-    /// The call with this last argument.
+    /// Returns the call with this last argument.
     pub(super) fn with(&mut self, last: &str) -> &[u8] {
         self.bytes.truncate(self.fixed);
         self.arg(last);

@@ -68,7 +68,7 @@ impl PlainSemaphoreHandle {
         Ok(reply == Value::Int(1))
     }
 
-    /// Takes a permit if one is free. Returns whether it got one.
+    /// Takes a permit if one is free. Returns whether the call took a permit.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl PlainSemaphoreHandle {
         Ok(self.commander.send(&self.acquire)? == Value::Int(1))
     }
 
-    /// Blocks until it gets a permit.
+    /// Blocks until the call has a permit.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl PlainSemaphoreHandle {
         Ok(())
     }
 
-    /// Returns a permit to the semaphore.
+    /// Gives a permit back to the semaphore.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl PlainExpirableSemaphoreHandle {
         Ok(self.commander.send(&set)? == Value::Int(1))
     }
 
-    /// Blocks until it gets a permit. Returns the permit's id.
+    /// Blocks until the call has a permit. Returns the permit's id.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl PlainExpirableSemaphoreHandle {
         loop {
             match self.try_acquire()? {
                 Ok(id) => return Ok(id),
-                // A message, or the end of the next lease, wakes the thread.
+                // A message or the end of the next lease wakes the thread.
                 Err(left) => drop(subscription.wakeups.acquire(left)),
             }
         }
@@ -204,7 +204,7 @@ impl PlainExpirableSemaphoreHandle {
         })
     }
 
-    /// Returns a permit to the semaphore. Returns false if the permit's lease had ended.
+    /// Gives a permit back to the semaphore. Returns false if the permit's lease had ended.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl PlainExpirableSemaphoreHandle {
     }
 }
 
-/// This machine's wall clock, on which Redisson counts leases.
+/// Returns the time of this machine's wall clock, by which Redisson counts leases.
 pub(super) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
@@ -240,7 +240,7 @@ impl PlainLatch {
     ///
     /// The connection to the server fails.
     pub fn handle(&self) -> RedisResult<PlainLatchHandle> {
-        // Redisson always puts this name in braces, unlike the names of other channels.
+        // Redisson always puts this channel's name in braces, unlike other channels' names.
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", self.name);
         Ok(PlainLatchHandle {
             count: cmd("GET").arg(&self.name).get_packed_command(),
@@ -281,7 +281,7 @@ impl PlainLatchHandle {
         Ok(self.commander.send(&call(scripts::SET_COUNT, &keys, &args))? == Value::Int(1))
     }
 
-    /// Returns the count, or 0 if there is none.
+    /// Returns the count, or 0 if there is no count.
     ///
     /// # Errors
     ///
@@ -291,7 +291,7 @@ impl PlainLatchHandle {
         Ok(redis::from_redis_value::<Option<i64>>(value)?.unwrap_or(0))
     }
 
-    /// Counts down by one. At zero, all waiters wake.
+    /// Counts down by one. When the count reaches zero, all waiters wake.
     ///
     /// # Errors
     ///

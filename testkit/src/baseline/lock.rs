@@ -61,7 +61,8 @@ impl fmt::Debug for PlainLockHandle {
 }
 
 impl PlainLockHandle {
-    /// Takes the lock if it is free or if this handle already holds it. Returns whether it took it.
+    /// Takes the lock if it is free or if this handle already holds it. Returns whether the call
+    /// took the lock.
     ///
     /// # Errors
     ///
@@ -70,7 +71,7 @@ impl PlainLockHandle {
         Ok(time_left(self.commander.send(&self.acquire)?)?.is_none())
     }
 
-    /// Blocks until it gets the lock.
+    /// Blocks until the handle has the lock.
     ///
     /// # Errors
     ///
@@ -149,7 +150,7 @@ impl fmt::Debug for PlainFairLockHandle {
 }
 
 impl PlainFairLockHandle {
-    /// Blocks until it gets the lock, in the order of arrival.
+    /// Blocks until the handle has the lock. Handles get the lock in the order of arrival.
     ///
     /// # Errors
     ///
@@ -246,14 +247,15 @@ fn wait_for(
     }
     let subscription = subscriber.subscribe(channel, Kind::Lock)?;
     while let Some(left) = attempt()? {
-        // If the holder's lease does not end (-1), only a message ends the sleep.
+        // If the holder's lease has no end (-1), only a message ends the sleep.
         let timeout = u64::try_from(left).ok().map(Duration::from_millis);
         subscription.wakeups.acquire(timeout)?;
     }
     Ok(())
 }
 
-/// The remaining lease of the present holder, in milliseconds. `None` if this handle got the lock.
+/// Returns the remaining lease of the present holder in milliseconds, or `None` if this handle got
+/// the lock.
 fn time_left(reply: Value) -> RedisResult<Option<i64>> {
     match reply {
         Value::Nil => Ok(None),

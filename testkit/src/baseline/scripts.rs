@@ -1,4 +1,4 @@
-//! Redisson's scripts, written anew.
+//! Scripts with the same effect as Redisson's scripts.
 
 /// `KEYS[1]` name; `ARGV` lease, owner. Returns nil if granted, or the remaining lease.
 pub(super) const ACQUIRE: &str = r"

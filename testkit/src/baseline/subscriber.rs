@@ -1,4 +1,4 @@
-//! A client's one connection for subscriptions, and the thread that dispatches its messages.
+//! The client's connection for subscriptions, and the thread that dispatches its messages.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::wakeups::Wakeups;
 pub(super) enum Kind {
     /// `0` wakes one waiter, `1` wakes all waiters.
     Lock,
-    /// The number of free permits.
+    /// A message is the number of free permits.
     Semaphore,
     /// `0` opens the latch, `1` closes it.
     Latch,
@@ -45,7 +45,7 @@ struct State {
     broken: bool,
 }
 
-/// A waiter's share in a subscription. The last waiter's drop unsubscribes.
+/// A waiter's part in a subscription. The drop of the last part unsubscribes.
 pub(super) struct Subscription {
     board: Arc<Board>,
     channel: String,
@@ -121,7 +121,7 @@ impl Drop for Subscription {
         entry.waiters -= 1;
         if entry.waiters == 0 {
             state.entries.remove(&self.channel);
-            // One connection keeps the order, so a new subscription may follow at once.
+            // One connection keeps the order of commands, so a new subscription may follow at once.
             self.board.send("UNSUBSCRIBE", &self.channel);
         }
     }
@@ -132,8 +132,8 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Call this with the state locked, so that commands keep their order. If the write fails, the
-    /// reading thread notices.
+    /// Sends a command. The caller has the state's mutex, so that commands keep their order. If the
+    /// write fails, the reading thread notices the failure.
     fn send(&self, command: &str, channel: &str) {
         let _ = (&self.stream).write_all(&cmd(command).arg(channel).get_packed_command());
     }
@@ -176,7 +176,7 @@ impl Entry {
     }
 }
 
-/// The kind of push, the channel, and the number that is the message.
+/// Returns the kind of push, the channel, and the message, which is a number.
 fn parts(value: &Value) -> Option<(&[u8], &str, Option<i64>)> {
     let Value::Array(items) = value else {
         return None;

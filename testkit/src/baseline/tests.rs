@@ -15,7 +15,7 @@ fn set_up() -> (Server, PlainClient) {
     (server, client)
 }
 
-/// Runs `body` in a thread. The receiver gets a message at its end.
+/// Runs `body` in a thread. The receiver gets a message when `body` ends.
 fn in_thread(body: impl FnOnce() + Send + 'static) -> Receiver<()> {
     let (done, end) = channel();
     thread::spawn(move || {
@@ -25,8 +25,8 @@ fn in_thread(body: impl FnOnce() + Send + 'static) -> Receiver<()> {
     end
 }
 
-/// Many threads of two clients take and release again and again. At most `most` of them may hold
-/// at the same time.
+/// Lets many threads of two clients take and release again and again. At most `most` of them may
+/// hold at the same time.
 fn hammer<H: Send + 'static>(
     server: &Server,
     most: i64,
@@ -195,8 +195,8 @@ fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
     let short = super::PlainExpirableSemaphore::new(client.clone(), "e", lease);
     let (mut first, mut second) = (short.handle().unwrap(), short.handle().unwrap());
     assert!(first.try_set_permits(1).unwrap());
-    // This is the clock that counts the leases, in whole milliseconds. On another clock a lease may
-    // be up to 1 ms shorter.
+    // The leases are counted on this clock, in whole milliseconds. On another clock a lease may
+    // look up to 1 ms shorter.
     let begun = counters::now();
     let lapsing = first.acquire().unwrap();
     let id = second.acquire().unwrap();
@@ -234,7 +234,7 @@ fn a_password_is_used_everywhere() {
             redis::cmd("PUBSUB").arg("CHANNELS").query(&mut server.connection()).unwrap();
         !channels.is_empty()
     });
-    // A wait ends with an error when the server is gone.
+    // When the server is gone, a wait ends with an error.
     server.kill();
     assert!(end.recv_timeout(SOON).unwrap().is_err());
 }

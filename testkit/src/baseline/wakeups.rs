@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult};
 
-/// Wake-ups for waiters, each of which lets one waiter try again; and a gate that stays open.
+/// Wake-ups for waiters. Each wake-up lets one waiter try again, and an open gate lets all waiters
+/// try.
 #[derive(Debug, Default)]
 pub(super) struct Wakeups {
     state: Mutex<State>,
@@ -26,7 +27,7 @@ impl Wakeups {
         self.changed.notify_all();
     }
 
-    /// Notes that the connection is gone, so that no message will wake a waiter.
+    /// Records that the connection is gone, so no message will wake a waiter.
     pub(super) fn break_off(&self) {
         self.state().broken = true;
         self.changed.notify_all();
@@ -51,8 +52,8 @@ impl Wakeups {
         self.wait(None, |state| state.confirmed)
     }
 
-    /// Blocks until it gets a wake-up or the timeout is over. Without a timeout, it may block
-    /// forever.
+    /// Blocks until the waiter gets a wake-up or the timeout is over. Without a timeout, the call
+    /// may block for ever.
     pub(super) fn acquire(&self, timeout: Option<Duration>) -> RedisResult<()> {
         self.wait(timeout, |state| {
             let got = state.permits > 0;

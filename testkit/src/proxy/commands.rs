@@ -1,10 +1,11 @@
-//! Finds where the commands in a client's bytes begin and end.
+//! Splits a client's bytes into commands.
 
 /// Splits a client's bytes into whole commands.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     buffer: Vec<u8>,
-    /// Whether the bytes are not commands (as with TLS). Such bytes are passed on as they come.
+    /// Whether the bytes are not commands (as with TLS). The proxy passes such bytes on as they
+    /// come.
     opaque: bool,
 }
 
@@ -13,7 +14,7 @@ impl Commands {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole command, if all of it has come.
+    /// Returns the next command, if all its bytes have come.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         if self.buffer.is_empty() {
             return None;
@@ -31,7 +32,8 @@ impl Commands {
 
 struct NoCommand;
 
-/// The length of the first command, an array of bulk strings. `None` if the command is incomplete.
+/// Returns the length of the first command, which is an array of bulk strings. Returns `None` if
+/// the command is incomplete.
 fn length(bytes: &[u8]) -> Result<Option<usize>, NoCommand> {
     let mut at = 0;
     let Some(count) = header(bytes, &mut at, b'*')? else {
@@ -49,7 +51,7 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, NoCommand> {
     Ok(Some(at))
 }
 
-/// The number in a line such as `$12\r\n`.
+/// Returns the number in a line such as `$12\r\n`.
 fn header(bytes: &[u8], at: &mut usize, kind: u8) -> Result<Option<usize>, NoCommand> {
     let rest = &bytes[*at..];
     if rest.first().is_some_and(|first| *first != kind) {
@@ -64,7 +66,7 @@ fn header(bytes: &[u8], at: &mut usize, kind: u8) -> Result<Option<usize>, NoCom
     number.filter(|number| *number < (1 << 32)).ok_or(NoCommand).map(Some)
 }
 
-/// A command's name in upper case, if these bytes are a command.
+/// Returns a command's name in upper case, if these bytes are a command.
 pub(super) fn name(command: &[u8]) -> Option<String> {
     let name = command.split(|byte| *byte == b'\n').nth(2)?.strip_suffix(b"\r")?;
     std::str::from_utf8(name).ok().map(str::to_uppercase)

@@ -13,19 +13,19 @@ use super::pump::Pump;
 use super::state::Shared;
 use super::{commands, rules};
 
-/// The proxy remembers at least this many of a client's last bytes.
+/// The proxy stores at least this many of a client's last bytes.
 const REMEMBERED: usize = 64 * 1024;
 
 /// How the proxy treats replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replies {
     Pass,
-    /// Drops replies until the server has closed the connection. Then the proxy cuts the connection
-    /// and counts the rule as fired.
+    /// Drops replies until the server has closed the connection. Then the proxy cuts the
+    /// connection, and the rule counts as fired.
     Swallow,
     /// Delays the next reply.
     Delay(Duration),
-    /// Holds replies back until the proxy has had `releases` releases.
+    /// Holds replies back until the proxy was released `releases` times.
     Hold {
         releases: u64,
         fired: bool,
@@ -53,7 +53,8 @@ struct Sent {
 }
 
 impl Connection {
-    /// Takes over both sockets. The threads end when both sides have closed, or at a cut.
+    /// Takes over both sockets. The threads end when both sides have closed, or when the connection
+    /// is cut.
     pub(super) fn start(
         client: TcpStream,
         upstream: TcpStream,
@@ -87,9 +88,11 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// As [`cut`](Self::cut), and counts `fired` rules before a thread can notice the cut.
+    /// Does the same as [`cut`](Self::cut), and counts `fired` rules before a thread can notice the
+    /// cut.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // Under the lock: otherwise a thread that is about to wait would miss this change.
+        // This runs under the mutex. Otherwise a thread that is about to wait would miss the
+        // change.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);
@@ -98,7 +101,7 @@ impl Connection {
         let _ = self.upstream.shutdown(Shutdown::Both);
     }
 
-    /// Notes that one direction has ended. The second end closes the connection.
+    /// Records that one direction has ended. The end of the second direction closes the connection.
     pub(super) fn end_one_way(&self, shared: &Shared, to: &TcpStream) {
         let _ = to.shutdown(Shutdown::Write);
         if self.half_closed.swap(true, Ordering::SeqCst) {
@@ -127,7 +130,8 @@ impl Connection {
         sent.last.extend_from_slice(command);
     }
 
-    /// Whether the client has sent these bytes lately, or ever as a part of a command's name.
+    /// Whether the client has recently sent these bytes, or has ever sent them as a part of a
+    /// command's name.
     pub(super) fn has_sent(&self, pattern: &[u8]) -> bool {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         sent.names.iter().any(|name| rules::contains(name.as_bytes(), pattern))
@@ -140,7 +144,7 @@ impl Connection {
         }
         for byte in bytes.chunks(1) {
             socket.write_all(byte)?;
-            // The pause keeps the other side's system from joining the bytes again.
+            // Without the pause, the system on the other side would join the bytes again.
             thread::sleep(Duration::from_micros(20));
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The threads of a connection. In each direction, one thread reads bytes, and another one delivers
-//! them when they are due.
+//! The threads of a connection. In each direction, one thread reads bytes, and another thread
+//! delivers them when they are due.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -14,18 +14,21 @@ use super::rules::{Action, Direction};
 use super::state::Shared;
 
 const CHUNK: usize = 64 * 1024;
-/// How many earlier bytes a rule for replies gets again, for patterns across two reads.
+/// How many earlier bytes a rule for replies sees again, so that it can match a pattern across two
+/// reads.
 const OVERLAP: usize = 256;
-/// How much too long a sleep may be, even with the least timer slack. A thread spins for this time.
+/// How much longer a sleep may be than requested, even with the least timer slack. A thread spins
+/// for this time.
 const SPIN: Duration = Duration::from_micros(60);
-/// A wait that is longer than this must end when the connection is cut.
+/// If a wait is longer than this, a cut of the connection must end it.
 const LONG: Duration = Duration::from_millis(5);
 
-/// An item from a reader to its writer. The end of the channel stands for the sender's end of file.
+/// An item from a reader to its writer. The end of the channel means that the sender has ended its
+/// stream.
 pub(super) enum Item {
     /// Bytes to deliver at `due`, but not before the proxy has had `releases` releases.
     Bytes { due: Instant, bytes: Vec<u8>, releases: Option<u64> },
-    /// Cut the connection here. The rule then counts as fired.
+    /// The writer cuts the connection here. The rule then counts as fired.
     Cut,
 }
 
@@ -66,8 +69,9 @@ impl Pump {
                 }
                 match action {
                     Some(Action::LoseReply) => {
-                        // At the end of file, the server runs the commands before it, answers them,
-                        // and closes the connection. So the commands have certainly run by then.
+                        // At the end of the stream, the server runs the commands before it, answers
+                        // them, and closes the connection. So all these commands have run when the
+                        // server closes.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }
@@ -185,7 +189,7 @@ impl Pump {
                 return;
             }
         }
-        // The end of file is delayed like the bytes before it.
+        // The end of the stream is delayed like the bytes before it.
         self.wait_for(Instant::now() + self.shared.delay(), None);
         self.connection.end_one_way(&self.shared, to);
     }
@@ -207,7 +211,7 @@ impl Pump {
     }
 }
 
-/// Reads the bytes that have come. Returns `None` at the end of file.
+/// Reads the available bytes. Returns `None` at the end of the stream.
 fn read(mut socket: &TcpStream, chunk: &mut [u8]) -> Option<usize> {
     loop {
         match socket.read(chunk) {
@@ -233,7 +237,7 @@ fn sleep_until(due: Instant) {
     }
 }
 
-/// Sets the least timer slack. Without it, the system makes each short sleep about 50 us longer.
+/// Sets the least timer slack. Otherwise the system makes each short sleep about 50 us longer.
 fn least_timer_slack() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

@@ -1,4 +1,4 @@
-//! The rules that match bytes, and the actions that they fire.
+//! Rules that match bytes, and their actions.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 pub enum Direction {
     /// From the client to the server. A rule sees one whole command at a time.
     Request,
-    /// From the server to the client. A rule sees the bytes of one read, after the last bytes of
-    /// the read before.
+    /// From the server to the client. A rule sees the bytes of one read, together with the last
+    /// bytes of the previous read.
     Reply,
 }
 
@@ -20,13 +20,13 @@ pub enum Action {
     /// replies, this is the same as [`Action::LoseReply`].)
     LoseRequest,
     /// Lets the command run, but cuts the connection before the reply. The rule counts as fired
-    /// when both have happened.
+    /// when the command has run and the connection is cut.
     LoseReply,
     /// Delays the reply by this time. Later replies come after it.
     DelayReply(Duration),
     /// Holds replies back until [`Proxy::release`](super::Proxy::release).
     HoldReply,
-    /// Passes nothing more in either direction and closes nothing: a half-open connection. The
+    /// Passes no more bytes in either direction and closes nothing: a half-open connection. The
     /// command that matched still runs.
     Silence,
 }
@@ -50,7 +50,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Takes one shot of the first rule that these bytes match. Returns the rule's action.
+/// Fires the first rule that these bytes match. Returns the rule's action.
 pub(super) fn fire(rules: &mut Vec<Rule>, direction: Direction, bytes: &[u8]) -> Option<Action> {
     let index = rules
         .iter()

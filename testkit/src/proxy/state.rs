@@ -1,4 +1,4 @@
-//! The state that a proxy's threads share.
+//! The state that the proxy's threads share.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub(super) struct Shared {
     commands: AtomicU64,
     delay_ns: AtomicU64,
     trickle: AtomicBool,
-    /// Copies of the state, which each packet reads without the mutex.
+    /// A copy of a part of the state. For each packet, threads read it without the mutex.
     frozen: AtomicBool,
     rules: AtomicUsize,
     state: Mutex<State>,
@@ -49,7 +49,7 @@ impl Shared {
         }
     }
 
-    /// The server to which new connections lead.
+    /// The address of the server for new connections.
     pub(super) fn upstream(&self) -> MutexGuard<'_, SocketAddr> {
         self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +100,7 @@ impl Shared {
         self.change(|state| state.fired += 1);
     }
 
-    /// The action of the first rule that these bytes fire.
+    /// Fires the first rule that these bytes match. Returns the rule's action.
     pub(super) fn rule_for(&self, direction: Direction, bytes: &[u8]) -> Option<Action> {
         if !self.has_rules() {
             return None;

@@ -21,7 +21,7 @@ fn hangs(client: &mut Client) {
     let short = Duration::from_millis(300);
     client.set_read_timeout(Some(short)).unwrap();
     let error = increase(client).unwrap_err();
-    // The read times out, or a signal ends the wait.
+    // The read times out, or a signal interrupts it.
     assert!(error.is_io_error() && !error.is_connection_dropped(), "{error}");
     client.set_read_timeout(None).unwrap();
 }
@@ -62,7 +62,7 @@ fn a_delay_makes_a_round_trip_longer_by_twice_as_much_and_does_not_serialize() {
             start.elapsed()
         })
         .collect();
-    // The shortest time, since the machine may be busy.
+    // The shortest time counts, because the machine may be busy.
     let shortest = times.into_iter().min().unwrap();
     assert!(shortest >= 2 * one_way, "{shortest:?}");
     assert!(shortest < 3 * one_way, "{shortest:?}");
@@ -211,7 +211,8 @@ fn refused_connections_fail_at_once() {
     let mut old = client(&proxy);
     for _ in 0..3 {
         proxy.refuse();
-        // Another test may start a process now, which keeps the sockets open until its exec.
+        // Another test may be starting a process now. This process keeps the sockets open until its
+        // `exec`.
         wait_until("connections are refused", SOON, || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             TcpStream::connect(proxy.address()).is_err_and(refused)

@@ -1,4 +1,4 @@
-//! Finds a server program: on `PATH`, or from an earlier download, or by a download now.
+//! Finds a server program on `PATH` or from an earlier download, or downloads one now.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,15 @@ pub(crate) struct Binary {
 }
 
 impl Binary {
-    /// The program for this process. It is searched, and downloaded if necessary, only once.
+    /// Returns the program for this process. It is searched, and if necessary downloaded, only
+    /// once.
     pub(crate) fn find() -> Result<Self, ServerError> {
         static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
         let find = || find_in(env::var_os("PATH").as_deref(), &target_dir());
         FOUND.get_or_init(find).clone()
     }
 
-    /// The program at this path, if it runs.
+    /// Returns the program at this path, if it runs.
     pub(crate) fn checked(path: PathBuf) -> Result<Self, String> {
         let output = Command::new(&path)
             .arg("--version")
@@ -52,7 +53,7 @@ pub(crate) fn find_in(
     provision::kept_or_new(&target.join("redis-server"))
 }
 
-/// Cargo's target folder: `cargo clean` then removes the download, too.
+/// Returns Cargo's target folder, so that `cargo clean` also removes the download.
 fn target_dir() -> PathBuf {
     let marked = env::current_exe().ok().and_then(|exe| {
         exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf)

@@ -19,9 +19,9 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
-    /// The folder of another server whose certificates this server shares.
+    /// The folder of another server. This server shares its certificates.
     certificates: Option<PathBuf>,
-    /// If it is set, the server is a Sentinel with these lines in its configuration file.
+    /// If this is set, the server is a Sentinel with these lines in its configuration file.
     pub(super) sentinel: Option<String>,
     pub(super) master: Option<u16>,
     binary: Option<Binary>,
@@ -42,35 +42,36 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the port. The start fails if it is taken. By default the server gets a free port.
+    /// Sets the port. If the port is taken, the start fails. By default the server gets a free
+    /// port.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// Sets a password of letters and digits. The URLs contain it.
+    /// Sets a password of letters and digits, which the URLs contain.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// Adds a TLS port to the plain one, with a new certificate.
+    /// Adds a TLS port with a new certificate. The server keeps its port without TLS.
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// As [`tls`](Self::tls), but with the certificates of `first`. The server uses only TLS with
+    /// Adds a TLS port with the certificates of `first`. The server uses only TLS to connect to
     /// other servers.
     pub(crate) fn tls_among(mut self, first: Option<&Server>) -> Self {
         self.certificates = first.map(|server| server.dir.path().to_owned());
         self.tls().args(&["--tls-replication", "yes"])
     }
 
-    /// Starts a Sentinel, with these lines in its configuration file.
+    /// Makes the server a Sentinel, with these lines in its configuration file.
     pub(crate) fn sentinel(mut self, lines: String) -> Self {
         self.sentinel = Some(lines);
         self
@@ -83,7 +84,7 @@ impl ServerBuilder {
         self.replica_at(master.port())
     }
 
-    /// As [`replica_of`](Self::replica_of), but through this network.
+    /// Does the same as [`replica_of`](Self::replica_of), but through this network.
     #[must_use]
     pub fn replica_behind(self, network: &Proxy) -> Self {
         self.replica_at(network.address().port())
@@ -101,8 +102,8 @@ impl ServerBuilder {
     }
 
     /// Starts the server and waits until it answers. If there is no server program and none can be
-    /// downloaded, the process ends with a message on how to get one, since no other test could run
-    /// either.
+    /// downloaded, the process ends with a message about how to get one, because the other tests
+    /// could not run, either.
     ///
     /// # Errors
     ///
@@ -152,7 +153,8 @@ impl ServerBuilder {
     }
 }
 
-/// Prints the error and ends the process. If several threads call this at once, only one prints.
+/// Prints the error and ends the process. If several threads call this at the same time, only one
+/// of them prints.
 fn end_process(why: &ServerError) -> ! {
     static ENDS: Mutex<()> = Mutex::new(());
     let _for_good = ENDS.lock();
@@ -160,8 +162,8 @@ fn end_process(why: &ServerError) -> ! {
     std::process::exit(101);
 }
 
-/// A new folder. Its path must be short: a Unix socket's path has at most about a hundred bytes,
-/// and `TMPDIR` may be longer.
+/// Returns a new folder. The folder's path is short, because a Unix socket's path has at most about
+/// a hundred bytes. `TMPDIR` may be longer.
 fn private_folder() -> Result<TempDir, ServerError> {
     let named = tempfile::Builder::new().prefix("redlatch-").tempdir();
     match named {

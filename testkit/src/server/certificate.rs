@@ -30,12 +30,12 @@ pub(crate) fn authority(dir: &Path) -> PathBuf {
     dir.join(AUTHORITY)
 }
 
-/// A client's certificate and its key.
+/// Returns the paths of a client's certificate and its key.
 pub(crate) fn client(dir: &Path) -> [PathBuf; 2] {
     CLIENTS.map(|file| dir.join(file))
 }
 
-/// Copies a server's certificates from the folder of another server.
+/// Copies another server's certificates into a server's folder.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
     for file in [AUTHORITY, CERTIFICATE, KEY] {
         fs::copy(from.join(file), to.join(file))

@@ -1,9 +1,9 @@
-//! Free ports below the range from which the system takes the ports of outgoing connections.
+//! Free ports below the range from which the system takes ports for outgoing connections.
 //!
-//! A server can bind such a port again after it was killed: no client that tries to connect to the
-//! port gets it as its own port (and so a connection to itself). No other test's server gets the
-//! port meanwhile (and would grant locks to the client): among all processes that use this kit, a
-//! port is reserved as long as its [`Port`] lives.
+//! A server can bind such a port again after it was killed. The system never gives the port to a
+//! client that tries to connect to it (the client would then connect to itself). Another test's
+//! server cannot get the port in the meantime (it would then grant locks to the client), because a
+//! port is reserved among all processes that use this kit for as long as its [`Port`] exists.
 
 use std::net::TcpListener;
 use std::process;
@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
 
-/// A reserved port. A server may listen on it or not.
+/// A reserved port. There may be a server on it or not.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -26,7 +26,8 @@ impl Port {
         self.number
     }
 
-    /// Reserves this port. Returns `None` if another test has it, or if a program listens on it.
+    /// Reserves this port. Returns `None` if another test has reserved it, or if a program listens
+    /// on it.
     pub(super) fn take(number: u16) -> Option<Self> {
         let reserved = reserve(number)?;
         TcpListener::bind(("127.0.0.1", number)).ok()?;
@@ -34,11 +35,12 @@ impl Port {
     }
 }
 
-/// A port that is free now. A program without this kit may still take it before the caller does.
+/// Returns a port that is free now. A program without this kit may still take the port before the
+/// caller does.
 pub(crate) fn free() -> Port {
     static TURN: AtomicU32 = AtomicU32::new(0);
     static START: OnceLock<u32> = OnceLock::new();
-    // Test programs run at the same time, so each begins its search at another port.
+    // Test programs run at the same time, so each program begins its search at another port.
     let start = *START.get_or_init(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::id().wrapping_mul(7_919).wrapping_add(now.subsec_micros())
@@ -64,7 +66,7 @@ pub(crate) fn free() -> Port {
 }
 
 /// A socket whose abstract name contains the port's number. While the socket is open, no other
-/// process in the same network namespace can have that name. The system closes the socket when the
+/// process in the same network namespace can use this name. The system closes the socket when the
 /// process ends.
 #[cfg(target_os = "linux")]
 type Reserved = Option<std::os::unix::net::UnixListener>;
@@ -79,7 +81,7 @@ fn reserve(port: u16) -> Option<Reserved> {
     match name.and_then(|name| UnixListener::bind_addr(&name)) {
         Ok(socket) => Some(Some(socket)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => None,
-        // On a system without such names, the kit reserves nothing.
+        // On a system without abstract socket names, the kit reserves nothing.
         Err(_) => Some(None),
     }
 }

@@ -1,4 +1,4 @@
-//! The server's process, and the shell that ends it.
+//! The server's process, and the shell that ends the server.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Runs the server in the background. A line on standard input makes the shell end the server. The
-/// end of file means that the parent is gone: then the shell also removes the folder. Descriptor 3
-/// tells the parent when the server has ended.
+/// end of standard input means that the parent has ended. The shell then also removes the folder.
+/// Descriptor 3 closes when the server has ended, so that the parent notices the end.
 const WRAPPER: &str = r#"
 dir=$1 log=$2; shift 2
 "$@" </dev/null 3>&1 >>"$log" 2>&1 &
@@ -26,7 +26,7 @@ wait "$pid"
 [ -z "$gone" ] || rm -rf "$dir"
 "#;
 
-/// A running server. The drop kills the server and waits until it is gone.
+/// A running server. Its drop kills the server and waits until it is gone.
 #[derive(Debug)]
 pub(super) struct Process {
     shell: Child,
@@ -59,12 +59,13 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // Ctrl-C signals the terminal's group. The server must not end before its users.
+            // Ctrl-C signals the terminal's process group. The server must not end before its
+            // users.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("no shell to run it in: {error}; is there a `sh`?"))?;
         let output = shell.stdout.take();
-        // If this function returns early from here on, the drop kills the process.
+        // If this function returns early after this line, the drop kills the process.
         let mut process = Self { shell, pid: 0 };
         let (pid, ended) = output.and_then(watch).ok_or("the shell has not started it")?;
         process.pid = pid;
@@ -99,7 +100,7 @@ impl Drop for Process {
     }
 }
 
-/// The server's process id, and a channel that closes when the server ends.
+/// Returns the server's process id, and a channel that closes when the server ends.
 fn watch(output: ChildStdout) -> Option<(u32, Receiver<()>)> {
     let mut output = BufReader::new(output);
     let mut line = String::new();
@@ -113,7 +114,7 @@ fn watch(output: ChildStdout) -> Option<(u32, Receiver<()>)> {
     Some((pid, ended))
 }
 
-/// Whether the server answers on its own socket. (On the port, another server might answer.)
+/// Whether the server answers on its own socket. (Another server might answer on the port.)
 fn answers(socket: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(socket) else {
         return false;
@@ -121,6 +122,6 @@ fn answers(socket: &Path) -> bool {
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     let mut reply = [0; 8];
     let said = stream.write_all(b"PING\r\n").and_then(|()| stream.read(&mut reply));
-    // -NOAUTH shows that the server is ready, too. -LOADING would show that it is not.
+    // -NOAUTH also shows that the server is ready. -LOADING would show that it is not.
     said.is_ok_and(|n| reply[..n].starts_with(b"+PONG") || reply[..n].starts_with(b"-NOAUTH"))
 }

