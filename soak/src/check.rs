@@ -1,4 +1,4 @@
-//! The rules for the history of a round. Each check depends on the history alone.
+//! The rules for the history of a round. Each check reads only the history.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,21 +31,22 @@ const PROVISIONAL: u64 = ms(2000);
 pub(crate) struct Hold {
     pub(crate) process: u32,
     pub(crate) grant: Grant,
-    /// Each time at which the guard said "held", with the end of the lease that it gave.
+    /// Each time at which the guard reported "held", with the end of its lease at that time.
     pub(crate) seen: Vec<[u64; 2]>,
-    /// The time when the release began, and the end of the lease that the guard gave just before:
-    /// zero if the guard said that the lock was lost.
+    /// The time at which the release began, and the end of the guard's lease just before it. The
+    /// end is zero if the guard reported a loss.
     pub(crate) leaving: Option<[u64; 2]>,
     pub(crate) left: Option<(u64, Outcome)>,
-    /// The time when the callback for the loss ran.
+    /// The time at which the callback for the loss ran.
     pub(crate) lost: Option<u64>,
     pub(crate) killed: Option<u64>,
-    /// The least time in ns for which the name stays taken after the grant, even without a holder.
+    /// The minimum time in ns for which the name stays taken after the grant, even without a
+    /// holder.
     pub(crate) keeps: u64,
 }
 
 impl Hold {
-    /// The latest end of the lease that the guard gave.
+    /// The latest end of the lease that the guard reported.
     pub(crate) fn deadline(&self) -> u64 {
         let seen = self.seen.iter().chain(&self.leaving).map(|[_, until]| *until);
         seen.fold(self.grant.until, u64::max)
@@ -58,7 +59,7 @@ impl Hold {
         end.max(self.grant.at)
     }
 
-    /// The time by which the server has certainly ended the hold, or `u64::MAX`.
+    /// The time at which the server has certainly ended the hold, or `u64::MAX`.
     fn is_over(&self) -> u64 {
         match self.left {
             Some((at, Outcome::Done | Outcome::Lost)) if self.keeps == 0 => at,
@@ -67,25 +68,25 @@ impl Hold {
     }
 
     /// A time at or after the server's grant. (A thread of the same process may have had the hold
-    /// earlier, and passed it on without the server.)
+    /// earlier, and may have passed it on without the server.)
     fn began(&self) -> u64 {
         let longest = self.longest_lease();
         self.grant.at.min(self.grant.until.saturating_sub(longest))
     }
 
-    /// The longest lease that the server can have given.
+    /// The longest lease that the server may have granted.
     fn longest_lease(&self) -> u64 {
         self.grant.lease.max(PROVISIONAL).max(self.keeps)
     }
 
-    /// Whether the server may have lost this hold, with all counts, before `at`.
+    /// Whether the server may have lost this hold and all counts before `at`.
     fn is_forgotten(&self, faults: &[Fault], at: u64) -> bool {
         let mut lost = faults.iter().filter(|it| it.forgets_counts());
         lost.any(|it| self.began() <= it.to && at >= it.from)
     }
 }
 
-/// One broken rule.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) check: &'static str,

@@ -1,10 +1,10 @@
-//! The clock for all times in a history. All processes of the machine share it.
+//! The clock for all times in a history, which all processes of the machine share.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds on a clock that keeps running while the machine is suspended, as leases do.
+/// Returns nanoseconds of a clock that keeps running while the machine is suspended, as leases do.
 pub(crate) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -16,12 +16,12 @@ pub(crate) fn now() -> u64 {
     seconds * 1_000_000_000 + nanos
 }
 
-/// Nanoseconds of a duration.
+/// Converts a duration to nanoseconds.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds of milliseconds.
+/// Converts milliseconds to nanoseconds.
 pub(crate) const fn ms(count: u64) -> u64 {
     count * 1_000_000
 }

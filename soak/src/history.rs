@@ -1,4 +1,4 @@
-//! The events of a history: one on each line, in a file for each worker process.
+//! The events of a history, one on each line, in a file for each worker process.
 //!
 //! A worker writes each line with one call before it continues, so a killed worker's file has all
 //! its lines. Spaces separate the fields of a line, and the first field is the event's letter.
@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::str::FromStr;
 
-/// The kind of a name: which rules hold for it.
+/// The kind of a name. It determines the rules for the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Reentrant,
@@ -26,18 +26,19 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
     Done,
-    /// The call returned `None` or `false`: not now, or not in time.
+    /// The call returned `None` or `false`, because the lock was not free or did not become free in
+    /// time.
     Not,
     Cancelled,
-    /// The lease was lost earlier.
+    /// The lease was lost before.
     Lost,
-    /// The server was in trouble. It may have applied the request.
+    /// The server was unreachable or refused the request. It may have applied the request.
     Trouble,
     /// The barrier is broken.
     Broken,
     /// The call was cancelled, or the server lost the result. It may have applied the request.
     Unsure,
-    /// The lock was left to the end of its lease.
+    /// The lock was left to expire.
     Kept,
     /// The guard was dropped, so the caller got no result.
     Posted,
@@ -97,10 +98,10 @@ pub(crate) enum Step {
     Look,
 }
 
-/// An acquisition that a caller learned of. All times are on [`crate::clock`].
+/// An acquisition that a caller received. All times are on [`crate::clock`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// The id. It is unique in its process.
+    /// The id, which is unique in its process.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
     pub(crate) name: String,
@@ -109,11 +110,11 @@ pub(crate) struct Grant {
     pub(crate) capacity: u64,
     pub(crate) call: u64,
     pub(crate) at: u64,
-    /// The end of the lease that the guard gave at first.
+    /// The first end of the lease that the guard reported.
     pub(crate) until: u64,
     /// The lease in ns that the caller asked for, or zero if the grant has no lease.
     pub(crate) lease: u64,
-    /// The token, or zero if there is none.
+    /// The token, or zero if there is no token.
     pub(crate) token: u64,
     /// Whether the caller registered a callback for a loss.
     pub(crate) is_watched: bool,
@@ -121,22 +122,22 @@ pub(crate) struct Grant {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A call for a name that may stay taken after its holder has gone: for at least `keeps` ns
-    /// after the grant. This is written before the call, since the process may be killed during the
-    /// call.
+    /// A call for a name that may stay taken after its holder has gone, for at least `keeps` ns
+    /// after the grant. This event is written before the call, because the process may be killed
+    /// during the call.
     Asks {
         name: String,
         call: u64,
         keeps: u64,
     },
     Granted(Grant),
-    /// The guard said that it is held until this time.
+    /// The guard reported that it is held until this time.
     Seen {
         id: u64,
         at: u64,
         until: u64,
     },
-    /// The holder begins to release. `until` is zero if the guard said that the lock is lost.
+    /// The holder begins to release. `until` is zero if the guard reported a loss.
     Leaving {
         id: u64,
         at: u64,
@@ -152,7 +153,7 @@ pub(crate) enum Event {
         id: u64,
         at: u64,
     },
-    /// A call ended without a grant. `bound` is the time in ns after which it should have ended.
+    /// A call ended without a grant. `bound` is the time in ns within which it should have ended.
     Missed {
         kind: Kind,
         name: String,
@@ -162,8 +163,8 @@ pub(crate) enum Event {
         outcome: Outcome,
     },
     /// A step with a latch, a condition, a barrier or an election. `number` is a latch's count, the
-    /// number of waiters that a notification woke, an index at a barrier, or 1 if another leader is
-    /// on record.
+    /// number of waiters that a notification woke, or an index at a barrier. For an election, it is
+    /// 1 if another leader is on record.
     Stepped {
         step: Step,
         name: String,
@@ -272,7 +273,7 @@ fn next<T: FromStr>(fields: &mut std::str::Split<'_, char>) -> Result<T, ()> {
     fields.next().ok_or(())?.parse().map_err(drop)
 }
 
-/// The file of a worker. Its threads share the file.
+/// The file of a worker. The worker's threads share the file.
 #[derive(Debug)]
 pub(crate) struct Log(File);
 
@@ -283,9 +284,10 @@ impl Log {
 
     /// # Panics
     ///
-    /// The disk is full: a run proves nothing without its history.
+    /// The disk is full: without its history, a run proves nothing.
     pub(crate) fn write(&self, event: &Event) {
-        // One write to a file that is open for appending, so lines of threads do not mix.
+        // The file is open for appending and each line is one write, so lines of different threads
+        // do not mix.
         if let Err(error) = (&self.0).write_all(format!("{event}\n").as_bytes()) {
             panic!("the history cannot be written: {error}");
         }
@@ -297,7 +299,7 @@ impl Log {
 pub(crate) struct Process {
     pub(crate) number: u32,
     pub(crate) events: Vec<Event>,
-    /// The time when the nemesis killed the process.
+    /// The time at which the nemesis killed the process.
     pub(crate) killed: Option<u64>,
 }
 
@@ -329,10 +331,10 @@ pub(crate) const FAULTS: [&str; 24] = [
     "slot moved",
 ];
 
-/// A fault that the nemesis did not cause: the machine was too busy to run.
+/// A fault that the nemesis did not cause: the machine was too busy to run the processes.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
-/// A fault that makes leases at the server end early. Nothing else is lost.
+/// A fault that makes leases at the server end early. It has no other effect.
 pub(crate) const LEASES_SHORTER: &str = "leases shorter";
 
 /// A fault that makes leases at the server end late.
@@ -341,26 +343,26 @@ pub(crate) const LEASES_LONGER: &str = "leases longer";
 /// Faults during which a process behind the faulty network gets no reply.
 pub(crate) const OUTAGES: [&str; 2] = ["network frozen", "connections refused"];
 
-/// A fault, usually one that the nemesis caused.
+/// A fault. Usually the nemesis has caused it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: String,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// The process that the fault hit. `None` if it hit the server or all processes.
+    /// The process that the fault affected. `None` if it affected the server or all processes.
     pub(crate) process: Option<u32>,
     /// Whether the server may have lost data.
     pub(crate) forgets: bool,
 }
 
 impl Fault {
-    /// Whether counts and tokens may be lost, too.
+    /// Whether the fault may also have lost counts and tokens.
     pub(crate) fn forgets_counts(&self) -> bool {
         self.forgets && self.kind != LEASES_SHORTER
     }
 }
 
-/// The time between two quiet moments, at which nothing is held.
+/// A round: the time between two quiet moments, at which nothing is held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) processes: Vec<Process>,
@@ -368,7 +370,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// How long this process stood still between these times, alone or with the machine.
+    /// Returns how long this process stood still between these times, alone or with the machine.
     pub(crate) fn stopped(&self, process: u32, from: u64, to: u64) -> u64 {
         let faults = self.faults.iter();
         let is_stop = |fault: &&Fault| match fault.process {

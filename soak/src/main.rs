@@ -1,5 +1,5 @@
-//! Random work with all synchronizers under faults, whose history is then checked. `--help`
-//! explains the options, and SOAK.md has the results.
+//! Random work with all synchronizers under faults. The history of the work is then checked.
+//! `--help` explains the options, and SOAK.md has the results.
 
 use std::env;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the soak. Returns whether there was no violation.
+/// Runs the soak. Returns `true` if there was no violation.
 fn soak(options: &Options) -> Result<bool, String> {
     if options.mutants {
         return mutants::run(options);

@@ -1,8 +1,8 @@
-//! Known bugs that are put into the library on purpose. The soak must find each one.
+//! Known bugs that are put into the library on purpose. The soak must find each of them.
 //!
-//! They need a library that was built with `--cfg soak_mutants`: no other build contains them. A
-//! bug of a script is a text and its replacement. A bug of the client is in the client's code,
-//! under its name.
+//! They exist only in a library that was built with `--cfg soak_mutants`. For a bug of a script,
+//! this list has a text of the script and its replacement. A bug of the client is in the client's
+//! code, under its name.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -11,16 +11,17 @@ use std::time::Instant;
 
 use crate::options::Options;
 
-/// The same separator as in the library's `src/scripts/mutants.rs`.
+/// The separator, which must be the same as in the library's `src/scripts/mutants.rs`.
 const SEPARATOR: &str = "\u{1f}";
 
 struct Mutant {
     name: &'static str,
     /// The kinds of work with which the soak finds this bug.
     only: &'static str,
-    /// The faults with which the soak finds it. "none" if the bug breaks a rule about time.
+    /// The faults with which the soak finds this bug, or "none" if the bug breaks a rule about
+    /// time.
     faults: &'static str,
-    /// Texts of scripts, each with its replacement. Empty if it is only a bug of the client.
+    /// Texts of scripts, each with its replacement. Empty if the bug is only in the client.
     replaced: &'static [[&'static str; 2]],
 }
 
@@ -263,7 +264,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a short limit that fails",
         faults: "none",
         only: "short",
-        // The library also accepts replies that come after the limit.
+        // With this bug, the library also accepts replies that come after the limit.
         replaced: &[[
             "if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
             "for _ = 1, 1000000 do end\nif redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
@@ -293,7 +294,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         let begun = Instant::now();
         let script: Vec<_> = mutant.replaced.iter().flatten().copied().collect();
         let minutes = options.minutes.to_string();
-        // Rules about time apply only where no fault is near. And some kinds of faults are rare.
+        // Rules about time apply only where no fault is near, and some kinds of faults are rare.
         let [storm, calm] = match mutant.faults {
             "" => ["6", "8"],
             "none" => ["0", "14"],

@@ -1,6 +1,7 @@
 //! Causes faults, and records each with its time.
 //!
-//! Two threads do this at the same time: one for the processes, one for servers and network.
+//! Two threads cause faults at the same time: one for the processes, the other for servers and
+//! network.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,24 +21,24 @@ use crate::history::{FAULTS, Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
-/// In ns: how much earlier than it was seen a new master may have been chosen, and how much longer
-/// clients may have used the old one.
+/// In ns: a new master may have been chosen this much earlier than this program saw it, and clients
+/// may have used the old master for this much longer.
 const BEFORE: u64 = ms(4000);
 const AFTER: u64 = ms(2000);
 const PULSE: Duration = Duration::from_millis(50);
 /// If the machine is late by this time, calls are delayed.
 const STOOD_STILL: u64 = ms(500);
-/// The longest time until the servers work again.
+/// The time limit until the servers work again.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// This is not a fault: the servers return to their first roles.
+/// The servers return to their first roles. This is not a fault.
 const BROUGHT_BACK: &str = "masters brought back";
 
 pub(crate) struct Nemesis<'a> {
     pub(crate) world: &'a World,
-    /// The beginning of all names of this round.
+    /// The prefix of all names of this round.
     pub(crate) prefix: &'a str,
-    /// The only kinds of faults to cause. All if it is empty.
+    /// The kinds of faults to cause, or empty for all kinds.
     pub(crate) only: &'a str,
     pub(crate) faults: Mutex<Vec<Fault>>,
     pub(crate) until: Instant,
@@ -53,7 +54,8 @@ impl Nemesis<'_> {
         });
     }
 
-    /// Watches for new masters until `ended`: busy servers may choose one by themselves.
+    /// Watches for new masters until `ended`, because busy servers may choose a new master by
+    /// themselves.
     pub(crate) fn watch(&self, ended: &AtomicBool) {
         if matches!(self.world, World::One { .. }) {
             return;
@@ -62,7 +64,7 @@ impl Nemesis<'_> {
         while !ended.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(150));
             let (began, leaders) = (now(), self.world.leaders());
-            // If servers do not answer, that is not a change.
+            // A missing answer of the servers is not a change.
             if !leaders.is_empty() && leaders != known {
                 let (from, to) = (looked.saturating_sub(BEFORE), now() + AFTER);
                 self.note(Fault {
@@ -78,8 +80,8 @@ impl Nemesis<'_> {
         }
     }
 
-    /// Records when this machine or its disk stood still, until `ended`. For this, a thread writes
-    /// a byte at short intervals, and checks whether it is late.
+    /// Records when this machine or its disk stood still, until `ended`. A thread writes a byte at
+    /// short intervals, and checks whether the write was late.
     pub(crate) fn pulse(&self, folder: &Path, ended: &AtomicBool) {
         let Ok(mut file) = File::create(folder.join("pulse")) else { return };
         while !ended.load(Ordering::Relaxed) {
@@ -102,7 +104,7 @@ impl Nemesis<'_> {
         Instant::now() >= self.until
     }
 
-    /// Causes the fault if faults of its kind are wanted, and records it.
+    /// Causes the fault if the options allow its kind, and records it.
     fn fault(&self, kind: &'static str, process: Option<u32>, forgets: bool, act: impl FnOnce()) {
         debug_assert!(kind == BROUGHT_BACK || FAULTS.contains(&kind), "{kind}");
         let is_wanted = self.only.is_empty() || self.only.split(',').any(|it| it == kind);
@@ -126,7 +128,7 @@ impl Nemesis<'_> {
                     self.fault("kill", Some(killed), false, || crew.replace(at));
                 }
                 3..8 => self.stop(crew, at, rng.random_range(20..800), "stop"),
-                // This stop is longer than the leases.
+                // This pause is longer than the leases.
                 _ => self.stop(crew, at, rng.random_range(3200..5000), "stop beyond a lease"),
             }
         }
@@ -167,13 +169,13 @@ impl Nemesis<'_> {
         }
     }
 
-    /// The faults that any server survives without losing data.
+    /// The faults that every server survives without a loss of data.
     fn harm_any(&self, server: &Server, rng: &mut StdRng) {
         let tell = |command: &[&str]| drop(ask::<redis::Value>(server, command));
         match rng.random_range(0..10) {
             0 => self.fault("server stopped", None, false, || {
                 server.pause();
-                // This stop is too short for the others to choose another master.
+                // This pause is too short for the other servers to choose another master.
                 sleep(rng, 50..700);
                 server.resume();
             }),
@@ -194,7 +196,7 @@ impl Nemesis<'_> {
                 sleep(rng, 50..700);
                 self.surely(server, &["CONFIG", "SET", "maxmemory", "0"]);
             }),
-            // As if the server's clock were set forward, or back.
+            // The effect is the same as if the server's clock were set forward or back.
             7 => {
                 let by = rng.random_range(300..3000);
                 self.fault(LEASES_SHORTER, None, true, || self.shift_leases(server, by));
@@ -237,7 +239,7 @@ impl Nemesis<'_> {
         let _: Option<i64> = ask(server, &["EVAL", SHIFT, "0", &pattern, &by.to_string()]);
     }
 
-    /// Tries until the command succeeds: a server must not stay broken.
+    /// Repeats the command until it succeeds, because a server must not stay broken.
     fn surely(&self, server: &Server, command: &[&str]) {
         wait_until("a server is mended", BOUND, || ask::<redis::Value>(server, command).is_some());
     }
@@ -332,8 +334,8 @@ impl Nemesis<'_> {
     fn harm_cluster(&self, cluster: &Cluster, rng: &mut StdRng) {
         const NAMES: [&str; 5] =
             ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1"];
-        // The test kit moves slots and fails over between the first servers and their replicas. (On
-        // a busy machine these may have exchanged their roles.)
+        // The test kit moves slots and fails over only between the first servers and their
+        // replicas. (On a busy machine they may have exchanged their roles.)
         let mut first = cluster.servers().iter().take(3);
         if !first.all(is_master) {
             self.fault(BROUGHT_BACK, None, true, || bring_back(cluster));
@@ -356,7 +358,7 @@ impl Nemesis<'_> {
     }
 }
 
-/// Makes the first servers the masters again, once they have their data.
+/// Makes the first servers the masters again, after they have their data.
 fn bring_back(cluster: &Cluster) {
     for server in cluster.servers().iter().take(3) {
         let until = Instant::now() + BOUND;
@@ -374,24 +376,25 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
     thread::sleep(Duration::from_millis(rng.random_range(millis)));
 }
 
-/// The violations that the canary plants: the check that must find each, and a part of the names.
+/// The violations that the canary plants: the check that must find each of them, and a part of the
+/// names.
 pub(crate) const PLANTED: [(&str, &str); 3] =
     [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
 
-/// For the canary: damages the server's data without recording a fault.
+/// For the canary: damages the server's data without a record of a fault.
 pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
     let run = |command: &[&str]| drop(ask::<redis::Value>(server, command));
     let keys =
         |pattern: String| ask::<Vec<String>>(server, &["KEYS", &pattern]).unwrap_or_default();
     while Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
-        // So that there are two holders.
+        // After this, there are two holders.
         run(&["DEL", &format!("{prefix}reentrant-0")]);
-        // So that there are too many permits.
+        // After this, there are too many permits.
         for name in keys(format!("{prefix}semaphore-*")) {
             run(&["INCRBY", &name, "5"]);
         }
-        // So that tokens are given again.
+        // After this, the server grants the same tokens again.
         for name in keys(format!("redisson_lock_token:*{prefix}fenced-*")) {
             run(&["SET", &name, "0"]);
         }

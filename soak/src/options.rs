@@ -55,7 +55,7 @@ pub(crate) struct Options {
     pub(crate) canary: bool,
     pub(crate) mutants: bool,
     pub(crate) help: bool,
-    /// The command line as it was typed.
+    /// The command line as the user typed it.
     pub(crate) typed: String,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn parse(args: &[String]) -> Result<Options, String> {
     }
     if options.canary {
         (options.storm, options.calm) = (Duration::from_secs(8), Duration::from_secs(1));
-        // Only these kinds, so that enough threads use each of the names whose data is damaged.
+        // Only these kinds of work are used, so that enough threads use each of the damaged names.
         options.only = "reentrant,semaphore,fenced".to_owned();
         options.minutes = 2.0;
     }
@@ -132,7 +132,7 @@ fn number<T: std::str::FromStr>(option: &str, text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{option} is no number: {text}"))
 }
 
-/// A comma-separated list of which each part must be in `names`.
+/// Checks a comma-separated list. Each part must be in `names`.
 fn known(option: &str, text: &str, names: &[&str]) -> Result<String, String> {
     match text.split(',').find(|it| !names.contains(it)) {
         Some(wrong) => Err(format!("{option}: there is no {wrong:?}, but {}", names.join(", "))),

@@ -1,4 +1,5 @@
-//! The timeline of a violation: one line for each event of the name, one column for each process.
+//! The timeline of a violation, with a line for each event of the name and a column for each
+//! process.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -7,10 +8,11 @@ use crate::check::{self, Findings, Hold, Violation};
 use crate::clock::ms;
 use crate::history::{Event, Round};
 
-/// How long before a violation the timeline begins, and how long after it the timeline ends.
+/// How long before a violation the timeline begins, and how long after the violation it ends.
 const BEFORE: u64 = ms(5000);
 const AFTER: u64 = ms(1000);
-/// The most lines around each end of the violation, since a busy name has thousands of events.
+/// The maximum number of lines around each end of the violation. A busy name has thousands of
+/// events.
 const LINES: usize = 120;
 
 /// An event of a process, or of the nemesis.
@@ -20,7 +22,7 @@ struct Line {
     text: String,
 }
 
-/// Writes the timeline. Times are in ms from the violation's beginning.
+/// Writes the timeline. Times are in ms from the beginning of the violation.
 pub(crate) fn write(out: &mut impl Write, round: &Round, violation: &Violation) -> io::Result<()> {
     let holds = check::holds(round, &mut Findings::default());
     let holds = holds.get(&violation.name).map_or(&[][..], Vec::as_slice);
@@ -114,7 +116,7 @@ fn lines(round: &Round, holds: &[Hold], name: &str, from: u64) -> Vec<Line> {
     lines
 }
 
-/// The text in a process's column at this time.
+/// Returns the text in a process's column at this time.
 fn state(round: &Round, holds: &[Hold], process: u32, at: u64) -> String {
     let own = || holds.iter().filter(|it| it.process == process);
     let killed = round.processes.iter().find(|it| it.number == process).and_then(|it| it.killed);

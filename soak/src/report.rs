@@ -1,4 +1,4 @@
-//! The output: the progress, a row of the ledger, the page of a violation.
+//! The output: the progress, a row of the ledger, and the page of a violation.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -45,7 +45,7 @@ pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     }
 }
 
-/// A row of the table in SOAK.md.
+/// Returns a row of the table in SOAK.md.
 pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     let violations =
         |check: &str| all.found.violations.iter().filter(|it| it.check.starts_with(check)).count();
@@ -78,7 +78,7 @@ pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     )
 }
 
-/// Whether no unfenced write was lost either, so that the check of fenced writes proves nothing.
+/// Whether no unfenced write was lost. In that case, the check of fenced writes proves nothing.
 fn shows_nothing(all: &Outcome) -> bool {
     all.lost_fenced == 0 && all.lost_unfenced == 0
 }

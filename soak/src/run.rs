@@ -1,4 +1,5 @@
-//! A run consists of rounds. Each round is a storm and a calm, and is checked at its end.
+//! A run consists of rounds. Each round has a phase with faults (the storm) and a phase without
+//! faults (the calm), and is checked at its end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +21,7 @@ use crate::store::{Store, Written};
 use crate::worker::Task;
 use crate::world::{World, keys};
 
-/// How long a worker may take to end when there is no fault.
+/// How long a worker may take to end while there is no fault.
 const END: Duration = Duration::from_secs(40);
 
 /// A process and its task.
@@ -43,7 +44,7 @@ pub(crate) struct Crew<'a> {
     store: &'a Server,
     folder: &'a TempDir,
     prefix: &'a str,
-    /// The processes that were killed, and the times of that.
+    /// The killed processes, each with its file and the time of its death.
     dead: Vec<(u32, PathBuf, u64)>,
     next: u32,
 }
@@ -64,7 +65,7 @@ impl Crew<'_> {
         };
         let args = task.args();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        // The processes go in pairs, since every second one is behind the faulty network.
+        // The processes work in pairs, because every second process is behind the faulty network.
         let worker = match &self.options.other_worker {
             Some(exe) if is_other_build(number) => Worker::spawn_build(exe, "worker", &args),
             _ => Worker::spawn("worker", &args),
@@ -72,7 +73,7 @@ impl Crew<'_> {
         Member { number, worker, log }
     }
 
-    /// Kills a process, and starts another one in its place.
+    /// Kills a process, and starts another process in its place.
     pub(crate) fn replace(&mut self, at: usize) {
         let killed = now();
         self.members[at].worker.sigkill();
@@ -129,7 +130,7 @@ pub(crate) struct Outcome {
     pub(crate) faults: BTreeMap<String, u64>,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
-    /// Writes to the store after another holder's, each beside a script of its guard.
+    /// The number of late writes to the store. Each was made beside a script of its guard.
     pub(crate) late_plain: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,
@@ -137,7 +138,7 @@ pub(crate) struct Outcome {
     pub(crate) commit: String,
 }
 
-/// Runs rounds until the time is over, or until the first violation if the options say so.
+/// Runs rounds until the time is over. If the options say so, stops after the first violation.
 pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     let world = World::start(options.topology).map_err(|error| error.to_string())?;
     let store = Server::start().map_err(|error| error.to_string())?;
@@ -168,7 +169,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
             report::export(export, &round)
                 .map_err(|error| format!("{}: {error}", export.display()))?;
         }
-        // By now the leases of the previous round are over.
+        // By now the leases of the previous round have ended.
         if let Some(before) = before.replace(prefix.clone()) {
             left_over(&world, &before, &mut found);
         }
@@ -198,7 +199,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
             let page = report::keep(options, &all, number, &round, &checked);
             page.map_err(|error| format!("the history is not kept: {error}"))?;
         }
-        // It depends on chance whether enough threads hold permits at the same time.
+        // Whether enough threads hold permits at the same time depends on chance.
         let stops = match options.canary {
             true => nemesis::PLANTED.iter().all(|(check, name)| all.found.has(check, name)),
             false => options.until_violation && !all.found.violations.is_empty(),
@@ -219,7 +220,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     Ok(all)
 }
 
-/// Ends the threads that watch a round, even after a panic.
+/// Ends the threads that watch a round. It does so even after a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -265,12 +266,12 @@ fn one_round(
     Ok((round, next))
 }
 
-/// Whether a lock may outlast its round because its holder asked for that.
+/// Whether a lock may outlast its round because its holder asked for this.
 fn is_kept(key: &str) -> bool {
     ["least-", "once-", "left-"].iter().any(|it| key.contains(it))
 }
 
-/// Checks that a round leaves no keys but permits, counts, tokens, and keys that expire.
+/// Checks that a round leaves only permits, counts, tokens, and keys that expire.
 fn left_over(world: &World, prefix: &str, found: &mut Findings) {
     for server in world.masters() {
         // If a server has just failed, the next round checks it.

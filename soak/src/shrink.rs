@@ -1,15 +1,15 @@
-//! Finds the least work, faults and processes with which a violation still occurs.
+//! Finds the smallest set of work, faults and processes with which a violation still occurs.
 //!
-//! A seed repeats the choices, but not the interleaving of processes. So each try runs until its
-//! first violation of the same check. A try without a violation only shows that it is rarer with
-//! these options.
+//! A seed repeats the random choices, but not the interleaving of processes. So each attempt runs
+//! until its first violation of the same check. An attempt without a violation shows only that the
+//! violation is rarer with these options.
 
 use crate::history::FAULTS;
 use crate::options::Options;
 use crate::run;
 use crate::worker;
 
-/// Returns whether there was no violation, as any run does.
+/// Returns `true` if there was no violation.
 pub(crate) fn shrink(options: &Options) -> Result<bool, String> {
     let mut least = Options { until_violation: true, ..options.clone() };
     let first = run::run(&least)?;
@@ -44,8 +44,8 @@ pub(crate) fn shrink(options: &Options) -> Result<bool, String> {
     Ok(false)
 }
 
-/// A part of `all` that suffices, as the text of an option: takes a half as long as one half
-/// suffices, then removes one item at a time.
+/// Returns a part of `all` that is enough for the violation, as the text of an option. Halves the
+/// list while one half is enough, and then removes one item at a time.
 fn fewer(
     mut all: Vec<String>,
     mut is_enough: impl FnMut(String) -> Result<bool, String>,

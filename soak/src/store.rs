@@ -1,12 +1,12 @@
 //! The data that the locks protect: values on a separate server, which never fails.
 //!
 //! Each fenced lock has two values. Every write adds one to the value that was read, after a sleep.
-//! For the fenced value the store refuses an older token. For its unfenced twin it accepts any
+//! For the fenced value the store refuses an older token. For the unfenced value it accepts any
 //! write.
 
 use redis::{Connection, RedisResult, Script};
 
-/// A read stores its token, too: a reader that continues must have the newest token.
+/// A read also stores its token. After this, a reader whose token is not the newest cannot write.
 const READ: &str = r"
 if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or '0') then
     return -1
@@ -22,8 +22,8 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
-/// A write by a writer, with one argument. It is late if the writer has written before and another
-/// one has written since. The reply: how many were late so far.
+/// A write by the writer in the argument. A write is late if the writer has written before and
+/// another writer has written since then. Returns the number of late writes so far.
 pub(crate) const LATE: &str = r"
 if redis.call('get', KEYS[1]) ~= ARGV[1] then
     redis.call('incrby', KEYS[3], redis.call('sismember', KEYS[2], ARGV[1]))
@@ -35,7 +35,7 @@ for i = 1, 3 do
 end
 return tonumber(redis.call('get', KEYS[3]))";
 
-/// The keys of these writes under a lock, in the lock's slot.
+/// Returns the keys of such writes under a lock, in the lock's slot.
 pub(crate) fn late_keys(lock: &str) -> [String; 3] {
     ["last", "writers", "late"].map(|key| format!("{{{lock}}}:{key}"))
 }
@@ -87,13 +87,13 @@ impl Store {
         Ok(())
     }
 
-    /// A write without a look at the lock.
+    /// Writes without a check of the lock.
     pub(crate) fn write_late(&mut self, lock: &str, writer: &str) -> RedisResult<()> {
         let [last, writers, late] = late_keys(lock);
         self.late.key(last).key(writers).key(late).arg(writer).invoke(&mut self.connection)
     }
 
-    /// How many of these writes under the locks of this prefix were late.
+    /// Returns how many of these writes under the locks with this prefix were late.
     pub(crate) fn late(&mut self, prefix: &str) -> RedisResult<u64> {
         let pattern = format!("{{{prefix}*}}:late");
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;
@@ -105,8 +105,8 @@ impl Store {
         Ok(all)
     }
 
-    /// The values that were written under the locks of this prefix, with the names of the locks:
-    /// first the fenced values, then the unfenced ones.
+    /// Returns the values that were written under the locks with this prefix, with the names of the
+    /// locks. The fenced values come first, then the unfenced values.
     pub(crate) fn written(&mut self, prefix: &str) -> RedisResult<[Vec<Written>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
         for (kind, lists) in ["fenced", "unfenced"].into_iter().zip(&mut all) {

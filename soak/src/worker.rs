@@ -26,7 +26,7 @@ mod semaphores;
 
 /// How long a name is used if it may lose its count or its order (permits, latches).
 const SPAN: u64 = ms(5000);
-/// The lease of most holds, which is renewed. A stop of 5 s outlasts it.
+/// The lease of most holds, which the watchdog renews. A pause of 5 s is longer than it.
 const WATCHDOG: Duration = Duration::from_millis(3000);
 const RESPONSE: Duration = Duration::from_millis(1500);
 /// How long before the end of its lease a leader steps down.
@@ -39,17 +39,17 @@ const PERMITS: u64 = 3;
 const COUNT: u64 = 4;
 pub(crate) const PARTIES: u32 = 3;
 
-/// A worker's arguments, which the parent gives and the worker reads.
+/// A worker's arguments. The parent process writes them, and the worker reads them.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub(crate) url: String,
     pub(crate) store: String,
     pub(crate) log: String,
-    /// The beginning of all names.
+    /// The prefix of all names.
     pub(crate) prefix: String,
     pub(crate) seed: u64,
     pub(crate) threads: usize,
-    /// The only kinds of work. All if it is empty.
+    /// The kinds of work to do, or empty for all kinds.
     pub(crate) only: String,
 }
 
@@ -95,7 +95,7 @@ impl Shared {
     }
 }
 
-/// Runs the worker's threads until the parent's next line, and ends the process.
+/// Runs the worker's threads until the parent sends the next line, and then ends the process.
 pub(crate) fn run(job: &Job) -> ! {
     let task = Task::of(job);
     let Ok(log) = Log::create(&task.log) else { panic!("{} cannot be written", task.log) };
@@ -123,7 +123,7 @@ pub(crate) fn run(job: &Job) -> ! {
     job.done()
 }
 
-/// Connects. The server may be in trouble now, so this tries again.
+/// Connects. The server may have a fault now, so the call tries again.
 fn connect(url: &str) -> Client {
     loop {
         let connected = Client::builder(url)
@@ -147,15 +147,15 @@ struct Worker {
     rng: StdRng,
     /// The number of this thread in its process.
     number: usize,
-    /// The last span in which this thread took part in a latch.
+    /// The last span in which this thread used a latch.
     latch: u64,
-    /// The time within a span at which this thread takes part.
+    /// The time within a span at which this thread uses the latch.
     turn: u64,
 }
 
 type Work = fn(&mut Worker);
 
-/// The kinds of work, each with its name for `--only` and its share of the choices.
+/// The kinds of work, each with its name for `--only` and its weight in the random choice.
 const WORK: [(&str, u32, Work); 21] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
@@ -218,7 +218,7 @@ impl Worker {
         format!("{}{kind}-{}", self.task.prefix, self.rng.random_range(0..names))
     }
 
-    /// A name that is used only for this span.
+    /// Returns a name that is used only in this span.
     fn of_now(&mut self, kind: &str, names: u32) -> String {
         format!("{}-{}", self.one_of(kind, names), now() / SPAN)
     }

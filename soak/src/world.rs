@@ -1,4 +1,4 @@
-//! The servers of a run, and the network before them.
+//! The servers of a run, and the network in front of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,7 +37,7 @@ impl FromStr for Topology {
     }
 }
 
-/// How long a master may be silent. A busy machine is silent for less.
+/// How long a master may be silent. On a busy machine, a master is silent for less than this.
 const DOWN: Duration = Duration::from_millis(3000);
 
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl World {
         })
     }
 
-    /// The URL that this worker uses.
+    /// Returns the URL that this worker uses.
     pub(crate) fn url(&self, worker: u32) -> String {
         match self {
             Self::One { server, .. } if worker.is_multiple_of(2) => server.url(),
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// The servers that have data and take commands.
+    /// Returns the servers that have data and take commands.
     pub(crate) fn masters(&self) -> Vec<&Server> {
         match self {
             Self::One { server, .. } => vec![server],
@@ -95,12 +95,12 @@ impl World {
         }
     }
 
-    /// The ports of all servers that say that they are masters.
+    /// Returns the ports of all servers that report that they are masters.
     pub(crate) fn leaders(&self) -> Vec<u16> {
         self.servers().into_iter().filter(|it| is_master(it)).map(Server::port).collect()
     }
 
-    /// The name and the version of the server, such as `redis 7.0.15`.
+    /// Returns the name and the version of the server, such as `redis 7.0.15`.
     pub(crate) fn version(&self) -> String {
         let info: Option<String> =
             self.servers().first().and_then(|it| ask(it, &["INFO", "server"]));
@@ -116,7 +116,8 @@ pub(crate) fn is_master(server: &Server) -> bool {
             .is_some_and(|it| it.contains("role:master"))
 }
 
-/// All keys that contain `part`, with their time to live in ms: -1 if they do not expire.
+/// Returns all keys that contain `part`, with their time to live in ms. The time is -1 if a key
+/// does not expire.
 pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(String, i64)>> {
     let mut connection = server.connection();
     let keys: Vec<String> = redis::cmd("KEYS").arg(format!("*{part}*")).query(&mut connection)?;
@@ -128,7 +129,8 @@ pub(crate) fn keys(server: &Server, part: &str) -> redis::RedisResult<Vec<(Strin
     Ok(keys.into_iter().zip(lasts).collect())
 }
 
-/// Sends a command on a separate connection. Returns `None` without an answer or after an error.
+/// Sends a command on a separate connection. Returns `None` if there is no answer, or after an
+/// error.
 pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Option<T> {
     let mut tries = 5;
     loop {
@@ -136,7 +138,7 @@ pub(crate) fn ask<T: FromRedisValue>(server: &Server, command: &[&str]) -> Optio
             connect(server).and_then(|mut it| redis::Cmd::new().arg(command).query(&mut it));
         match asked {
             Ok(answer) => return Some(answer),
-            // If a child process ends, its signal ends a read that has a timeout.
+            // When a child process ends, its signal interrupts a read that has a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => tries -= 1,
             Err(_) => return None,
         }

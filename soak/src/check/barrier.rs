@@ -1,7 +1,7 @@
-//! The parties of a barrier's generation pass together, or none of them does. They wake at once.
+//! The parties of a barrier's generation pass together, or none of them passes. They wake at once.
 //!
-//! A history does not say which generation a call belongs to. But all calls of a generation overlap
-//! in time, and each has a different index.
+//! A history does not record the generation of a call. But all calls of a generation overlap in
+//! time, and each call has another index.
 
 use super::waits::{Call, IDLE, OFTEN, is_quiet};
 use super::{Findings, SLACK};
@@ -9,7 +9,8 @@ use crate::clock::ms;
 use crate::history::{Outcome, Round, Step};
 use crate::worker::PARTIES;
 
-/// How long a dead party still counts: until its lease is over and others have checked.
+/// How long a dead party still counts: until its lease has ended and another party has asked the
+/// server.
 const DEAD: u64 = ms(3000) + SLACK;
 
 pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
@@ -27,8 +28,8 @@ pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
     let passes: Vec<_> = arrivals().filter(|it| it.outcome == Outcome::Done).collect();
     found.count("passes of a barrier", passes.len() as u64);
-    // Unknown parties: nobody knows whether and when they have passed. A party that has left counts
-    // until the server knows it.
+    // An unknown party may have passed at any time, or not at all. A party that has left counts
+    // until the server knows this.
     let deaths = || round.processes.iter().filter_map(|it| it.killed);
     let is_unknown = |it: &&Call<'_>| matches!(it.outcome, Outcome::Trouble | Outcome::Unsure);
     let unknown = || arrivals().filter(is_unknown);
@@ -51,7 +52,7 @@ pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     let count = |index: u64| passes.iter().filter(|it| it.number == index).count();
     let counts: Vec<_> = (0..u64::from(PARTIES)).map(count).collect();
     let most = counts.iter().max().copied().unwrap_or(0);
-    // Each unknown party stands for one pass at most.
+    // Each unknown party stands for at most one pass.
     let lacking = counts.iter().map(|it| most - it).sum::<usize>();
     if lacking > unknown().count() && !has_died(first, last) {
         let text = format!("of each index so many have passed: {counts:?}");
@@ -77,7 +78,7 @@ fn acted(calls: &[Call<'_>], pass: &Call<'_>, found: &mut Findings) {
     }
 }
 
-/// The last party wakes the others at once, to whatever generations the calls belong.
+/// The last party wakes the other parties at once. The check needs no generations for this.
 fn late(round: &Round, passes: &[&Call<'_>], found: &mut Findings) {
     let is_late = |pass: &&&Call<'_>| {
         let mut trips = passes.iter().filter(|it| it.number == 0 && meet(it, pass));
@@ -131,13 +132,13 @@ mod tests {
         assert_eq!(violations(&two, &[fault(109, 110, None, true)], None), [""; 0]);
         let unknown = step(Step::Arrive, 105, 112, 0, Outcome::Trouble);
         assert_eq!(violations(&[&two[..], &[unknown]].concat(), &[], None), [""; 0]);
-        // A party that is cancelled in a request stands for one pass and not for two.
+        // A party that is cancelled during a request stands for one pass, not for two.
         let left = step(Step::Arrive, 105, 106, 0, Outcome::Unsure);
         let one = [&two[..], &[left]].concat();
         assert_eq!(violations(&one, &[], None), [""; 0]);
         let more = [pass(200, 211, 2), act(208), pass(207, 210, 0)];
         assert_eq!(violations(&[&one[..], &more[..]].concat(), &[], None), ["barrier, apart"]);
-        // The same in a later generation, whose other parties have met.
+        // The party's next call is in a later generation, whose other parties have passed.
         let more = [pass(100, 112, 1), pass(109, 111, 0), act(109), pass(106, 113, 0)];
         let more = [&all[..], &more[..]].concat();
         assert_eq!(violations(&more, &[], None), ["barrier, apart"]);

@@ -1,10 +1,11 @@
-//! The holders of a name never exceed its capacity. The check sorts the holds and sweeps over them.
+//! The holders of a name never exceed its capacity. The check sorts the holds by time and counts
+//! the holders.
 
 use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Fault, Kind};
 
-/// `holds` are those of one name, by the time of their grants. Readers, permits and exclusive
+/// `holds` are the holds of one name, by the time of their grants. Readers, permits and exclusive
 /// holders differ only in their weight and in the name's capacity.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let mut active: Vec<&Hold> = Vec::new();
@@ -14,8 +15,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if hold.claims_until() == at {
             continue;
         }
-        // Permits without leases: after a loss of the count, permits from before it are returned as
-        // well, so the count becomes too high.
+        // Permits without leases have only a count. After a loss of the count, permits from before
+        // the loss are also given back, so the count becomes too high.
         let is_count = hold.grant.kind == Kind::Semaphore;
         if is_count && holds[0].is_forgotten(faults, at) {
             found.count("permits of a lost count", 1);
@@ -26,8 +27,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if weight(&active) <= hold.grant.capacity {
             continue;
         }
-        // The server may have lost some of the holds. Their holders are told at their next renewal,
-        // or at the end of their lease at the latest.
+        // The server may have lost some of the holds. Their holders notice this at their next
+        // renewal, or at the end of their lease at the latest.
         let remembered: Vec<_> =
             active.iter().copied().filter(|it| !excused(it, faults, at)).collect();
         if weight(&remembered) <= hold.grant.capacity {
@@ -116,10 +117,10 @@ mod tests {
         let restart = fault(2, 3, None, true);
         let next = hold(2, 0, 4, 9);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 0);
-        // A renewal after the server lost the hold is no excuse.
+        // A renewal after the loss at the server is no excuse.
         old.leaving = Some([ms(200_000), ms(300_000)]);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 1);
-        // A grant after the restart is no excuse either.
+        // A grant after the restart is no excuse, either.
         (old.grant.at, old.grant.until) = (ms(4), ms(100_004));
         assert_eq!(violations(&[old, next], &[restart]), 1);
     }

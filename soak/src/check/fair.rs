@@ -4,9 +4,10 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::Round;
 
-/// If two calls begin this far apart, and no fault delays them, the earlier one is queued first.
+/// If one call begins this much later than another, and no fault delays them, the earlier call is
+/// queued first.
 const LATER: u64 = ms(400);
-/// If one call is overtaken so often, the reason is not the machine.
+/// If a call is overtaken this many times, a busy machine is not the reason.
 const MANY: usize = 3;
 /// How long after a fault the queue may be out of order.
 const AFTER: u64 = ms(5000);
@@ -15,7 +16,7 @@ pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findi
     for (at, hold) in holds.iter().enumerate() {
         let (call, granted) = (hold.grant.call, hold.grant.at);
         let came_later = |other: &&Hold| other.grant.call > call + LATER;
-        // The holds before this one in the list were granted before it.
+        // The holds before this hold in the list were granted before it.
         let recent = holds[..at].iter().rev().take_while(|other| other.grant.at > call);
         let overtakers: Vec<_> = recent.filter(came_later).collect();
         if overtakers.len() < MANY
@@ -48,7 +49,7 @@ mod tests {
         let mut found = Findings::default();
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);
-        // A stopped waiter is overtaken.
+        // A paused waiter is overtaken.
         round.faults.push(fault(500, 600, Some(1), false));
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use crate::clock::ms;
 use crate::history::{Event, Round};
 
-/// How long after its last hold a stopped writer may still write.
+/// How long after its last hold a paused writer may still write.
 const LATE: u64 = ms(10_000);
 
-/// The names that were in use when the server lost data. Then tokens begin again, so an old holder
-/// and a new one may have the same token, and the store accepts the writes of both.
+/// Returns the names that were in use when the server lost data. Tokens then begin again, so an old
+/// holder and a new holder may have the same token, and the store accepts the writes of both.
 pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
     let mut used: HashMap<&str, [u64; 2]> = HashMap::new();
     for event in round.processes.iter().flat_map(|process| &process.events) {
@@ -27,8 +27,9 @@ pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
     used.into_keys().map(str::to_owned).collect()
 }
 
-/// Each write adds one to the value that was read, so if a value is written twice, one write is
-/// lost. `written` are the values in the order in which the store accepted them.
+/// Returns the number of lost writes. Each write adds one to the value that was read, so if a value
+/// is written twice, one write is lost. `written` has the values in the order in which the store
+/// accepted them.
 pub(crate) fn lost_writes(written: &[u64]) -> u64 {
     let different: HashSet<_> = written.iter().collect();
     (written.len() - different.len()) as u64
@@ -42,7 +43,7 @@ mod tests {
     fn a_value_that_was_written_twice_is_a_lost_write() {
         assert_eq!(lost_writes(&[1, 2, 3]), 0);
         assert_eq!(lost_writes(&[1, 2, 2, 3]), 1);
-        // A late write sets the value back, and others write the same values again.
+        // A late write sets the value back, and other writers write the same values again.
         assert_eq!(lost_writes(&[1, 2, 3, 2, 3]), 2);
     }
 }

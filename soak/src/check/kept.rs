@@ -1,5 +1,5 @@
-//! A name stays taken for a least time or to the end of a lease, even after its holder has gone. It
-//! does not stay taken longer than that, or after a call that failed.
+//! A name stays taken for a minimum time or until the end of a lease, even after its holder has
+//! gone. It does not stay taken longer than that, or after a failed call.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,19 +8,19 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Event, Fault, LEASES_LONGER, Outcome, Round};
 
-/// The longest lease of holds that are not meant to stay: the server keeps a hold that nobody
-/// released for this time.
+/// The maximum lease of holds that are not kept. If a hold was not released, the server keeps it
+/// for this time.
 const LEASE: u64 = ms(3000);
 /// How long after the end of all holds a call may still find the name taken.
 const GRACE: u64 = ms(1000);
 /// A call with a shorter limit may end before the reply that the name is free.
 const SURE: u64 = ms(100);
-/// The most by which the nemesis makes leases longer, each time.
+/// The maximum time by which the nemesis extends leases, each time.
 const LONGER: u64 = ms(3000);
 
-/// `holds` are those of one name, by the time of their grants.
+/// `holds` are the holds of one name, by the time of their grants.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
-    // The end of the last exclusive hold so far: later holds were granted after it.
+    // The end of the last exclusive hold so far. Later holds must be granted after it.
     let mut before = 0;
     let mut kept: Vec<(&Hold, u64)> = Vec::new();
     for hold in holds {
@@ -60,10 +60,10 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
 }
 
-/// A call must not be refused when nobody can hold the name: after the end of all holds, least
-/// times and leases, and of the calls that failed.
+/// A call must not be refused when nobody can hold the name. Then all holds, minimum times, leases,
+/// and the effects of failed calls have ended.
 pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &mut Findings) {
-    // The times between which each name may be taken.
+    // The periods in which each name may be taken.
     let mut taken: HashMap<&str, Vec<[u64; 2]>> = HashMap::new();
     let mut refused: Vec<(&str, u32, [u64; 2])> = Vec::new();
     for process in &round.processes {
@@ -78,7 +78,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                         refused.push((name, process.number, [*call, *at]));
                         continue;
                     }
-                    // If the server granted the call, a process that lives undoes the grant.
+                    // If the server granted the call, a live process undoes the grant.
                     let dies = process.killed.is_some_and(|killed| killed < at + LEASE);
                     let rest = if dies { keeps.max(LEASE) } else { LEASE };
                     taken.entry(name).or_default().push([*call, at + rest]);
@@ -106,7 +106,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
     }
 }
 
-/// The times between which a hold may keep the name, whatever its process does.
+/// The period in which a hold may keep the name, whatever its process does.
 fn is_taken(hold: &Hold, round: &Round) -> [u64; 2] {
     let end = hold.left.map_or(u64::MAX / 2, |(at, _)| at);
     let killed = hold.killed.unwrap_or(u64::MAX);
@@ -141,7 +141,7 @@ mod tests {
     fn a_grant_before_the_least_time_is_over_is_found() {
         assert_eq!(violations(&[kept(1, 1, 5, 100), hold(2, 0, 101, 105)], &[]), 0);
         assert_eq!(violations(&[kept(1, 1, 5, 100), hold(2, 0, 99, 105)], &[]), 1);
-        // The same for a killed holder, but not for a hold that the server lost.
+        // A killed holder keeps the name, too, but a hold that the server lost does not.
         let killed = Hold { killed: Some(ms(3)), left: None, ..kept(1, 1, 5, 100) };
         let both = [killed, hold(2, 0, 99, 105)];
         assert_eq!(violations(&both, &[]), 1);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_least_time_begins_no_earlier_than_the_hold_before_ends() {
-        // The call began at 0, so its least time may have begun then, too.
+        // The call began at 0, so its minimum time may also have begun at 0.
         let mut waited = kept(2, 50, 55, 100);
         waited.grant.call = ms(0);
         assert_eq!(violations(&[hold(1, 0, 1, 49), waited.clone(), hold(3, 0, 140, 150)], &[]), 1);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(violations(&[left, hold(2, 0, 299, 302)], &[]), 1);
     }
 
-    /// The number of violations if a call at 60 s finds the name taken, after these events.
+    /// Returns the number of violations if a call at 60 s finds the name taken after these events.
     fn refused(before: Vec<Event>, killed: Option<u64>) -> usize {
         let asks = |call, keeps| Event::Asks { name: "a".to_owned(), call, keeps };
         let (call, at, bound) = (ms(60_000), ms(60_001), SURE);

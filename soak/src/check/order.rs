@@ -1,12 +1,12 @@
-//! Is there an order of acquires, releases and expiries at the server that explains all replies?
-//! This is a search, in parts between quiet moments.
+//! Looks for an order of acquires, releases and expiries at the server that explains all replies.
+//! The search works on the parts between quiet moments.
 //!
 //! At the server, a hold consists of an acquire and an end. The acquire happens between the call
 //! and its return. The end is either the release, between its call and its reply, or an expiry. The
-//! expiry is an operation of its own, and happens at the last deadline that the guard gave or
+//! expiry is a separate operation, and happens at the last deadline that the guard reported, or
 //! later. (The guard counts its lease from before the request, so the server's deadline is later.)
-//! That deadline covers renewals. A hold that is kept for a least time, or left to the end of its
-//! lease, does not end earlier.
+//! This deadline includes renewals. A hold that is kept for a minimum time, or left to expire, does
+//! not end earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use super::{Findings, Hold};
 use crate::history::{Fault, Kind, Outcome};
 
-/// The most steps of a search, for each of its operations.
+/// The maximum number of steps of a search, for each of its operations.
 const BUDGET: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,8 @@ struct Operation {
     hold: usize,
     weight: u64,
     call: u64,
-    /// The time by which the operation was done. `u64::MAX` if it may not have happened at all.
+    /// The time at which the operation was certainly done. `u64::MAX` if it may never have
+    /// happened.
     done: u64,
 }
 
@@ -43,9 +44,9 @@ enum Answer {
     Unknown,
 }
 
-/// `holds` are those of one name. The check leaves out holds that ended before their callers got
-/// the grant, since the time of their end is unknown. It also leaves out holds at the time of a
-/// loss of data, since the server may have lost them at any time.
+/// `holds` are the holds of one name. The check leaves out holds that ended before their callers
+/// received the grant, because the time of their end is unknown. It also leaves out holds at the
+/// time of a loss of data, because the server may have lost them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
     if is_count && faults.iter().any(Fault::forgets_counts) {
@@ -101,7 +102,7 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
             Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
             // A leader steps down before its lease ends, and its resignation then reports a loss.
-            // This says nothing about the server.
+            // This is no information about the server.
             Some((_, Outcome::Lost)) if it.lost.is_some() && it.grant.name.contains("election") => {
                 add(What::Expire, it.deadline().min(it.lost.unwrap_or(u64::MAX)), u64::MAX);
             }
@@ -121,7 +122,8 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
     all
 }
 
-/// Splits the operations at each moment when all earlier ones are done and nothing is held.
+/// Splits the operations at each moment at which all earlier operations are done and nothing is
+/// held.
 fn parts(operations: &[Operation]) -> Vec<Vec<Operation>> {
     let mut parts: Vec<Vec<Operation>> = vec![Vec::new()];
     let mut ends: HashMap<usize, u64> = HashMap::new();
@@ -144,7 +146,7 @@ fn parts(operations: &[Operation]) -> Vec<Vec<Operation>> {
     parts
 }
 
-/// A step of the search: the operation that was put in order, and the choices that are left.
+/// A step of the search: the operation that was put into the order, and the other choices.
 struct Step {
     chosen: usize,
     /// The other choices for this step.
@@ -153,14 +155,15 @@ struct Step {
 }
 
 fn search(operations: &[Operation], capacity: u64) -> Answer {
-    // Each set of ordered operations has its own mark. The mark also identifies the state, since
-    // the set determines who holds.
+    // Each set of ordered operations has its own mark. The mark also identifies the state, because
+    // the set determines the holders.
     let mark = |at: usize| {
         let mut mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^= mixed >> 31;
         mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };
-    // A hold ends once: when its release is put in order, its expiry is, too.
+    // A hold ends once. When its release is put into the order, its expiry is put into the order,
+    // too.
     let mut ends: HashMap<usize, Vec<usize>> = HashMap::new();
     for (at, it) in operations.iter().enumerate().filter(|(_, it)| it.what != What::Acquire) {
         ends.entry(it.hold).or_default().push(at);
@@ -174,7 +177,8 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
     let (mut held, mut first, mut marks) = (0, 0, 0u64);
     let mut known: HashSet<u64> = HashSet::new();
     let mut path: Vec<Step> = Vec::new();
-    // The most operations that were put in order, and the operation that had to be next then.
+    // The largest number of operations that were put into the order, and the operation that had to
+    // follow.
     let mut furthest = (0, 0);
     let mut left = BUDGET * operations.len() + 1000;
     let mut options = candidates(operations, &ordered, first, &holding, held, capacity);
@@ -232,13 +236,13 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
     }
 }
 
-/// Whether none of the remaining operations must have happened.
+/// Whether every remaining operation may never have happened.
 fn all_over(operations: &[Operation], ordered: &[bool], first: usize) -> bool {
     (first..operations.len()).all(|at| ordered[at] || operations[at].done == u64::MAX)
 }
 
-/// The operations that may come next, the best one last. An operation may come next if every other
-/// open one returned after its call.
+/// Returns the operations that may come next, the best operation last. An operation may come next
+/// if every other open operation returned after its call.
 fn candidates(
     operations: &[Operation],
     ordered: &[bool],
@@ -266,7 +270,7 @@ fn candidates(
                 What::Release | What::Expire => holding.contains_key(&it.hold),
             }
     });
-    // An end only makes room, so it goes first. Then goes the acquire that returned first.
+    // An end only makes room, so ends go first. After them goes the acquire that returned first.
     open.sort_by_key(|at| {
         let it = &operations[*at];
         (it.what != What::Acquire, std::cmp::Reverse(it.done))
@@ -316,7 +320,7 @@ pub(crate) fn export(name: &str, holds: &[Hold], out: &mut impl Write) -> io::Re
             hold.grant.capacity,
             hold.grant.token,
             call,
-            // The operation may have happened at any later time, or not at all.
+            // The operation may have happened at any later time, or never.
             if it.done == u64::MAX { "null".to_owned() } else { it.done.to_string() },
         )?;
     }
@@ -338,7 +342,7 @@ mod tests {
 
     #[test]
     fn an_order_of_holders_is_found_where_there_is_one() {
-        // The second hold was asked for first.
+        // The second hold was requested first.
         assert_eq!(violations(&[hold(1, 3, 4, 6), hold(2, 0, 7, 9)], &[]), 0);
         // The release took effect before its reply.
         let mut first = hold(1, 0, 1, 5);
@@ -373,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_hold_that_was_passed_on_is_left_out() {
-        // A hold that was passed on after the server lost it: its lease began before the loss.
+        // A hold that was passed on after the server lost it. Its lease began before the loss.
         let mut passed = hold(1, 4, 5, 7);
         passed.grant.until = ms(100_002);
         passed.left = Some((ms(8), Outcome::Lost));

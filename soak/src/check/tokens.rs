@@ -3,8 +3,8 @@
 use super::{Findings, Hold};
 use crate::history::{Fault, Outcome};
 
-/// `holds` are those of one name. The check leaves out holds at the time of a loss of data, at
-/// which the tokens begin again.
+/// `holds` are the holds of one name. The check leaves out holds at the time of a loss of data,
+/// because the tokens then begin again.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let forgets: Vec<_> = faults.iter().filter(|it| it.forgets_counts()).collect();
     let epoch = |hold: &Hold| {
@@ -24,7 +24,7 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
                 report(name, pair[0], pair[1], found);
             }
         }
-        // The highest token of a hold that was over before this call.
+        // The highest token of a hold that had ended before this call.
         let mut by_call = epoch.clone();
         by_call.sort_by_key(|hold| hold.grant.call);
         let over = |hold: &Hold| match hold.left {

@@ -1,5 +1,5 @@
-//! Every failure has a cause. A limit that is shorter than a reply takes is no cause of failures.
-//! In an outage, a call must not report that a lock is taken.
+//! Every failure has a cause. A limit that is shorter than the time of a reply is not a cause. In
+//! an outage, a call must not report that a lock is taken.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::history::{Event, OUTAGES, Outcome, Round};
 
 /// A call with a shorter limit may end before the reply.
 const SHORT: u64 = ms(100);
-/// One of this many calls with a limit of a few ms may fail, on a busy machine.
+/// On a busy machine, one of this many calls with a limit of a few ms may fail.
 const CALLS: u64 = 200;
-/// On a busy machine this many calls of a round may fail at the end of their limit: the last
-/// request of a call (or the request by which a party leaves its barrier) has 50 ms.
+/// On a busy machine, this many calls of a round may fail at the end of their limit. The last
+/// request of a call (or the request with which a party leaves its barrier) has only 50 ms.
 const FEW: u64 = 5;
-/// For this time after its last reply, in ns, a server is not in an outage; and how inexact the
-/// times of a fault are.
+/// For this time in ns after its last reply, a server is not in an outage. The recorded times of a
+/// fault may be wrong by [`INEXACT`].
 const ANSWERED: u64 = ms(1000);
 const INEXACT: u64 = ms(200);
 
@@ -95,7 +95,7 @@ fn unprovoked(name: &str, process: u32, at: [u64; 2], found: &mut Findings) {
     found.violation("trouble", name, at, text);
 }
 
-/// Whether the network of this process was dead all this time, and for a while before.
+/// Whether the network of this process was dead all this time, and for some time before.
 fn is_cut_off(round: &Round, process: u32, [call, at]: [u64; 2]) -> bool {
     let outages = round.faults.iter().filter(|it| OUTAGES.contains(&&*it.kind));
     let covers = |from: u64, to: u64| from + ANSWERED + INEXACT < call && at + INEXACT < to;
@@ -113,7 +113,7 @@ mod tests {
         Event::Missed { kind, name, call: ms(call), at: ms(call + 5), bound: ms(bound), outcome }
     }
 
-    /// The violations for process 1, which is behind the network.
+    /// Returns the violations for process 1, which is behind the network.
     fn violations(events: Vec<Event>, faults: Vec<Fault>) -> Vec<&'static str> {
         let processes = vec![Process { number: 1, events, killed: None }];
         let mut found = Findings::default();
@@ -154,7 +154,7 @@ mod tests {
         let told = |at, outcome| violations(vec![missed("short-1", at, 5, outcome)], frozen());
         assert_eq!(told(2500, Outcome::Not), ["outage"]);
         assert_eq!(told(2500, Outcome::Trouble), [""; 0]);
-        // The server answered a moment ago, or just now.
+        // The server answered at most a second ago.
         assert_eq!(told(1900, Outcome::Not), [""; 0]);
         assert_eq!(told(3900, Outcome::Not), [""; 0]);
     }

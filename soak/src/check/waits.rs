@@ -7,15 +7,16 @@ use super::{Findings, Hold, SLACK, barrier};
 use crate::clock::ms;
 use crate::history::{Event, Kind, Outcome, Round, Step};
 
-/// If no fault is near, a message wakes a waiter within this time. A poll after a lost message
-/// would come later.
+/// If no fault is near, a message wakes a waiter within this time. If the message is lost, a poll
+/// wakes the waiter later.
 const AT_ONCE: u64 = ms(2500);
-/// How long after a fault the wake-ups may be late: time for a reconnect, and for the slowest poll.
+/// How long after a fault wake-ups may be late. A client needs time for a reconnect and for the
+/// slowest poll.
 const AFTER: u64 = ms(6000);
-/// A waiter for a lock polls after 1.2 s at the latest, so half of the lost messages leave the lock
-/// idle for longer than this.
+/// A waiter for a lock polls after 1.2 s at the latest. So for half of the lost messages, the lock
+/// is idle for longer than this.
 pub(super) const IDLE: u64 = ms(700);
-/// If this happens so often in a round, the reason is not the machine.
+/// If this happens so many times in a round, a busy machine is not the reason.
 pub(super) const OFTEN: usize = 3;
 
 pub(super) struct Call<'a> {
@@ -66,7 +67,7 @@ pub(super) fn check(round: &Round, found: &mut Findings) {
     }
 }
 
-/// A call with a limit ends by the limit, unless its process is stopped.
+/// A call with a limit ends at its limit, unless its process is paused.
 fn bounded(
     round: &Round,
     process: u32,
@@ -84,7 +85,7 @@ fn bounded(
     }
 }
 
-/// The leader on record is the one that leads.
+/// The leader on record is the process that leads.
 fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     for look in calls.iter().filter(|it| it.step == Step::Look) {
         if look.number == 1 && is_quiet(round, look.call, look.at) {
@@ -94,7 +95,7 @@ fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
 }
 
-/// Whether no fault touched a process or a server between these times, or shortly before.
+/// Whether no fault affected a process or a server between these times, or shortly before.
 pub(super) fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
     !round.faults.iter().any(|it| it.from <= to && it.to + AFTER >= from)
 }
@@ -104,7 +105,7 @@ fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     for wait in calls.iter().filter(|it| it.step == Step::Wait) {
         let count = usize::try_from(wait.number).unwrap_or(usize::MAX);
         let first = calls.iter().map(|it| it.call).min().unwrap_or(0);
-        // If the server has lost the latch, the latch is open.
+        // After the server has lost the latch, the latch is open.
         let mut lost = round.faults.iter().filter(|it| it.forgets_counts());
         let forgotten = lost.any(|it| it.from <= wait.at && it.to >= first);
         let begun = downs().filter(|it| it.call <= wait.at).count();
@@ -130,7 +131,7 @@ fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     }
 }
 
-/// Every notification wakes one waiter, and a waiter wakes only by a notification.
+/// Every notification wakes one waiter, and a waiter wakes only after a notification.
 fn condition(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     let begin = calls.iter().map(|it| it.call).min().unwrap_or(0);
     let end = calls.iter().map(|it| it.at).max().unwrap_or(0);
@@ -149,7 +150,7 @@ fn condition(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     found.violation(what, name, [begin, end], text);
 }
 
-/// A free lock is granted at once to a call that waits for it.
+/// If a call waits for a free lock, it gets the lock at once.
 pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     let is_lock = |it: &Hold| !matches!(it.grant.kind, Kind::Semaphore | Kind::Expirable);
     let mut idle = Vec::new();
@@ -171,7 +172,7 @@ pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findin
     }
 }
 
-/// A holder that leaves as soon as others want its lock hears of them at once.
+/// A holder that leaves as soon as others want its lock is notified of them at once.
 pub(super) fn unheard(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     if !name.contains("wanted-") {
         return;

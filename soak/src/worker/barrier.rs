@@ -12,7 +12,7 @@ use super::{PARTIES, Worker};
 use crate::clock::{nanos, now};
 use crate::history::{Event, Outcome, Step};
 
-/// The longest wait of a party, since other parties are killed and stopped.
+/// The maximum wait of a party. Other parties may be killed or paused.
 const LONGEST: Duration = Duration::from_secs(6);
 
 impl Worker {

@@ -1,4 +1,4 @@
-//! The calls, which are chosen at random and recorded.
+//! The calls. They are chosen at random and recorded.
 
 use std::sync::Arc;
 use std::thread;
@@ -53,7 +53,7 @@ impl Worker {
         stay: Duration,
         take: impl FnOnce(How) -> Result<Option<(u64, G)>, Error>,
     ) -> Option<(Kept<G>, u64)> {
-        // Registers callbacks for all holds that may be lost, and for some other holds.
+        // Registers callbacks for all holds that may be lost, and for some of the other holds.
         about.is_watched = about.kind != Kind::Semaphore
             && (stay > Duration::from_millis(1) || self.rng.random_ratio(1, 10));
         let call = now();
@@ -79,7 +79,7 @@ impl Worker {
         let bound = how.bound();
         self.shared.log.write(&Event::Missed { kind: about.kind, name, call, at, bound, outcome });
         if matches!(outcome, Outcome::Trouble) {
-            // A real caller does not ask again at once if the server is in trouble.
+            // After server trouble, a real caller does not ask again at once, either.
             thread::sleep(Duration::from_millis(20));
         }
         None
@@ -125,7 +125,7 @@ impl Worker {
         }
     }
 
-    /// A limit that is shorter than a reply takes on a busy machine.
+    /// Returns a limit that is shorter than the time of a reply on a busy machine.
     pub(super) fn short(&mut self) -> Duration {
         Duration::from_millis(self.rng.random_range(0..10))
     }

@@ -17,7 +17,7 @@ impl Worker {
         let election = self.client.leader_election(&name).with_watchdog(lease).with_grace(GRACE);
         for _ in 0..self.rng.random_range(1..6) {
             let how = match self.how() {
-                // Others may lead for seconds, so do not wait for ever.
+                // Other processes may lead for seconds, so the wait is limited.
                 How::Lock if self.rng.random_bool(0.9) => How::For(Duration::from_millis(300)),
                 other => other,
             };
@@ -42,7 +42,7 @@ impl Worker {
             let call = now();
             let found = election.leader();
             let outcome = outcome(&found.as_ref().map(|_| kept.guard.is_leader()));
-            // As long as this process leads, it is the leader on record.
+            // While this process leads, it is the leader on record.
             let on_record = found.ok().flatten().map_or(0, |leader| leader.token.get());
             let is_another = outcome == Outcome::Done && on_record != token;
             let bound = nanos(LONGEST_REQUEST);

@@ -1,4 +1,5 @@
-//! Writes by scripts of a guard to the Redis that has the lock, each beside a plain write to the store.
+//! Writes by scripts of a guard to the Redis that has the lock. Beside each, the worker makes a
+//! plain write to the store.
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ impl Worker {
         let (how, stay) = (self.how(), self.stay());
         let Some(kept) = self.take(lock, about, how, stay) else { return };
         let name = lock.name().to_owned();
-        // The owner alone would not do, since threads pass their holds on.
+        // The owner alone does not identify the writer, because threads pass their holds on.
         let writer = format!(
             "{} {}",
             kept.guard.owner().map_or(String::new(), |owner| owner.to_string()),

@@ -1,4 +1,4 @@
-//! A thread's hold: how the thread asks for it, its guard of any kind, and its end.
+//! A thread's hold: how the thread asks for it, the guard, and the end.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -17,8 +17,8 @@ use crate::history::{Event, Kind, Outcome};
 /// The methods of a guard of any kind.
 pub(super) trait Held {
     fn remaining(&self) -> Duration;
-    /// Whether the guard is held. (If a reader's lease is over, another reader of the process may
-    /// still keep the hold.)
+    /// Whether the guard is held. (After the end of a reader's lease, another reader of the process
+    /// may still keep the hold.)
     fn is_held(&self) -> bool;
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
     fn release(self) -> Result<(), Error>;
@@ -64,7 +64,7 @@ impl Held for Permit {
     }
 }
 
-/// A leadership only says whether its lease lasts for longer than the grace.
+/// A leadership reports only whether its lease lasts for longer than the grace.
 impl Held for Leadership {
     fn remaining(&self) -> Duration {
         if self.is_leader() { GRACE } else { Duration::ZERO }
@@ -89,12 +89,12 @@ pub(super) enum How {
 }
 
 impl How {
-    /// The time after which the call must have ended. Zero if the call waits without a limit.
+    /// Returns the time within which the call must end, or zero if the call waits without a limit.
     pub(super) fn bound(self) -> u64 {
         match self {
             Self::Lock => 0,
             Self::Try => nanos(LONGEST_REQUEST),
-            // A wait of zero is a single try.
+            // With a wait of zero, the call tries once.
             Self::For(wait) if wait.is_zero() => nanos(LONGEST_REQUEST),
             Self::For(wait) | Self::Cancelled(wait) => nanos(wait).max(1),
         }
@@ -133,7 +133,8 @@ pub(super) struct About {
     pub(super) capacity: u64,
     pub(super) lease: u64,
     pub(super) is_watched: bool,
-    /// If the name may stay taken after its holder has gone: how long this call keeps it.
+    /// How long this call keeps the name taken, if the name may stay taken after its holder has
+    /// gone.
     pub(super) keeps: Option<Duration>,
 }
 
@@ -145,7 +146,7 @@ impl About {
     }
 }
 
-/// A guard with the ids of its grants. A `MultiLock` has several.
+/// A guard with the ids of its grants. The guard of a `MultiLock` has several grants.
 pub(super) struct Kept<G> {
     pub(super) guard: G,
     pub(super) ids: Vec<u64>,
@@ -163,7 +164,7 @@ pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -
     }
 }
 
-/// Calls with a token that another thread cancels.
+/// Makes a call with a token that another thread cancels.
 pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T) -> T {
     let token = &CancelToken::new();
     let (done, is_done) = mpsc::channel::<()>();
@@ -179,7 +180,7 @@ pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T
     })
 }
 
-/// Keeps the hold for this time, and records what the guard says meanwhile.
+/// Keeps the hold for this time, and records what the guard reports in that time.
 pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
     let end = now() + nanos(stay);
     loop {
@@ -202,7 +203,7 @@ pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
     }
 }
 
-/// Records that the release begins. Call it before the release.
+/// Records that the release begins. The caller calls this before the release.
 pub(super) fn leaving<G: Held>(shared: &Shared, kept: &Kept<G>) {
     let (at, remaining) = (now(), nanos(kept.guard.remaining()));
     let is_held = remaining > 0 || kept.guard.is_held();
@@ -217,7 +218,7 @@ pub(super) fn left(shared: &Shared, ids: &[u64], outcome: Outcome) {
     ids.iter().for_each(|&id| shared.log.write(&Event::Left { id, at, outcome }));
 }
 
-/// Releases the hold. Waits for the server's reply, unless `posts`.
+/// Releases the hold. Waits for the server's reply, unless `posts` is true.
 pub(super) fn leave<G: Held>(shared: &Shared, kept: Kept<G>, posts: bool) {
     leaving(shared, &kept);
     let Kept { guard, ids } = kept;

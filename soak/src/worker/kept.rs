@@ -10,10 +10,10 @@ use super::{READERS, SPAN, Worker};
 use crate::clock::now;
 use crate::history::Kind;
 
-/// Longer than a round. If a call fails and leaves the lock taken for this time, the end of the
-/// round shows it.
+/// A lease that is longer than a round. If a failed call leaves the lock taken for this time, the
+/// check at the end of the round finds it.
 const LONG: Duration = Duration::from_secs(20);
-/// For this many spans after its own, a name is still checked.
+/// A name is still checked for this many spans after its own span.
 const LOOKS: u64 = 4;
 
 /// The work with a lock of any kind.
@@ -43,7 +43,7 @@ impl Does for Left {
     fn with(self, worker: &mut Worker, lock: impl Lock + Clone, about: About) {
         for _ in 0..worker.rng.random_range(1..4) {
             let terms = match worker.rng.random_range(0..100) {
-                // Only for an exclusive hold, since readers share a hold and its lease.
+                // Only for an exclusive hold, because readers share a hold and its lease.
                 0 if about.weight == about.capacity => Terms::Fixed(LONG),
                 _ => worker.terms(),
             };
@@ -69,17 +69,17 @@ impl About {
 }
 
 impl Worker {
-    /// A lock that stays taken for a least time, even if its holder dies.
+    /// Takes a lock that stays taken for a minimum time, even if its holder dies.
     pub(super) fn least(&mut self) {
         self.with_any("least", Least);
     }
 
-    /// A lock that its holder leaves to the end of its lease.
+    /// Takes a lock that its holder leaves to expire.
     pub(super) fn left(&mut self) {
         self.with_any("left", Left);
     }
 
-    /// A lock that can be taken once in an interval, on all machines together.
+    /// Takes a lock that can be taken once in an interval, by all machines together.
     pub(super) fn once(&mut self) {
         let at = self.rng.random_range(0..3);
         let interval = Duration::from_millis([300, 1200, 4000][at]);
@@ -93,7 +93,7 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Uses a name of this span, or checks one of an earlier span, which nobody holds.
+    /// Uses a name of this span, or checks a name of an earlier span, which nobody holds.
     fn with_any(&mut self, what: &str, does: impl Does) {
         let ago = if self.rng.random_bool(0.5) { 0 } else { self.rng.random_range(1..=LOOKS) };
         let span = (now() / SPAN).saturating_sub(ago);
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// A call that does not wait for ever, since the lock may stay taken for long.
+    /// Returns a call with a limited wait, because the lock may stay taken for long.
     fn how_for_kept(&mut self) -> How {
         match self.how() {
             How::Lock => How::For(Duration::from_millis(500)),

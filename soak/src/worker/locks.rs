@@ -24,7 +24,7 @@ impl Worker {
         }
     }
 
-    /// Many short acquisitions, which the threads of a process pass to each other.
+    /// Makes many short acquisitions, which the threads of a process pass to each other.
     fn burst(&mut self, lock: &dyn Lock, name: &str, terms: Terms) {
         for _ in 0..self.rng.random_range(200..1200) {
             let about = About::lock(Kind::Reentrant, name, terms);
@@ -35,7 +35,7 @@ impl Worker {
         }
     }
 
-    /// A hold that lasts for longer than its lease, since it is renewed.
+    /// Keeps a hold for longer than its lease, because the lease is renewed.
     pub(super) fn long(&mut self) {
         let name = self.one_of("long", 2);
         let terms = match self.terms() {
@@ -53,9 +53,9 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// A hold that its thread keeps until others want the lock. No renewal comes soon, so a message
-    /// tells the thread. (There are many names, so that most holders have the lock before the first
-    /// waiter comes.)
+    /// Keeps a hold until others want the lock. No renewal comes soon, so a message must notify the
+    /// thread. (There are many names, so that most holders have the lock before the first waiter
+    /// comes.)
     pub(super) fn wanted(&mut self) {
         let name = self.one_of("wanted", 8);
         let terms = Terms::Watched(Duration::from_secs(15));
@@ -72,7 +72,7 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// A hold that its thread keeps beyond the end of its lease, while others wait for that end.
+    /// Keeps a hold beyond the end of its lease, while other threads wait for that end.
     pub(super) fn lapse(&mut self) {
         let name = self.one_of("lapse", 3);
         let terms = Terms::Fixed(Duration::from_millis(400));
@@ -109,7 +109,7 @@ impl Worker {
         }
     }
 
-    /// One acquisition of a lock of any kind.
+    /// Makes one acquisition of a lock of any kind.
     fn lock(&mut self, lock: &dyn Lock, about: About) {
         let how = self.how();
         self.lock_as(lock, about, how);
@@ -128,7 +128,7 @@ impl Worker {
             }) else {
                 return;
             };
-            // Send the guard to another thread.
+            // Sends the guard to another thread.
             let posts = self.rng.random_ratio(1, 3);
             let shared = &self.shared;
             thread::scope(|scope| {
@@ -141,7 +141,7 @@ impl Worker {
         }
         let Some(kept) = self.take(lock, about, how, stay) else { return };
         hold(&self.shared, &kept, stay);
-        // (A second level would begin a new least time.)
+        // (A second level would begin a new minimum time.)
         if !is_kept && self.rng.random_ratio(1, 10) {
             self.enter_again(lock, &kept);
         }
@@ -165,7 +165,7 @@ impl Worker {
         })
     }
 
-    /// A thread that holds a lock takes it again, without waiting.
+    /// A thread that holds a lock takes another level, without waiting.
     fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
         let begun = now();
         match lock.try_lock() {
@@ -176,7 +176,7 @@ impl Worker {
                 }
                 drop(inner);
             }
-            // The lock was lost, perhaps at this moment.
+            // The lock was lost, perhaps just now.
             Ok(NotTaken) if kept.guard.is_held() => {
                 self.shared.odd(format!("{} was not entered again since {begun}", lock.name()));
             }
@@ -184,7 +184,8 @@ impl Worker {
         }
     }
 
-    /// Readers that stay longer than their leases, while others of their process have other leases.
+    /// Readers stay for longer than their leases, while other readers of their process have other
+    /// leases.
     pub(super) fn late_read(&mut self) {
         let name = self.one_of("readwrite-late", 2);
         let both = self.client.read_write_lock(&name);
@@ -205,7 +206,8 @@ impl Worker {
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 
-    /// Limits that end before a busy machine has the reply, for a lock that no other thread wants.
+    /// Makes calls with limits that end before the reply on a busy machine, for a lock that no
+    /// other thread wants.
     pub(super) fn short_limits(&mut self) {
         let name = format!("{}short-{}-{}", self.task.prefix, self.task.seed, self.number);
         let lock = self.client.reentrant_lock(&name);
@@ -226,8 +228,8 @@ impl Worker {
         }
     }
 
-    /// Slow writes: a stop hits a holder between its read and its write, while others wait for its
-    /// lock. The name is used for longer than the stop.
+    /// Slow writes: a pause hits a holder between its read and its write, while others wait for its
+    /// lock. The name is used for longer than the pause.
     pub(super) fn late(&mut self) {
         let name = format!("{}-{}", self.one_of("fenced-late", 2), now() / (2 * SPAN));
         let lock = self.client.fenced_lock(&name);
@@ -237,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// Adds one to the values in the store while holding their lock.
+    /// Adds one to the values in the store while the thread holds their lock.
     fn add(&mut self, lock: &FencedLock, name: &str, terms: Terms, how: How, stay: Duration) {
         let about = About::lock(Kind::Fenced, name, terms);
         let Some((kept, token)) = self.acquire_with(about, how, stay, |how| {

@@ -27,7 +27,7 @@ impl Worker {
                 lease: 0,
                 ..About::lock(Kind::Semaphore, &name, Terms::Usual)
             };
-            // The permits of a dead process are lost, so do not wait for ever.
+            // The permits of a dead process are lost, so the wait is limited.
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
@@ -56,7 +56,8 @@ impl Worker {
         for _ in 0..self.rng.random_range(1..10) {
             let (how, stay) = (self.how(), self.stay());
             let about = About { capacity: PERMITS, ..About::lock(Kind::Expirable, &name, terms) };
-            // If the data is lost, nobody sets the permits until the next call of this work.
+            // If the data is lost, nobody sets the number of permits until the next call of this
+            // work.
             let how =
                 if matches!(how, How::Lock) { How::For(Duration::from_millis(500)) } else { how };
             let kept = self.acquire(about, how, stay, |how| match how {
@@ -73,8 +74,8 @@ impl Worker {
         }
     }
 
-    /// One latch for each span: a thread sets its count in the first part of the span, then threads
-    /// count down and wait.
+    /// Uses one latch for each span. A thread sets its count in the first part of the span, and
+    /// then threads count down and wait.
     pub(super) fn latch(&mut self) {
         let (span, part) = (now() / SPAN, now() % SPAN);
         let name = format!("{}latch-{span}", self.task.prefix);
@@ -93,7 +94,7 @@ impl Worker {
             && self.known_latch() == (span, true)
         {
             self.latch = span;
-            // The threads come one after another.
+            // The threads use the latch one after the other.
             self.turn = self.rng.random_range(SPAN / 5..SPAN * 2 / 5);
             let call = now();
             if self.rng.random_bool(0.5) {
@@ -128,7 +129,7 @@ impl Worker {
             leaving(&self.shared, &kept);
             let call = now();
             let woken = condition.wait_for(&kept.guard, wait);
-            // The guard now belongs to a new hold, or, after an error, to none.
+            // The guard now belongs to a new hold. After an error, it belongs to no hold.
             left(&self.shared, &kept.ids, Outcome::Posted);
             let outcome = outcome(&woken.as_ref().map(|woken| !woken.timed_out()));
             self.step(Step::Sleep, &name, call, 0, u64::from(outcome == Outcome::Done), outcome);
