@@ -1,11 +1,10 @@
-//! The cost of the calls for a lock that no other thread wants, measured by criterion: `cargo bench
-//! --bench uncontended`.
+//! The cost of the calls for a lock that no other thread wants, measured by criterion. Run it with
+//! `cargo bench --bench uncontended`.
 //!
-//! `one core` has client and server on the same core, `two cores` has each on its own core: see
-//! `table/cores.rs`.
-//! `cargo bench --bench table` measures contended locks.
+//! With `one core`, client and server share a core. With `two cores`, each has its own core: see
+//! `table/cores.rs`. `cargo bench --bench table` measures contended locks.
 
-// An error in a bench ends it.
+// An error ends the bench.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -41,7 +40,7 @@ fn round_trips(criterion: &mut Criterion) {
             continue;
         }
         machine.server(cores).take_process(server.pid());
-        // This thread starts the client's threads, which stay on its cores.
+        // This thread starts the client's threads, which stay on this thread's cores.
         machine.clients(cores).take();
         let mut raw = RawPair::connect(&server.url(), "raw");
         let plain = PlainClient::connect(&server.url()).unwrap();

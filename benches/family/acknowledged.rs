@@ -13,7 +13,7 @@ use crate::report::{Goals, Spread, Table, count};
 
 const THREADS: [usize; 3] = [1, 8, 32];
 const WITHIN: Duration = Duration::from_secs(5);
-/// The time in which scripts are loaded and connections opened.
+/// The time in which scripts are loaded and connections are opened.
 const WARM_UP: u64 = 100 * MILLISECOND;
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -39,7 +39,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns the number of locks taken in a second.
+/// Returns how many times the threads take the lock in a second.
 fn rate(lab: &Lab, builder: ClientBuilder, threads: usize) -> f64 {
     let (client, number) = (builder.connect().unwrap(), lab.next());
     let (go, length) = (Barrier::new(threads), lab.options.length.as_nanos() as u64);

@@ -1,4 +1,5 @@
-//! The same work at a single server and in a cluster. `../table` does this for the re-entrant lock.
+//! The same work on a single server and in a cluster. `../table` measures this for the re-entrant
+//! lock.
 
 use redlatch_testkit::Cluster;
 
@@ -12,8 +13,8 @@ use crate::peers::Peer;
 use crate::readers;
 use crate::report::{Goals, Spread, Table, count, time};
 
-/// The cluster has three masters; one name is in one slot. The ratio is that of the rates, or the
-/// inverse ratio of the times, so a larger ratio is better.
+/// The cluster has three masters, and one name is in one slot. The ratio is that of the rates, or
+/// the inverse ratio of the times, so a larger ratio is better.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let cluster = match Cluster::without_replicas() {
         Ok(cluster) => cluster,

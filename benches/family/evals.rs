@@ -1,4 +1,5 @@
-//! A script of a guard against the bare script: an INCR on a connection of one's own, encoded ahead.
+//! A script of a guard compared with the same script alone: an INCR on a separate connection,
+//! encoded in advance.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::report::{Goals, Spread, Table, count, digits};
 pub(crate) const ROLE: &str = "evals";
 
 const TEXT: &str = "return redis.call('incrby', KEYS[1], ARGV[1])";
-/// The calls of a batch. The two kinds of batches take turns.
+/// The number of calls in a batch. Batches with and without a guard alternate.
 const BATCH: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -58,7 +59,8 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Says the nanoseconds of a bare script, the server's microseconds of it, and the same of a guard's.
+/// Reports the time of a script alone and of a guard's script: the client's time in nanoseconds, and
+/// the server's time in microseconds.
 pub(crate) fn work(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let (url, name) = (job.arg(0), job.arg(1));

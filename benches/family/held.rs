@@ -1,5 +1,5 @@
-//! A semaphore over a network, with permits held for a while: the permits of a process with a queue
-//! of threads, and the shares of two such processes.
+//! A semaphore over a network, with permits that are held for a while. The bench measures one
+//! process with a queue of threads, and the shares of two such processes.
 
 use std::sync::{Barrier, OnceLock};
 use std::thread;
@@ -17,12 +17,13 @@ pub(crate) const ROLE: &str = "held permits";
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 const THREADS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The time after which the last process has received the start.
+/// By this time after the start, the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// The warm-up, in which the queues still change. It is not counted.
+/// The warm-up, in which the queues still grow. It is not counted.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
-/// The number of processes and of permits, and for how many milliseconds each permit is held.
+/// The number of processes, the number of permits, and how long each permit is held, in
+/// milliseconds.
 const SETTINGS: [(usize, u64, u64); 6] =
     [(1, 64, 5), (1, 64, 20), (1, 16, 20), (2, 64, 5), (2, 64, 20), (2, 16, 20)];
 
@@ -70,7 +71,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns the number of permits of each process, and its longest wait.
+/// Returns the number of permits of each process, and the longest wait of each process.
 fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec<(f64, f64)> {
     let args = [name.to_owned(), held.to_string(), lab.options.length.as_nanos().to_string()];
     let args = [&[url.to_owned()], args.as_slice()].concat();

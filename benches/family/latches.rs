@@ -1,4 +1,4 @@
-//! One thread's handle of a latch, of either kind.
+//! One thread's handle of a latch, of redlatch or of the plain implementation.
 
 use redlatch::{Client, CountDownLatch};
 use redlatch_testkit::{PlainClient, PlainLatchHandle};
@@ -52,7 +52,7 @@ impl Connected {
 }
 
 impl Latch {
-    /// Closes the latch: sets the count to one.
+    /// Closes the latch by setting the count to one.
     pub(crate) fn close(&mut self) {
         let closed = match self {
             Self::Plain(latch) => latch.try_set_count(1).unwrap(),

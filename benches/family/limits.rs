@@ -1,4 +1,4 @@
-//! How late a time limit ends a call while the server hangs. The server's process is stopped, and
+//! How late a time limit ends a call while the server hangs. The server's process is paused, and
 //! its connections stay open.
 
 use std::sync::{Arc, Barrier};
@@ -12,12 +12,12 @@ use crate::lab::Lab;
 use crate::report::{Goals, Table, time};
 use crate::round_trips::Figures;
 
-/// The numbers of one client's threads.
+/// The numbers of threads of one client.
 const THREADS: [usize; 2] = [4, 32];
 const LIMIT: Duration = Duration::from_millis(100);
-/// The calls of all threads together, in one round.
+/// The number of calls of all threads together in one round.
 const CALLS: usize = 256;
-/// In a run with shorter rounds, each thread makes one call.
+/// If a round is shorter than this, each thread makes one call.
 const FULL: Duration = Duration::from_secs(1);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -46,11 +46,11 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns the lateness of each call, in nanoseconds. With no names, each call is a sleep.
+/// Returns the lateness of each call in nanoseconds. If there are no names, each call is a sleep.
 fn lateness(threads: usize, names: usize, calls: usize) -> Vec<f64> {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
-    // From here on the server has the scripts, and the connections are open.
+    // After these calls, the server has the scripts, and the connections are open.
     let locks = (0..names).map(|at| client.reentrant_lock(&format!("bench {at}")));
     let locks: Vec<_> = locks.inspect(|lock| drop(lock.lock().unwrap())).collect();
     server.pause();

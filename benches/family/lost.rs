@@ -1,8 +1,8 @@
-//! The time from the DEL of a held lock to its holder's `on_lost`.
+//! The time from the DEL of a held lock to the call of its holder's `on_lost`.
 //!
-//! In this time the server sends the message that the key has changed, the client asks whether the
-//! hold still exists, and a renewal finds the loss. This takes two and a half round trips, and four
-//! threads wake up.
+//! In this time the server reports the change of the key, the client asks whether the hold still
+//! exists, and a renewal detects the loss. This takes two and a half round trips, and four threads
+//! wake up.
 
 use std::sync::mpsc;
 use std::thread;
@@ -17,9 +17,9 @@ use crate::raw;
 use crate::report::{Goals, Table, time};
 use crate::round_trips::Figures;
 
-/// The locks, which are held at the same time and deleted one after the other.
+/// The number of locks. They are held at the same time, and deleted one after the other.
 const LOCKS: usize = 20;
-/// The time after which all locks are tracked.
+/// By this time, all locks are tracked.
 const A_WHILE: Duration = Duration::from_millis(400);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -64,7 +64,7 @@ fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
             .collect();
         thread::sleep(A_WHILE);
         for name in &names {
-            // The losses come one by one, so all threads that must wake up are asleep.
+            // The losses come one by one, so that all threads that must wake up are asleep.
             clock::sleep_until(clock::now() + 5 * MILLISECOND);
             let begun = clock::now();
             redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();

@@ -1,25 +1,25 @@
 //! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
 //! the barrier, several locks, conditions, and locks that replicas acknowledge. They are compared
-//! with plain implementations of Redisson's algorithms: `cargo bench --bench family`, with `--
-//! --help` for the options. A full run takes about three minutes.
+//! with plain implementations of Redisson's algorithms. Run it with `cargo bench --bench family`,
+//! and add `-- --help` for the options. A full run takes about three minutes.
 //!
-//! `../table/main.rs`, whose modules this program uses, says how to read the tables and how they
-//! are measured. All figures are unpinned, unless a table says otherwise.
+//! `../table/main.rs`, whose modules this program uses, says how the figures are measured and how
+//! to read the tables. All figures are unpinned, unless a table says otherwise.
 //!
 //! - **Too many inside**: each holder of a lock checks whether it is still alone. Each holder of a
-//!   permit takes one of as many files as there are permits. The best check comes before the
+//!   permit takes one of as many files as there are permits. The strictest check comes before the
 //!   measurement, when all threads sleep inside for a while.
-//! - **Order**: if waiters come one by one, each when the server has the previous one in its queue,
-//!   the first grants of all waiters must come in the same order.
-//! - **Round trips**: compare a latch with the round trips of `two cores`. Unpinned, the system
-//!   often puts the two ends of a PING on one core. A latch has three ends.
+//! - **Order**: the waiters come one by one, each after the server has the previous waiter in its
+//!   queue. So the first grants of all waiters must come in the same order.
+//! - **Round trips**: compare a latch with the round trips of `two cores`. Without pinning, the
+//!   system often puts the two ends of a PING on one core. A latch has three ends.
 
-// An error in a bench ends it.
+// An error ends the bench.
 #![allow(clippy::unwrap_used)]
 
 use std::process::ExitCode;
 
-// This program uses only a part of some modules.
+// This program uses only some items of these modules.
 #[allow(dead_code)]
 #[path = "../table/calls.rs"]
 mod calls;

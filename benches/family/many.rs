@@ -1,5 +1,6 @@
-//! What many waiters cost the server: its time in each second, by the number of waiters, and the
-//! time of one release that concerns many readers. The server has no other clients.
+//! The cost of many waiters for the server: the server's processor time in each second, by the
+//! number of waiters, and the time of one release that affects many readers. The server has no
+//! other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,13 +60,13 @@ fn table(
     println!("{table}");
 }
 
-/// The server's work in a second.
+/// The server's work in one second.
 struct Seen {
     busy: f64,
     bytes: f64,
 }
 
-/// Returns the server's own time in seconds, and the number of bytes that it has read.
+/// Returns the server's processor time in seconds, and the number of bytes that it has read.
 fn used(redis: &mut Connection) -> (f64, f64) {
     let info: String = redis::cmd("INFO").query(redis).unwrap();
     let figure = |name: &str| -> f64 {
@@ -93,7 +94,7 @@ fn length(url: &str, list: &str) -> usize {
     redis::cmd("LLEN").arg(list).query(&mut raw::connect(url)).unwrap()
 }
 
-/// Connects another client, with its own connections and its own signs of life.
+/// Connects another client, with its own connections and its own keep-alives.
 fn connect(url: &str) -> Client {
     Client::builder(url).connections(1).connect().unwrap()
 }
@@ -120,7 +121,7 @@ fn waits(client: &Client, name: &str, token: &CancelToken) -> JoinHandle<()> {
     thread::spawn(move || assert!(lock.lock_cancellable(&token).is_err()))
 }
 
-/// One client's threads each wait for one of `number` locks, which another client holds.
+/// Lets each thread of one client wait for one of `number` locks, which another client holds.
 fn names(lab: &Lab, number: usize) -> Seen {
     const LEASE: Duration = Duration::from_secs(300);
     let url = lab.url(false);
@@ -146,7 +147,7 @@ fn names(lab: &Lab, number: usize) -> Seen {
     seen
 }
 
-/// Returns the server's input, from a second before all waiters are back to a second after.
+/// Returns the server's input from a second before until a second after all waiters are back.
 fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let [holder, client] = [(); 2].map(|()| connect(&url));
@@ -174,7 +175,8 @@ fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     bytes
 }
 
-/// Half of the threads were notified, one by one, and wait for the lock. The others wait for one.
+/// Half of the threads were notified one by one, and wait for the lock. The other threads wait for
+/// a notification.
 fn condition(lab: &Lab, threads: usize) -> Seen {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let clients: [_; 4] = std::array::from_fn(|_| connect(&url));
@@ -218,8 +220,8 @@ const READERS: [usize; 3] = [500, 1_000, 4_000];
 /// The number of readers in one process.
 const OWNED: usize = 65_536;
 
-/// Each reader stands for a process: it has a connection that listens, and a place in the queue.
-/// The timed scripts are those of a writer and of a reader that leave.
+/// Each reader stands for a process. It has a connection that listens, and a place in the queue.
+/// The timed scripts are the releases of a writer and of a reader.
 pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     println!("The server's time for one release of a read-write lock, others being readers:\n");
     let mut table = Table::new(&["readers", "a writer lets them in", "one of them leaves"]);
@@ -285,7 +287,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     let let_in = timed(&mut redis, guard);
     let holders: usize = redis::cmd("HLEN").arg(&name).query(&mut redis).unwrap();
     assert_eq!(holders, readers + 1, "some were not let in");
-    // Each awake reader does the same.
+    // Each awake reader sends the same commands.
     let mut raise = redis::pipe();
     for owner in &owners {
         let timeout = format!("{{{name}}}:{owner}:rwlock_timeout:1");
@@ -296,7 +298,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     [let_in, timed(&mut redis, guard)]
 }
 
-/// Returns how long all readers of one process take to get the lock and to leave, in ns.
+/// Returns how long all readers of one process take to get the lock and to release it, in ns.
 fn owned(lab: &Lab) -> f64 {
     let client = connect(&lab.url(false));
     let lock = client.read_write_lock(&format!("bench {}", lab.next()));

@@ -1,4 +1,4 @@
-//! The time from `notify_one` in one process until the waiter of another process is back from its
+//! The time from `notify_one` in one process until the waiter in another process returns from its
 //! wait, with the lock.
 //!
 //! This time covers the notification with its reply, the release, and the message that grants the
@@ -19,11 +19,11 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const NOTIFIER_ROLE: &str = "notifier";
 pub(crate) const WAITER_ROLE: &str = "notified";
 
-/// The time from one notification to the next, with a PING in the middle.
+/// The time from one notification to the next. A PING comes in the middle.
 const PACE: u64 = 8 * MILLISECOND;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-/// After this time without a notification, no thread makes another one.
+/// If there was no notification for this time, no further notification comes.
 const A_WHILE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,7 +62,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns the times of a server's PINGs alone, and the times of waiters to come back.
+/// Returns the times of PINGs, and the times from a notification until the waiter is back.
 pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(Cores::Any).to_string();
@@ -84,7 +84,7 @@ pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, V
     (pings, waits.collect())
 }
 
-/// Runs the process that notifies, and times PINGs.
+/// Runs the process that notifies and measures PINGs.
 pub(crate) fn notify(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();
@@ -102,7 +102,7 @@ pub(crate) fn notify(job: &Job) {
         clock::sleep_until(clock::now() + PACE / 2);
         let guard = lock.lock().unwrap();
         let told = clock::now();
-        // (The waiter may not wait yet, or no longer.)
+        // (The waiter may not wait yet, or may no longer wait.)
         if condition.notify_one().unwrap() {
             times.extend([ping, told]);
         }

@@ -1,6 +1,6 @@
-//! The time from the last count-down in one process until the waiter of another process is awake.
+//! The time from the last count-down in one process until the waiter in another process is awake.
 //!
-//! As with a lock's hand-over, this follows a silence, so the goal compares it with PINGs that
+//! As for a lock's hand-over, this time follows a silence. So the goal compares it with PINGs that
 //! follow an equally long silence.
 
 use std::time::Duration;
@@ -19,9 +19,9 @@ pub(crate) const WAITER_ROLE: &str = "waiter";
 
 /// The time from one count-down to the next.
 const PACE: u64 = 4 * MILLISECOND;
-/// For how long the latch stays open after a count-down.
+/// How long the latch stays open after a count-down.
 const OPEN: u64 = MILLISECOND;
-/// For how long a woken waiter does something else: longer than `OPEN`.
+/// How long a woken waiter does not use the latch. This is longer than `OPEN`.
 const REST: u64 = 3 * MILLISECOND / 2;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
@@ -71,7 +71,7 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
     }
 }
 
-/// Returns the times of waiters to wake up.
+/// Returns the times from a count-down until the waiter is awake.
 pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f64> {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(cores).to_string();
@@ -103,7 +103,7 @@ pub(crate) fn count(job: &Job) {
         let now = clock::now();
         times.push(now);
         latch.count_down();
-        // The latch stays open, so the last wait of the waiter ends.
+        // The latch stays open, so that the last wait ends.
         if now >= end {
             break;
         }
@@ -134,7 +134,7 @@ pub(crate) fn wait(job: &Job) {
     job.done()
 }
 
-/// Connects, and reads the time at which the measurement ends.
+/// Connects, and returns the time at which the measurement ends.
 fn prepare(job: &Job) -> (crate::latches::Connected, u64) {
     job.arg(3).parse::<Place>().unwrap().take();
     let connected = Kind::named(job.arg(0)).connect(job.arg(1));

@@ -1,5 +1,5 @@
-//! A semaphore with enough permits for all threads: the cost of many threads of one process, and
-//! the speed after the server was away.
+//! A semaphore with enough permits for all threads: the cost of many threads in one process, and
+//! the speed after an outage of the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -18,11 +18,11 @@ const THREADS: [usize; 3] = [16, 64, 256];
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often the bench reads the number of acquired permits, before and after the outage.
 const SLICE: Duration = Duration::from_millis(50);
-/// The number of slices in the check for the old rate. The old rate is back in the first slice that
-/// has it, if the median of this slice and the next ones has it, too: a single slice may be of any
-/// length on a busy machine.
+/// The number of slices in the check for the old rate. The old rate has returned with the first
+/// slice that reaches it, if the median of this slice and the next slices reaches it, too. On a
+/// busy machine a single slice may be of any length.
 const WINDOW: usize = 5;
-/// The part of the median before the outage that counts as the old rate.
+/// The part of the median rate before the outage that counts as the old rate.
 const OLD_RATE: f64 = 0.9;
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -53,9 +53,9 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     outage(lab, goals);
 }
 
-/// The network breaks while requests are under way, and comes back.
+/// The network breaks while requests are under way, and works again later.
 fn outage(lab: &Lab, goals: &mut Goals) {
-    // The outage is long enough for retries whose pauses grow.
+    // The outage is long enough for retries with growing pauses.
     let away = lab.options.length * 15;
     let server = Server::start().unwrap();
     let network = Proxy::before(&server);
@@ -86,7 +86,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
         thread::sleep(away);
         network.accept();
         let again = Instant::now();
-        // The time at which each slice ended, and the rate in it.
+        // For each slice, the time at which it ended and its rate.
         let mut seen: Vec<(Duration, f64)> = Vec::new();
         let after = loop {
             let rate = rate();
@@ -140,7 +140,7 @@ pub(crate) fn work(job: &Job) {
             let (stop, acquired) = (&stop, &acquired);
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    // A thread that does not wait is never passed a permit inside the process.
+                    // A thread without a wait never gets a permit that another thread passes.
                     drop(semaphore.try_acquire().unwrap().into_option().unwrap());
                     acquired.fetch_add(1, Ordering::Relaxed);
                 }

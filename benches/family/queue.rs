@@ -1,7 +1,9 @@
-//! The time from the release of a fair lock to the next grant. The queue stays equally long.
+//! The time from the release of a fair lock to the next grant, while the length of the queue stays
+//! the same.
 //!
-//! The waiters come one by one, each when the queue has the previous one. Neighbours in the queue
-//! belong to different processes. Each waiter takes the lock, holds it until the previous holder
+//! The waiters come one by one, each after the queue has the previous waiter. Neighbours in the
+//! queue belong to different processes. Each waiter takes the lock, holds it until the previous
+//! holder stands at the end of the queue again, and then releases it.
 //! stands at the end of the queue again, and releases it.
 
 use std::sync::Arc;
@@ -76,7 +78,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
 #[derive(Default)]
 struct Seen {
     waits: Figures,
-    /// How many waiters had their first grant out of the order of arrival.
+    /// The number of waiters whose first grant did not come in the order of arrival.
     misplaced: usize,
     broken: usize,
 }
@@ -132,7 +134,7 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
     holds.sort_by_key(|held| held.granted);
     let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
-    // After the end no thread comes back, so the queue gets shorter and these holds are left out.
+    // After the end no thread queues again, so the queue gets shorter. These holds are left out.
     let waited = pairs().filter(|(before, next)| {
         before.waiter % PROCESSES != next.waiter % PROCESSES
             && next.asked + ASLEEP < before.released
@@ -154,7 +156,7 @@ fn length(server: &mut Connection, name: &str) -> usize {
     redis::cmd("LLEN").arg(queue).query(server).unwrap()
 }
 
-/// Runs a process with some of the waiters.
+/// Runs a process that has some of the waiters.
 pub(crate) fn work(job: &Job) {
     job.arg(3).parse::<Place>().unwrap().take();
     let connected = Peer::named(job.arg(0)).connect(job.arg(1));

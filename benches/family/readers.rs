@@ -15,12 +15,12 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 pub(crate) const ROLE: &str = "readers and a writer";
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long each reader and writer holds the lock.
+/// How long each reader and each writer holds the lock.
 const INSIDE: u64 = 3 * MICROSECOND;
-/// The time from one write to the request for the next one.
+/// The time from a write to the request for the next write.
 const BETWEEN_WRITES: u64 = MILLISECOND;
 
-/// The read-write lock among the compared locks.
+/// The name of redlatch's read-write lock among the compared locks.
 const OURS: &str = "read-write lock";
 const PLAIN: &str = "plain";
 const ALONE: &str = "a lock that each takes alone";
@@ -65,7 +65,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     );
 }
 
-/// Measures at each of these servers: reads in a second, and the writer's longest wait.
+/// Returns, for each of these servers, the reads in a second and the writer's longest wait.
 pub(crate) fn compare_at(lab: &Lab, urls: [&String; 2]) -> [Vec<(f64, f64)>; 2] {
     let seen = compare(lab, urls.map(|url| (OURS, url)), (4, 4, true));
     seen.map(|it| it.rounds.iter().map(|round| (round.reads, round.longest)).collect())
@@ -162,7 +162,7 @@ fn scripts(url: &str) -> u64 {
 
 type Turn = Box<dyn FnMut(&mut dyn FnMut())>;
 
-/// Returns one thread's way to take and to release the lock.
+/// Returns a function with which one thread takes and releases the lock.
 fn turn(url: &str, what: &str, name: &str, reads: bool, shared: &Option<Client>) -> Turn {
     match (what, shared) {
         (PLAIN, _) => {
@@ -210,7 +210,7 @@ fn work_inside() {
     }
 }
 
-/// Runs a process that reads, or, without threads, a process that writes.
+/// Runs a process that reads. A process without threads writes.
 pub(crate) fn work(job: &Job) {
     job.arg(1).parse::<Place>().unwrap().take();
     let (url, what, name) = (job.arg(0), job.arg(2), job.arg(3));
@@ -220,7 +220,7 @@ pub(crate) fn work(job: &Job) {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     job.say("ready");
     let _ = job.wait_line();
-    // One process reads the number of scripts for all.
+    // One process reads the number of scripts for all processes.
     let scripts_of = |url| if threads == 16 { scripts(url) } else { 0 };
     let before = scripts_of(url);
     let begun = clock::now();

@@ -7,7 +7,7 @@ use crate::lab::{Lab, Setting};
 use crate::peers::Peer;
 use crate::report::{Goals, digits};
 
-/// The number of threads and of processes, and the goal.
+/// The number of threads, the number of processes, and the goal.
 type Crowd = (usize, usize, &'static str);
 
 pub(crate) fn fair(lab: &Lab, goals: &mut Goals) {
@@ -15,13 +15,13 @@ pub(crate) fn fair(lab: &Lab, goals: &mut Goals) {
     compare(lab, goals, peers, &[(1, 8, "≥ 3"), (4, 8, "≥ 4")]);
 }
 
-/// 16 threads for 3 permits.
+/// Measures 16 threads for 3 permits.
 pub(crate) fn semaphore(lab: &Lab, goals: &mut Goals) {
     let peers = [Peer::PlainSemaphore, Peer::Semaphore];
     compare(lab, goals, peers, &[(1, 16, "≥ 5"), (4, 4, "≥ 2")]);
 }
 
-/// 16 threads for 3 permits that expire.
+/// Measures 16 threads for 3 permits that expire.
 pub(crate) fn expirable(lab: &Lab, goals: &mut Goals) {
     let peers = [Peer::PlainExpirable, Peer::Expirable];
     compare(lab, goals, peers, &[(1, 16, "≥ 4"), (4, 4, "≥ 2")]);

@@ -1,4 +1,4 @@
-//! Three locks taken together: their cost compared with one lock, and the number of turns if all
+//! Three locks taken together: their cost compared with one lock, and the number of turns when all
 //! threads want the same three locks.
 
 use std::thread;
@@ -19,9 +19,9 @@ const PROCESSES: usize = 4;
 const THREADS: usize = 4;
 /// How long all three locks are held.
 const STAY: u64 = 50 * MICROSECOND;
-/// The time after which the last process has received the start.
+/// By this time after the start, the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// The turns in which scripts are loaded and connections opened.
+/// The number of turns in which scripts are loaded and connections are opened.
 const WARM_UP: usize = 50;
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -45,7 +45,8 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
                 client.reentrant_lock(&format!("bench several {number} {at}"))
             });
             let together = MultiLock::new(&[&locks[0], &locks[1], &locks[2]]).unwrap();
-            // One lock and three alternate, so that both meet the same moments of the machine.
+            // Turns with one lock and turns with three locks alternate, so that both meet the same
+            // busy moments of the machine.
             let end = clock::now() + lab.options.length.as_nanos() as u64;
             let mut times: [Vec<f64>; 4] = Default::default();
             for turn in 0.. {
@@ -112,7 +113,8 @@ fn threads(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns how many times in a second all threads together lock and unlock one lock, or three.
+/// Returns how many times in a second all threads together lock and unlock one lock, or three
+/// locks.
 fn own_names(client: &Client, name: &str, threads: usize, several: bool, length: Duration) -> f64 {
     let end = clock::now() + length.as_nanos() as u64;
     let turns = |thread: usize| {
@@ -165,7 +167,7 @@ fn contended(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns how many turns there were, and the longest wait.
+/// Returns the number of turns, and the longest wait.
 fn measure(lab: &Lab, delayed: bool, kind: &str, number: usize) -> (f64, f64) {
     let length = lab.options.length.as_nanos().to_string();
     let name = format!("bench several {number} {kind}");
@@ -202,8 +204,8 @@ pub(crate) fn work(job: &Job) {
                     guard.unlock().unwrap();
                 });
             }
-            // As Redisson does it, this takes the locks one after the other. All threads use the
-            // same order, so no thread has to begin again.
+            // Like Redisson, this takes the locks one after the other. All threads use the same
+            // order, so no thread must begin again.
             let client = plain.as_ref().unwrap();
             let mut locks = names.each_ref().map(|name| client.lock(name).handle().unwrap());
             Box::new(move || {

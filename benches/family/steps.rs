@@ -1,4 +1,4 @@
-//! The time from the last arrival at a barrier until the last party of all processes is awake.
+//! The time from the last arrival at a barrier until the last party in any process is awake.
 //!
 //! This time covers the arrival, and the message that ends the generation. As for other hand-overs,
 //! the goal compares this time with PINGs that follow an equally long silence.
@@ -17,7 +17,7 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const ROLE: &str = "party";
 
 const PROCESSES: usize = 8;
-/// The time from one step to the next. A PING comes in the middle, when the others sleep.
+/// The time from one step to the next. A PING comes in the middle, while the other parties sleep.
 const PACE: u64 = 8 * MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -51,7 +51,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Returns the times of a server's PINGs, and the times of the steps.
+/// Returns the times of PINGs, and the times of the steps.
 fn steps(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let count = (lab.options.length.as_nanos() as u64 / PACE).max(10).to_string();
@@ -78,7 +78,7 @@ fn steps(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     (pings, awake.iter().zip(arrived).map(|(awake, at)| (awake - at) as f64).collect())
 }
 
-/// Runs one party. One of the parties arrives last at each step, and times PINGs.
+/// Runs one party. In each step, one party arrives last and measures PINGs.
 pub(crate) fn work(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let client = redlatch::Client::connect(job.arg(0)).unwrap();

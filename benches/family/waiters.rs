@@ -1,5 +1,5 @@
-//! The time from the last count-down until the last of many waiters of another process is awake,
-//! and the requests of that process to the server in this time.
+//! The time from the last count-down until the last of many waiters in another process is awake,
+//! and the number of requests of that process in this time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -84,7 +84,7 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
         worker
     };
     let [mut counter, mut crowd] = [COUNTER_ROLE, ROLE].map(&mut process);
-    // The first count-down loads the scripts. The second one has no waiters.
+    // The first count-down loads the scripts. The second count-down has no waiters.
     let mut without = 0;
     for _ in 0..2 {
         let name = format!("bench {}", lab.next());
@@ -126,7 +126,8 @@ fn open(counter: &mut Worker) -> u64 {
     counter.expect_line("at", PATIENCE).parse().unwrap()
 }
 
-/// Returns the number of all commands so far, once no command but this query has come for a while.
+/// Returns the number of all commands so far, after no command except this query has come for a
+/// while.
 fn when_quiet(lab: &Lab) -> u64 {
     let mut before = lab.calls().commands;
     loop {
@@ -198,8 +199,8 @@ pub(crate) fn wait(job: &Job) {
     job.done()
 }
 
-/// The waiters. A woken thread stays until all threads are awake: the end of a thread takes time,
-/// and would delay the last one.
+/// The waiters. A woken thread does not end before all threads are awake, because the end of a
+/// thread takes time and would delay the last waiter.
 struct Crowd {
     asleep: AtomicUsize,
     leave: AtomicBool,

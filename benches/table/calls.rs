@@ -1,4 +1,4 @@
-//! A server's work, as the server counts it.
+//! The work of a server, as the server counts it.
 
 use redis::Connection;
 
@@ -7,11 +7,11 @@ use crate::clock::SECOND;
 /// The number of calls so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Calls {
-    /// The number of EVALSHA and EVAL.
+    /// The number of calls of EVALSHA and EVAL.
     pub(crate) scripts: u64,
     /// The number of all commands, including those inside scripts.
     pub(crate) commands: u64,
-    /// The number of HEXISTS: a script that renews calls it once for each name.
+    /// The number of calls of HEXISTS. A script that renews calls it once for each name.
     pub(crate) hexists: u64,
 }
 
@@ -33,7 +33,7 @@ impl Calls {
     }
 }
 
-/// Returns how long a processor has worked for the server so far, in nanoseconds.
+/// Returns the processor time of the server so far, in nanoseconds.
 pub(crate) fn processor(server: &mut Connection) -> u64 {
     let info = info(server, "cpu");
     let seconds = |field: &str| {

@@ -1,4 +1,4 @@
-//! One measurement: processes with threads that take and give back for a second.
+//! One measurement: the threads of some processes take a lock and release it for a second.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier, OnceLock};
@@ -19,13 +19,13 @@ pub(crate) const ROLE: &str = "cell";
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
 /// The number of turns after which the server has the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;
-/// If several threads may be inside, each thread is inside this many times before the measurement,
-/// and sleeps there. Then all threads that may be inside are there together, and any thread that is
-/// one too many, too. While threads only work inside for a moment, two cores hardly ever have more
-/// than two of them inside.
+/// If several threads may be inside at a time, each thread is inside this many times before the
+/// measurement, and sleeps there. Then all threads that may be inside are inside together, and so
+/// are threads that should not be. If threads work inside only for a moment, two cores hardly ever
+/// have more than two of them inside.
 const CHECKED: usize = 40;
 const CHECKED_INSIDE: u64 = MILLISECOND;
-/// A limit far above the time that a process needs to start, or to get a lock.
+/// A time limit that is much longer than a process needs to start or to get a lock.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The measured setting.
@@ -38,7 +38,8 @@ pub(crate) struct Cell {
     pub(crate) place: Place,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
-    /// Whether all threads want one name, and work inside for a moment, or each has its own name.
+    /// If true, all threads want one name, and work inside for a moment. If false, each thread has
+    /// its own name.
     pub(crate) contended: bool,
     pub(crate) length: Duration,
 }
@@ -46,7 +47,7 @@ pub(crate) struct Cell {
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     length: Duration,
-    /// The numbers of grants of each process's threads.
+    /// For each process, the number of grants of each of its threads.
     grants: Vec<Vec<u64>>,
     switches: u64,
     longest_wait: u64,
@@ -68,7 +69,7 @@ impl Cell {
         for worker in &mut workers {
             worker.expect_line("ready", PATIENCE);
         }
-        // All processes have the file open.
+        // All processes have opened the file by now.
         Witness::remove(&witness, self.peer.places());
         let before = calls();
         // By this time the last process has received the start.
@@ -124,12 +125,12 @@ impl Round {
         self.grants.iter().flatten().sum::<u64>() as f64 / self.length.as_secs_f64()
     }
 
-    /// Returns how often in a second the lock went to another thread.
+    /// Returns how many times in a second the lock went to another thread.
     pub(crate) fn switches(&self) -> f64 {
         self.switches as f64 / self.length.as_secs_f64()
     }
 
-    /// Returns the longest wait of all threads, in nanoseconds.
+    /// Returns the longest wait of any thread, in nanoseconds.
     pub(crate) fn longest_wait(&self) -> f64 {
         self.longest_wait as f64
     }
@@ -144,7 +145,7 @@ impl Round {
         self.commands
     }
 
-    /// Returns how often one thread too many was inside. This should be zero.
+    /// Returns how often too many threads were inside. This should be zero.
     pub(crate) fn broken(&self) -> u64 {
         self.broken
     }
@@ -233,7 +234,7 @@ struct Tally {
 }
 
 impl Thread {
-    /// Takes one turn that is only checked, not measured.
+    /// Takes one turn that is checked but not measured.
     fn check(&mut self) {
         let Self { turn, witness: Some(witness), number, tally } = self else { return };
         turn(&mut || {

@@ -1,4 +1,4 @@
-//! Time that all processes of a machine share: `CLOCK_MONOTONIC`, in nanoseconds.
+//! The time that all processes of a machine share: `CLOCK_MONOTONIC`, in nanoseconds.
 
 use std::hint;
 use std::thread;

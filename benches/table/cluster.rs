@@ -1,4 +1,4 @@
-//! The same work at a single server and in a cluster.
+//! The same work on a single server and in a cluster.
 
 use redlatch_testkit::Cluster;
 
@@ -9,7 +9,8 @@ use crate::lab::{Lab, Outcome, Setting};
 use crate::peers::Peer;
 use crate::report::{Goals, Table, count, time};
 
-/// The cluster has three masters, over which the names are spread; one name is in one slot.
+/// The cluster has three masters. Several names are spread over the masters, and one name is in one
+/// slot.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let cluster = match Cluster::without_replicas() {
         Ok(cluster) => cluster,
@@ -37,7 +38,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
         let names = if contended { "one" } else { "one for each thread" };
         table.row(&[&work, &names, &alone_rate, &our_rate, &rate, &wait(&alone), &wait(&ours)]);
         let work = format!("in a cluster, {work}, names: {names}");
-        // Many names are at several servers. Each server may or may not have a core of its own.
+        // Many names are on several servers. Each server may or may not have its own core.
         goals.add(&work, format!("{rate} x alone"), if threads == 32 { "said" } else { "≥ 0.9" });
         if contended {
             goals.add(format!("{work}: longest wait"), longest(&ours), "< 50 ms");

@@ -10,7 +10,7 @@ use crate::report::{Goals, digits, range};
 const ONE_PROCESS: Setting =
     Setting { cores: Cores::Any, delayed: false, processes: 1, threads: 8, contended: true };
 
-/// The threads of one process.
+/// Measures the threads of one process.
 pub(crate) fn process(lab: &Lab, goals: &mut Goals) {
     let mut report = Report::new("8 threads of one process");
     for cores in [Cores::Any, Cores::Two, Cores::One] {
@@ -28,7 +28,7 @@ pub(crate) fn process(lab: &Lab, goals: &mut Goals) {
     report.print();
 }
 
-/// Several processes of several threads.
+/// Measures several processes with several threads each.
 pub(crate) fn processes(lab: &Lab, goals: &mut Goals) {
     let mut report = Report::new("4 processes of 8 threads");
     for delayed in [false, true] {
@@ -42,7 +42,8 @@ pub(crate) fn processes(lab: &Lab, goals: &mut Goals) {
     report.print();
 }
 
-/// Processes of one thread each: no pass inside a process, so each grant is a hand-off.
+/// Measures processes with one thread each. A process then cannot pass the lock to its own threads,
+/// so each grant is a hand-off.
 pub(crate) fn many(lab: &Lab, goals: &mut Goals) {
     let mut report = Report::new("processes of one thread");
     for (processes, delayed) in [(2, false), (4, false), (16, false), (64, false), (16, true)] {

@@ -1,13 +1,14 @@
 //! The cores on which clients and server run.
 //!
-//! A round trip between two sleeping cores costs several times as much as one on a single core. The
-//! system switches between both for an unpinned pair. So compare figures only on the same cores.
+//! A round trip between two sleeping cores costs several times as much as a round trip on a single
+//! core. For an unpinned pair, the system switches between these two cases. So compare figures only
+//! on the same cores.
 
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
-/// Where clients and server are to run.
+/// The cores on which clients and server run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cores {
     /// All on the first core.
@@ -28,7 +29,7 @@ impl fmt::Display for Cores {
     }
 }
 
-/// The cores that this process may use, if they are known. (Only Linux tells them.)
+/// The cores that this process may use, if they are known. (Only Linux reports them.)
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     cores: Vec<usize>,
@@ -84,12 +85,12 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Some cores. `None` for any cores.
+/// Some cores, or any cores if it is empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Place(Vec<usize>);
 
 impl Place {
-    /// Pins this thread, and the threads that it starts from now on, to these cores.
+    /// Pins this thread, and the threads that it starts later, to these cores.
     pub(crate) fn take(&self) {
         system::pin(None, &self.0);
     }
@@ -102,7 +103,7 @@ impl Place {
     }
 }
 
-/// Writes the cores as an argument of a process.
+/// Writes the cores as a process's argument.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|core| write!(f, "{core} "))

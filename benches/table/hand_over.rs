@@ -1,10 +1,10 @@
 //! The time from the release in one process to the grant in another process that waits.
 //!
-//! The yardstick is two round trips: the release goes to the server and comes as a message to the
-//! waiter, which asks and gets an answer. A hand-over follows a silence, after which all threads
-//! have to wake up. A round trip right after another one is faster than that. So the goal compares
-//! a hand-over with PINGs that follow an equally long silence. The table also has the times of
-//! PINGs one right after another.
+//! A hand-over is compared with two round trips. The release goes to the server and comes as a
+//! message to the waiter, and the waiter asks and gets an answer. A hand-over follows a silence,
+//! after which all threads have to wake up. A round trip that directly follows another round trip
+//! is faster than that. So the goal compares a hand-over with PINGs that follow an equally long
+//! silence. The table also has the times of PINGs that directly follow each other.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::round_trips::{self, Figures, numbers, text};
 
 pub(crate) const ROLE: &str = "hand-over";
 
-/// How long a hold lasts: long enough that the waiter sleeps.
+/// How long a hold lasts. This is long enough for the waiter to fall asleep.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
-/// How long a thread rests after a release: the other thread has the lock by then.
+/// How long a thread rests after a release. By then the other thread has the lock.
 const REST: u64 = MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -116,7 +116,7 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
         }));
     }
     holds.sort_by_key(|held| held.granted);
-    // Only threads that were asleep when the other thread released are counted.
+    // A grant counts only if its thread was asleep when the other thread released.
     let waited = holds.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500 * MICROSECOND < pair[0].released
     });

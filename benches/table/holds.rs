@@ -1,4 +1,4 @@
-//! Very many holds, all renewed by the watchdog.
+//! Very many holds, all of which the watchdog renews.
 
 use std::fs;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::report::{Goals, Table, count, digits, time};
 
 pub(crate) const ROLE: &str = "holds";
 
-/// How often all guards are checked.
+/// How often the bench checks all guards.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Takes all locks, and watches them for one lease, in which each is renewed three times.
@@ -63,7 +63,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
 /// The result. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// The number of threads with one hold, and with all holds.
+    /// The number of threads while there is one hold, and while there are all holds.
     threads: [u64; 2],
     /// The memory of all holds with their guards, in bytes.
     memory: u64,
@@ -123,7 +123,7 @@ pub(crate) fn work(job: &Job) {
     let taking = clock::now() - start;
     let memory = resident().saturating_sub(memory);
 
-    // The time of the checks is left out.
+    // The time of the checks is subtracted.
     let cpu = || clock::process_cpu() - clock::thread_cpu();
     let mut stand = || {
         let Calls { hexists, scripts, .. } = Calls::of(&mut server);
@@ -154,12 +154,12 @@ pub(crate) fn work(job: &Job) {
     job.done()
 }
 
-/// Returns how many threads this process has, or 0 if the system does not say.
+/// Returns the number of threads of this process, or 0 if the system does not report it.
 fn threads() -> u64 {
     fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count() as u64)
 }
 
-/// Returns how many bytes of memory this process has, or 0 if the system does not say.
+/// Returns the memory of this process in bytes, or 0 if the system does not report it.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! A server, a slow network before it, and comparisons on them.
+//! A server, a slow network in front of it, and comparisons on them.
 
 use std::cell::{Cell as Counter, RefCell};
 use std::io::{IsTerminal, Write, stderr};
@@ -17,11 +17,11 @@ use crate::report::Spread;
 /// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
 
-/// If no thread waits for another, there are this many times more rounds, which are shorter: a busy
-/// moment of the machine then spoils fewer of them.
+/// If no thread waits for another, there are this many times more rounds, and the rounds are
+/// shorter. A busy moment of the machine then affects fewer of them.
 const SHORTER: usize = 3;
 
-/// The place of the measurements: the server, the network and the machine.
+/// The surroundings of the measurements: the server, the network and the machine.
 pub(crate) struct Lab {
     pub(crate) options: Options,
     pub(crate) machine: Machine,
@@ -42,7 +42,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Returns the place of a measurement.
+    /// Returns the text about the place of a measurement.
     pub(crate) fn place(&self) -> String {
         if self.delayed { "1 ms away".to_owned() } else { self.cores.to_string() }
     }
@@ -64,7 +64,7 @@ impl Lab {
         })
     }
 
-    /// Measures each peer in each round, one after the other.
+    /// Measures the peers one after the other, in each round.
     pub(crate) fn compare<const N: usize>(
         &self,
         setting: Setting,
@@ -74,7 +74,7 @@ impl Lab {
         self.compare_each(setting, peers.map(|peer| (peer, url.as_str())))
     }
 
-    /// Measures one peer at several servers in each round, one after the other.
+    /// Measures one peer on several servers one after the other, in each round.
     pub(crate) fn compare_at<const N: usize>(
         &self,
         setting: Setting,
@@ -121,7 +121,7 @@ impl Lab {
         }
     }
 
-    /// Returns a number that no measurement has used.
+    /// Returns a number that no earlier measurement has used.
     pub(crate) fn next(&self) -> usize {
         let number = self.cells.get() + 1;
         self.cells.set(number);

@@ -1,38 +1,38 @@
-//! Speed and cost of redlatch beside its peers, in tables: `cargo bench --bench table`, with `--
-//! --help` for the options. A full run takes about five minutes.
+//! Speed and cost of redlatch compared with its peers, in tables. Run it with `cargo bench --bench
+//! table`, and add `-- --help` for the options. A full run takes about five minutes.
 //!
 //! # How to read it
 //!
-//! - Within each round the peers are measured one after the other, on a private server, in
-//!   processes that are started for this. A figure is the median of the rounds. A ratio is the
-//!   median of each round's ratio, with the lowest and the highest. Compare only figures of one
-//!   table: another run has another machine, or another hour.
-//! - **Where**: `one core` has clients and server on one core, `two cores` has the clients on one
-//!   core and the server on another. `unpinned` leaves the choice to the system. `1 ms away` is
-//!   unpinned, through a proxy that delivers everything half a millisecond later, each way.
-//! - **Peers**: `raw pair` runs redlatch's two scripts on a connection for each thread. Its
-//!   commands are encoded in advance, so it shows the least cost of two round trips. `plain` is a
-//!   plain implementation of Redisson's algorithm: each thread tries, subscribes, tries, and sleeps
-//!   until a message comes. `lock + unlock` and `lock + drop` are redlatch's calls.
+//! - In each round the peers are measured one after the other, on a private server, in new
+//!   processes. A figure is the median of the rounds. A ratio is the median of the ratios of all
+//!   rounds, with the lowest and the highest ratio. Compare only figures of one table, because the
+//!   conditions of the machine change between runs.
+//! - **Where**: `one core` has clients and server on one core, and `two cores` has the clients on
+//!   one core and the server on another. `unpinned` leaves the choice to the system. `1 ms away` is
+//!   unpinned, through a proxy that delays everything by half a millisecond in each direction.
+//! - **Peers**: `raw pair` runs redlatch's two scripts, with a connection for each thread. Its
+//!   commands are encoded in advance, so it shows the minimum cost of two round trips. `plain` is a
+//!   plain implementation of Redisson's algorithm: each thread tries, subscribes, tries again, and
+//!   sleeps until a message comes. `lock + unlock` and `lock + drop` are redlatch's calls.
 //! - **A contended figure has three parts**: locks in a second, switches of the lock to another
-//!   thread in a second, and the longest wait of any thread. (A lock that one thread keeps taking
-//!   is fast and useless.) So each holder reads the last holder from a file that all processes
-//!   share, works for 3 us, and checks whether it is still alone. Waits beyond the end count in
-//!   full.
-//! - **threads**, **processes**: the parts of an equal share that the least and the most favoured
-//!   one got. The table has the extremes of all rounds. The goals have the median round (and the
-//!   worst).
-//! - **scripts**, **commands**: EVALSHA and EVAL for each lock taken, and all commands, including
-//!   those inside scripts, as the server counts them.
-//! - A missed goal at the end is no failure: tests judge, and benches only report.
+//!   thread in a second, and the longest wait of any thread. (A lock that one thread takes again
+//!   and again is fast and useless.) So each holder reads the last holder from a file that all
+//!   processes share, works for 3 us, and checks whether it is still alone. Waits that go on after
+//!   the end count in full.
+//! - **threads**, **processes**: the smallest and the largest part of an equal share that a thread
+//!   or process got. The table has the extremes of all rounds. The goals have the median round (and
+//!   the worst round).
+//! - **scripts**, **commands**: the calls of EVALSHA and EVAL for each lock taken, and all commands
+//!   for each lock taken. The server counts them, including commands inside scripts.
+//! - A missed goal at the end is not a failure: tests judge, and benches only report.
 //!
 //! # To add something
 //!
-//! A way to take and give back is a `Peer`. A `Setting` says how many processes and threads use the
-//! peer, and where. `Lab::compare` measures peers under a setting. Work of another shape has its
+//! A way to take and release is a `Peer`. A `Setting` says how many processes and threads use the
+//! peer, and where. `Lab::compare` measures peers with a setting. Other kinds of work have their
 //! own role, as in `hand_over`. `../family` is another program that uses these modules.
 
-// An error in a bench ends it.
+// An error ends the bench.
 #![allow(clippy::unwrap_used)]
 
 use std::process::ExitCode;

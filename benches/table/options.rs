@@ -14,10 +14,10 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Parses the arguments. Returns `None` if help is wanted.
+    /// Parses the arguments. Returns `None` if the user asked for help.
     pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let args: Vec<String> = args.collect();
-        // Only `cargo bench` passes `--bench`; `cargo test --all-targets` wants a short run.
+        // Only `cargo bench` passes `--bench`. `cargo test --all-targets` needs a short run.
         let quick = args.iter().any(|arg| arg == "--quick") || !args.iter().any(|a| a == "--bench");
         let mut options = Self {
             rounds: if quick { 1 } else { 5 },

@@ -9,10 +9,10 @@ use crate::raw::RawPair;
 
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
-/// A way to take something and give it back. A new peer needs a name and an arm in `connect`.
+/// A way to take something and release it. A new peer needs a name and an arm in `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Two scripts on a connection for each thread.
+    /// The two scripts of a lock, with a connection for each thread.
     Raw,
     /// A plain implementation of Redisson's algorithm.
     Plain,
@@ -20,7 +20,7 @@ pub(crate) enum Peer {
     Unlock,
     /// `lock()` and `drop`.
     Drop,
-    /// `lock()` and `unlock()`, or `lock()` and `drop`, of a client that polls for its replies.
+    /// `lock()` and `unlock()`, or `lock()` and `drop`, with a client that polls for its replies.
     UnlockPolled,
     DropPolled,
     /// The fenced lock, with a token for each grant.
@@ -36,10 +36,10 @@ pub(crate) enum Peer {
     Expirable,
 }
 
-/// The work of one thread: takes, calls the work that is done inside, and gives back.
+/// One thread's work: takes, calls the function that works inside, and releases.
 pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 
-/// The connection of one process, which makes the work of a thread for a name.
+/// The connection of one process. It returns a thread's work for a name.
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {
@@ -77,7 +77,7 @@ impl Peer {
         }
     }
 
-    /// Returns how many threads may be inside at once.
+    /// Returns how many threads may be inside at a time.
     pub(crate) fn places(self) -> usize {
         match self {
             Self::PlainSemaphore | Self::Semaphore | Self::PlainExpirable | Self::Expirable => 3,

@@ -1,4 +1,4 @@
-//! The common part of all tables: the command line, the lab, the goals at the end.
+//! The common part of all tables: the command line, the lab, and the goals at the end.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) struct Program<'a> {
     pub(crate) help: &'a str,
     /// The sections by name.
     pub(crate) sections: &'a [(&'a str, Section)],
-    /// The roles of other processes.
+    /// The roles of the other processes.
     pub(crate) roles: &'a [(&'a str, Role)],
 }
 
@@ -74,7 +74,7 @@ impl Program<'_> {
     }
 }
 
-/// Describes the conditions of the figures.
+/// Describes the conditions of the measurements.
 fn surroundings(lab: &Lab) -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,12 +1,12 @@
-//! The least cost of a lock: its two scripts on a separate connection, encoded in advance.
+//! The minimum cost of a lock: its two scripts on a separate connection, encoded in advance.
 
 use redis::io::tcp::TcpSettings;
 use redis::{Cmd, Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
 
-/// An owner in the form of a client's, so that the commands have the usual length.
+/// An owner of the same length as a client's owners, so that the commands have the usual length.
 const OWNER: &str = "0b5a9d2e-1111-8111-8111-111111111111:12345";
 
-/// A lock's acquire and release, and nothing around them.
+/// A lock's acquire and release, without any other work.
 pub(crate) struct RawPair {
     connection: Connection,
     acquire: Vec<u8>,

@@ -9,7 +9,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The first two columns are text, the others figures.
+    /// The first two columns are text, and the other columns are figures.
     pub(crate) fn new(heads: &[&str]) -> Self {
         Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
     }
@@ -74,7 +74,7 @@ impl Display for Goals {
     }
 }
 
-/// The median, with the lowest and the highest value.
+/// A median, with the lowest and the highest value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) low: f64,

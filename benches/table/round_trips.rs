@@ -1,4 +1,4 @@
-//! How long the server takes to answer, and the distribution of many figures.
+//! The time that the server takes to answer, and the distribution of many figures.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Figures(pub(crate) Vec<f64>);
 
 impl Figures {
-    /// Returns the figure below which this part of the figures lies.
+    /// Returns the value below which this part of the figures lies.
     pub(crate) fn at(&mut self, part: f64) -> f64 {
         self.0.sort_by(f64::total_cmp);
         self.0[((self.0.len() - 1) as f64 * part) as usize]
     }
 }
 
-/// Measures how long a PING takes, with a pause before each.
+/// Measures the times of PINGs, with a pause before each PING.
 pub(crate) fn measure(lab: &Lab, cores: Cores, pause: u64) -> Vec<f64> {
     let length = lab.options.length.as_nanos() / 4;
     let place = lab.machine.clients(cores).to_string();

@@ -6,17 +6,18 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// The view of one thread. If several threads may be inside, each of them takes one of the places:
-/// a file that it locks. If only one may be inside, no file is locked, since that lock would hide
-/// an error of the measured lock.
+/// The view of one thread. If several threads may be inside at a time, each of them takes one of
+/// the places: a file that it locks. If only one thread may be inside, no file is locked, because
+/// the lock of the file would hide an error of the measured lock.
 pub(crate) struct Witness {
     places: Vec<File>,
-    /// This thread's place. `None` if the thread is outside, or is one too many.
+    /// This thread's place. `None` if the thread is outside, or if there are too many threads
+    /// inside.
     at: Option<usize>,
 }
 
 /// The number of passes over the places. Other threads may change places during a pass. With more
-/// passes, a thread that is one too many would find the place of a thread that has left.
+/// passes, a thread that should not be inside would find the place of a thread that has left.
 const LOOKS: usize = 3;
 
 impl Witness {
@@ -31,7 +32,7 @@ impl Witness {
         path
     }
 
-    /// Removes the files. Processes that have them open keep them.
+    /// Removes the files. Processes that have opened them can still use them.
     pub(crate) fn remove(path: &Path, places: usize) {
         for place in 0..places {
             let _ = fs::remove_file(path.with_extension(place.to_string()));
@@ -46,7 +47,8 @@ impl Witness {
         Self { places: (0..places).map(open).collect(), at: None }
     }
 
-    /// Called when this thread is inside. Returns whether it was also the last thread in its place.
+    /// Called when this thread is inside. Returns whether this thread was also the last in its
+    /// place.
     pub(crate) fn enter(&mut self, thread: u64) -> bool {
         self.at = match self.places.len() {
             1 => Some(0),
@@ -61,7 +63,7 @@ impl Witness {
         before == thread
     }
 
-    /// Called when this thread leaves. Returns whether it had a place for itself.
+    /// Called when this thread leaves. Returns whether this thread was alone in its place.
     pub(crate) fn leave(&mut self, thread: u64) -> bool {
         let Some(place) = self.at.take().map(|at| &self.places[at]) else { return false };
         let alone = last(place) == thread;

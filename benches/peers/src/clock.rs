@@ -1,4 +1,4 @@
-//! Time that all processes of a machine share: `CLOCK_MONOTONIC`, in nanoseconds.
+//! The time that all processes of a machine share: `CLOCK_MONOTONIC`, in nanoseconds.
 
 use std::hint;
 use std::thread;
@@ -10,7 +10,7 @@ pub(crate) const MICROSECOND: u64 = 1_000;
 pub(crate) const MILLISECOND: u64 = 1_000 * MICROSECOND;
 pub(crate) const SECOND: u64 = 1_000 * MILLISECOND;
 
-/// A holder keeps its core busy for at most this time, and sleeps for longer times.
+/// A holder keeps its core busy for at most this time. For longer times, it sleeps.
 pub(crate) const SPUN: u64 = 100 * MICROSECOND;
 
 pub(crate) fn now() -> u64 {

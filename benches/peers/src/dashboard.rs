@@ -1,8 +1,8 @@
-//! The metrics of some processes that contend for locks, while the processes are killed, stopped
-//! and cut off: a run of a minute and a half, and its picture.
+//! The metrics of some processes that contend for locks, while processes are killed, paused and cut
+//! off from the server. A run takes a minute and a half, and writes a picture.
 //!
-//! Each second the program asks every process for the metrics that a Prometheus would get from it.
-//! The figures are those of Prometheus's functions `rate`, `sum` and `histogram_quantile`.
+//! Each second the program asks every process for the metrics that a Prometheus server would
+//! collect. The figures are those of Prometheus's functions `rate`, `sum` and `histogram_quantile`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,10 +17,11 @@ use redlatch_testkit::{Job, Proxy, Server, Worker};
 use crate::picture::{self, Axis, Picture, WIDTH};
 
 const SECONDS: usize = 90;
-/// The faults, with the second from which each may come. It comes when a process has just got the
-/// lock `report`, and hits this process.
+/// The faults, each with the earliest second of the run for it. A fault hits the process that has
+/// just got the lock `report`.
 const FAULTS: [(usize, &str); 3] = [(14, "kill -9"), (38, "SIGSTOP"), (62, "cut off")];
-/// After this number of seconds the process goes on, or another process takes its place.
+/// After this number of seconds a paused process continues, or another process takes the place of a
+/// killed process.
 const MENDED_AFTER: usize = 7;
 
 const PROCESSES: usize = 4;
@@ -30,10 +31,10 @@ const LEASE: Duration = Duration::from_secs(3);
 /// The number of seconds over which rates are computed.
 const WINDOW: usize = 5;
 
-/// Runs one of the processes. Its threads take a lock for some milliseconds, again and again. One
-/// more thread takes another lock for seconds, whose lease must be renewed.
+/// Runs one of the processes. Its threads take a lock for some milliseconds, again and again.
+/// Another thread takes a second lock for seconds, whose lease must be renewed.
 pub(crate) fn work(job: &Job) -> ! {
-    // The buckets go from 0.1 ms to 1 min, and each is one and a half times the last one.
+    // The buckets go from 0.1 ms to 1 min. Each bound is 1.5 times the previous bound.
     let buckets: Vec<f64> = (0..34).map(|at| 1e-4 * 1.5f64.powi(at)).collect();
     let recorder = PrometheusBuilder::new().set_buckets(&buckets).unwrap().build_recorder();
     let handle = recorder.handle();
@@ -67,14 +68,15 @@ pub(crate) fn work(job: &Job) -> ! {
     }
 }
 
-/// The metrics of a process: each series by its name and labels.
+/// The metrics of a process: the value of each series, by its name and labels.
 type Scrape = BTreeMap<String, f64>;
 
 #[derive(Default)]
 struct Run {
-    /// The metrics by second, then by process. A replacement is another process.
+    /// The metrics by second and by process. The replacement of a killed process counts as another
+    /// process.
     scrapes: Vec<Vec<Option<Scrape>>>,
-    /// The second in which each fault came, and its word in the picture.
+    /// The second of each fault, and its word in the picture.
     faults: Vec<(usize, &'static str)>,
 }
 
@@ -92,7 +94,7 @@ impl Process {
         Self { worker, network, is_asked: false }
     }
 
-    /// Returns `None` if the process does not answer, as a Prometheus has nothing after a timeout.
+    /// Returns `None` if the process does not answer, as Prometheus gets no values after a timeout.
     fn scrape(&mut self) -> Option<Scrape> {
         if !std::mem::replace(&mut self.is_asked, true) {
             self.worker.send_line("");
@@ -158,7 +160,8 @@ impl Run {
         values.reduce(|sum, value| sum + value).unwrap_or(f64::NAN)
     }
 
-    /// Returns the growth of counters in the last `window` seconds, by the value of a label.
+    /// Returns how much the counters have grown in the last `window` seconds, by the value of a
+    /// label.
     fn growth(&self, second: usize, window: usize, of: Counters<'_>) -> Scrape {
         let mut grown = Scrape::new();
         for process in 0..self.scrapes[second].len() {
@@ -174,8 +177,8 @@ impl Run {
         grown
     }
 
-    /// Returns the quantile as `histogram_quantile` does, which assumes that values are spread
-    /// evenly inside a bucket.
+    /// Returns the quantile as `histogram_quantile` does. It assumes that values are spread evenly
+    /// inside a bucket.
     fn quantile(&self, second: usize, of: Counters<'_>, quantile: f64) -> f64 {
         let buckets = self.growth(second, WINDOW, of).into_iter();
         let mut buckets: Vec<(f64, f64)> =
@@ -206,7 +209,7 @@ impl Run {
             parts.map(|(label, part)| (label, self.line(|at| self.quantile(at, of, part)))).to_vec()
         };
         let gauge = |label, metric| (label, self.line(|at| self.sum(at, metric)));
-        // Returns a rate, or the number so far.
+        // Returns a rate, or the count so far.
         let count = |label, of: Counters<'_>, window: Option<usize>, value| {
             let count = |at| {
                 let grown = self.growth(at, window.unwrap_or(at), of).get(value).copied();
@@ -279,7 +282,7 @@ impl Run {
 const ORDERS: &str = "name=\"orders\"";
 const REPORT: &str = "name=\"report\"";
 
-/// The series of a metric that have all of these labels, grouped by another label.
+/// The series of a metric that have all these labels, grouped by another label.
 #[derive(Clone, Copy)]
 struct Counters<'a> {
     metric: &'a str,
@@ -313,7 +316,7 @@ impl Panel {
             return Axis { low: 1e-3, high: 100.0, log: true, title, ticks };
         }
         let values = self.lines.iter().flat_map(|line| &line.1).map(|point| point.1);
-        // The scale leaves room above for the words.
+        // The scale leaves room for the words above the lines.
         let most = values.filter(|value| !value.is_nan()).fold(0.0, f64::max) / 0.8;
         let steps = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 30.0, 40.0, 50.0, 80.0, 100.0];
         let step = steps.into_iter().find(|step| step * 4.0 >= most).unwrap_or(most / 4.0);

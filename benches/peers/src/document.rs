@@ -38,11 +38,11 @@ fn gap(round: &Round, kill: usize) -> f64 {
     round.kills.get(kill).map_or(f64::NAN, |(_, gap)| *gap)
 }
 
-/// Returns the figures of a work. The factor compares the first one.
+/// Returns the figures of a work. The comparison factor is that of the first figure.
 fn figures(work: &Work) -> &'static [Figure] {
     match (work.figures, work.places) {
         (Figures::Pairs, _) => &[GRANTS, COMMANDS, CPU],
-        // Several threads may be inside, so a switch has no meaning.
+        // Several threads may be inside at a time, so the number of switches has no meaning.
         (Figures::Contended, places) if places != 1 => &[GRANTS, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Contended, _) => &[GRANTS, SWITCHES, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Events, _) => &[MEDIAN, LATE, NUMBER],
@@ -145,7 +145,7 @@ fn notes(work: &Work, cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// Returns the figures in which the best peer is ahead of redlatch.
+/// Returns the figures for which the best peer is ahead of redlatch.
 fn ahead(results: &Results) -> String {
     let mut rows = Vec::new();
     for work in WORKS {
@@ -194,7 +194,7 @@ fn ahead(results: &Results) -> String {
     )
 }
 
-/// Writes a table. The first column is text, and so is a column of names or notes.
+/// Writes a table. The first column is text, and so are columns of names or notes.
 fn markdown(heads: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let texts = ["library", "work", "figure", "best peer", "notes"];
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));

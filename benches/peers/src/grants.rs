@@ -1,23 +1,23 @@
-//! The merged grants that the drivers wrote.
+//! The grants that all drivers wrote, merged.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-/// A thread's turn.
+/// One turn of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) process: usize,
     pub(crate) thread: u64,
     pub(crate) writes: bool,
     pub(crate) asked: u64,
-    /// 0 if the lock was never granted.
+    /// The time of the grant, or 0 if the lock was never granted.
     pub(crate) granted: u64,
     pub(crate) released: u64,
 }
 
 impl Grant {
-    /// Returns the wait, from the time at which the thread asked or should have asked.
+    /// Returns the wait from the time at which the thread asked or should have asked.
     pub(crate) fn wait(&self) -> u64 {
         let until = if self.granted > 0 { self.granted } else { self.released };
         until.saturating_sub(self.asked)
@@ -51,7 +51,7 @@ pub(crate) fn switches(grants: &[Grant]) -> usize {
     grants.windows(2).filter(|pair| thread(&pair[0]) != thread(&pair[1])).count()
 }
 
-/// Returns how often one thread too many was inside.
+/// Returns how often too many threads were inside.
 pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
     let mut inside: Vec<Grant> = Vec::new();
     let mut doubles = 0;
@@ -80,7 +80,7 @@ pub(crate) fn shares(grants: &[Grant], processes: usize, threads: u64) -> Vec<u6
     }
 }
 
-/// Returns the times from a release's beginning to the grant in another, waiting process.
+/// Returns the times from the beginning of a release to the grant in another process that waits.
 pub(crate) fn hand_overs(grants: &[Grant]) -> Vec<f64> {
     let pairs = grants.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500_000 < pair[0].released
@@ -94,7 +94,7 @@ pub(crate) fn wake_ups(grants: &[Grant]) -> Vec<f64> {
     of(0).zip(of(1)).map(|(down, up)| up.granted.saturating_sub(down.asked) as f64).collect()
 }
 
-/// Returns the figure below which this part of the figures lies.
+/// Returns the value below which this part of the figures lies.
 pub(crate) fn at(figures: &[f64], part: f64) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

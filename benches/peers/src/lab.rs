@@ -1,4 +1,4 @@
-//! A server, a slow network before it, the drivers, and measurements with them.
+//! A server, a slow network in front of it, the drivers, and the measurements.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,10 +20,10 @@ use crate::works::{Figures, Peer, Work};
 
 /// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
-/// The longest time for a start, and for the end of a measurement.
+/// The time limit for a start, and for the end of a measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE: u64 = 30_000;
-/// The lease of the locks whose holder is killed, in ms.
+/// The lease of locks whose holder is killed, in ms.
 const SHORT_LEASE: u64 = 5_000;
 const HOLDER_DIES: u64 = 3 * SECOND;
 const WAITER_DIES: u64 = 11 * SECOND;
@@ -41,7 +41,7 @@ pub(crate) struct Lab {
     drivers: BTreeMap<Program, Vec<Driver>>,
     files: TempDir,
     cells: usize,
-    /// How many Java processes are warm.
+    /// How many Java processes have warmed up.
     warm: usize,
 }
 
@@ -80,7 +80,7 @@ impl Lab {
         calls::version(&mut self.connection)
     }
 
-    /// Measures each peer in each round, one after the other.
+    /// Measures the peers one after the other, in each round.
     pub(crate) fn measure(&mut self, work: &Work) -> Vec<Cell> {
         if !self.machine.can(work.cores) {
             return Vec::new();
@@ -111,7 +111,7 @@ impl Lab {
                     Ok(round) => cells[at].rounds.push(round),
                     Err(error) => {
                         cells[at].failed = Some(error);
-                        // The other peers that use this program have lost a process, too.
+                        // The other peers that use this program have also lost a process.
                         let same = peers.iter().zip(&cells).filter(|(other, cell)| {
                             other.program == peer.program && cell.failed.is_none()
                         });
@@ -197,7 +197,7 @@ impl Lab {
         Ok(Run { grants, end, failures, commands: commands as f64, cpu: cpu as f64 })
     }
 
-    /// Returns the number of failed calls, when all processes have ended.
+    /// Returns the number of failed calls after all processes have ended.
     fn done(&mut self, peer: &Peer, processes: usize, length: Duration) -> Result<u64, String> {
         let mut failures = Ok(0);
         for driver in self.drivers.get_mut(&peer.program).unwrap().iter_mut().take(processes) {
@@ -207,7 +207,7 @@ impl Lab {
         failures
     }
 
-    /// Kills a holder, and later a waiter, among processes that take turns.
+    /// Kills a holder, and later a waiter, while processes take turns.
     fn kills(&mut self, work: &Work, peer: &Peer) -> Result<Round, String> {
         let files = self.files(work.processes + 2);
         let start = clock::now() + 50 * MILLISECOND;
@@ -225,7 +225,7 @@ impl Lab {
             let kill = if victim == work.processes {
                 until(at + 3 * SECOND, || grants() > 0)
             } else {
-                // The waiter is killed between two of its grants, if it gets any.
+                // The waiter is killed between two of its grants, if it gets grants.
                 let mut before = grants();
                 clock::sleep_until(at + ASLEEP);
                 until(at + 2 * SECOND, || {
@@ -248,8 +248,8 @@ impl Lab {
         let times: Vec<u64> = grants.iter().map(|it| it.granted).filter(|it| *it > 0).collect();
         let seconds = |at: u64| at.saturating_sub(start) as f64 / SECOND as f64;
         let kills = killed.iter().map(|at| {
-            // No grant comes after the holder's death until the lock is free. After the waiter's
-            // death, the longest gap counts.
+            // Returns the longest time without a grant. After the holder's death, no grant comes
+            // until the lock is free. After the waiter's death, the longest gap counts.
             let after: Vec<u64> =
                 [*at].into_iter().chain(times.iter().copied().filter(|it| it > at)).collect();
             let gaps = after.windows(2).map(|pair| pair[1] - pair[0]);
@@ -273,7 +273,7 @@ impl Lab {
         files
     }
 
-    /// Starts the missing processes of a peer, and connects all of them.
+    /// Starts the missing processes of a peer, and connects all its processes.
     fn prepare(&mut self, work: &Work, peer: &Peer) -> Result<(), String> {
         let kills = work.figures == Figures::Kills;
         let count = work.processes + if kills { 2 } else { 0 };
@@ -287,7 +287,7 @@ impl Lab {
         drivers.resize_with(count.max(drivers.len()), || Driver::start(built));
         let url = if work.far { self.network.url() } else { self.server.url() };
         for (process, driver) in drivers.iter_mut().take(count).enumerate() {
-            // The holder that is killed would hold the lock for longer than it lives.
+            // The holder that is killed would hold the lock until after its death.
             let inside = if process == work.processes { 60 * SECOND } else { work.inside };
             let lease = if kills { SHORT_LEASE } else { LEASE };
             driver.tell(&format!(
@@ -336,7 +336,7 @@ fn go(id: &str, out: &Path, start: u64, end: u64) -> String {
     format!("go id={id} out={} start={start} end={end}", out.display())
 }
 
-/// Returns whether the condition became true before `end`.
+/// Waits until the condition is true. Returns `false` if it is not true before `end`.
 fn until(end: u64, mut condition: impl FnMut() -> bool) -> bool {
     loop {
         if condition() || clock::now() > end {
@@ -346,7 +346,7 @@ fn until(end: u64, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Returns random starts, ten a second.
+/// Returns random start times, on average ten a second.
 fn schedule(random: &mut fastrand::Rng, start: u64, end: u64) -> String {
     let mut lines = String::new();
     let mut at = start as f64;

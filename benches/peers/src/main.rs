@@ -1,6 +1,6 @@
 //! redlatch compared with other lock libraries, in several languages: see README.md.
 
-// An error in a bench ends it.
+// An error ends the bench.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -158,7 +158,7 @@ fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, Stri
     for work in WORKS {
         if options.works.is_empty() || options.works.iter().any(|it| it == work.key) {
             results.cells.extend(lab.measure(work));
-            // The results are stored now, so that a run that is cut short is still of use.
+            // The results are stored after each work, so that an interrupted run is still useful.
             keep(&results, file)?;
         }
     }

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 pub(crate) struct Options {
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
-    /// The time for which Java warms up.
+    /// How long Java warms up.
     pub(crate) warm: f64,
     pub(crate) quick: bool,
     pub(crate) from: Option<PathBuf>,
-    /// The results of an earlier run, in which some works are to be replaced.
+    /// The results of an earlier run. Some works in this file are replaced.
     pub(crate) into: Option<PathBuf>,
     pub(crate) dashboard: bool,
     pub(crate) works: Vec<String>,
@@ -32,7 +32,7 @@ With works named, only these are measured, and the tables are printed and not wr
 ";
 
 impl Options {
-    /// Parses the arguments. Returns `None` if help is wanted.
+    /// Parses the arguments. Returns `None` if the user asked for help.
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let mut options = Self {
             rounds: 5,

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 pub(crate) const WIDTH: f64 = 860.0;
-/// The room around the plot.
+/// The space around the plot.
 const TOP: f64 = 52.0;
 const BOTTOM: f64 = 52.0;
 
-/// The colours of redlatch and of the others. Each is readable on a light and on a dark ground.
+/// The colours of redlatch and of the other peers. Each is readable on a light and on a dark
+/// background.
 const COLOURS: [&str; 10] = [
     "#1f7ae0", "#d9480f", "#8250df", "#bf8700", "#1a9c86", "#c2529c", "#6e7781", "#5a9e2f",
     "#b35c1e", "#5566cc",
@@ -51,7 +52,7 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// `left` and `labels` are the room on the left and on the right of the plot.
+    /// `left` and `labels` are the widths on the left and on the right of the plot.
     pub(crate) fn new(
         title: &str,
         (width, height): (f64, f64),
@@ -77,7 +78,7 @@ impl Picture {
         it
     }
 
-    /// Returns a point of the picture.
+    /// Returns the position of a point in the picture.
     fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
         let bottom = self.height - BOTTOM;
         let x = self.left + self.x.part(x) * (self.right - self.left);
@@ -124,7 +125,7 @@ impl Picture {
 
     /// Returns the plot as a part of a picture.
     pub(crate) fn body(mut self) -> String {
-        // The labels go from the top to the bottom, and do not overlap.
+        // The labels are placed from top to bottom, and do not overlap.
         self.labels.sort_by(|one, other| one.0.total_cmp(&other.0));
         let (step, bottom) = (16.0, self.height - BOTTOM);
         let count = self.labels.len() as f64;

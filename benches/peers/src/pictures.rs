@@ -10,7 +10,7 @@ const OF: [(&str, &str, &str); 3] = [
     ("16x1", "shares.svg", "The share of each of 16 processes, by library"),
 ];
 
-/// Returns the picture of a work: its file and its contents.
+/// Returns the file name and the title of the picture of a work.
 pub(crate) fn of(work: &str) -> Option<(&'static str, &'static str)> {
     OF.iter().find(|it| it.0 == work).map(|it| (it.1, it.2))
 }
@@ -46,7 +46,7 @@ fn ticks(ticks: &[(f64, &str)]) -> Vec<(f64, String)> {
 
 /// A colour for lines in the background.
 const GREY: usize = 6;
-/// The most points of a line.
+/// The maximum number of points of a line.
 const POINTS: usize = 80;
 
 fn waits(title: &str, cells: &Cells<'_>) -> Picture {
@@ -79,7 +79,7 @@ fn waits(title: &str, cells: &Cells<'_>) -> Picture {
         ]),
     };
     let mut picture = Picture::new(title, (WIDTH, 460.0), (70.0, 190.0), x, y);
-    // redlatch's line is drawn last, above the others.
+    // redlatch's line is drawn last, above the other lines.
     for (whose, (name, cell)) in cells.iter().enumerate().rev() {
         let mut waits = cell.rounds[0].points.clone();
         waits.sort_by(f64::total_cmp);

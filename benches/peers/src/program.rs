@@ -1,4 +1,4 @@
-//! The drivers' programs: how each is built, and their running processes.
+//! The programs of the drivers: how to build them, and their running processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// A language's driver.
+/// The driver of a language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Program {
     Rust,
@@ -149,7 +149,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("`{program}` failed: {}", last.into_iter().rev().collect::<Vec<_>>().join("; ")))
 }
 
-/// A running driver, which dies with this value.
+/// A running driver, which is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Driver {
     child: Child,
@@ -179,7 +179,7 @@ impl Driver {
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
-        // A driver that has ended answers nothing.
+        // A driver that has ended does not answer.
         let _ = writeln!(self.stdin, "{line}");
     }
 

@@ -1,4 +1,4 @@
-//! The results of a run, which are stored for `--from`.
+//! The results of a run. They are stored for `--from`.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -16,7 +16,7 @@ pub(crate) struct Results {
     pub(crate) warm: f64,
     pub(crate) versions: Vec<String>,
     pub(crate) left_out: Vec<String>,
-    /// The works that were measured again later, and how.
+    /// The works that were measured again later, with a description of how.
     #[serde(default)]
     pub(crate) again: Vec<String>,
     pub(crate) cells: Vec<Cell>,
@@ -31,7 +31,7 @@ pub(crate) struct Cell {
     pub(crate) failed: Option<String>,
 }
 
-/// The figures of a round. Figures that a work does not have are zero or empty. Times are in ns.
+/// The figures of a round. A figure that a work does not have is zero or empty. Times are in ns.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) rate: f64,
@@ -52,7 +52,7 @@ pub(crate) struct Round {
     pub(crate) shares: Vec<u64>,
     /// All waits, or the times of all grants in s.
     pub(crate) points: Vec<f64>,
-    /// The times of the two kills in s, and for how long no grant came after each.
+    /// The times of the two kills in s, and how long no grant came after each kill.
     pub(crate) kills: Vec<(f64, f64)>,
 }
 
@@ -62,7 +62,7 @@ fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 }
 
 impl Results {
-    /// Takes over the works of another run.
+    /// Replaces works by those of another run.
     pub(crate) fn replace(&mut self, other: Self) {
         let measured = |key: &str| other.cells.iter().any(|cell| cell.work == key);
         let works: Vec<_> = WORKS.iter().filter(|work| measured(work.key)).collect();

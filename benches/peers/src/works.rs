@@ -1,10 +1,10 @@
-//! The works that are measured.
+//! The works that the bench measures.
 
 use crate::clock::{MICROSECOND, MILLISECOND};
 use crate::cores::Cores;
 use crate::program::Program;
 
-/// A library, with its default settings or with tuned ones.
+/// A library, with its default settings or with tuned settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) key: &'static str,
@@ -16,7 +16,7 @@ const fn peer(key: &'static str, name: &'static str, program: Program) -> Peer {
     Peer { key, name, program }
 }
 
-/// The peer with which all others are compared.
+/// The peer with which all other peers are compared.
 pub(crate) const OURS: Peer = peer("redlatch", "redlatch", Program::Rust);
 const DROP: Peer = peer("redlatch-drop", "redlatch, `drop`", Program::Rust);
 const BUSY: Peer = peer("redlatch-busy", "redlatch, `busy_poll`", Program::Rust);
@@ -35,7 +35,7 @@ const RSLOCK: Peer = peer("rslock", "rslock", Program::Rust);
 const RSLOCK_1: Peer = peer("rslock-1ms", "rslock, retry 1 ms", Program::Rust);
 
 const DEFAULTS: &[Peer] = &[OURS, DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
-/// A thread that polls keeps the server waiting if both share one core.
+/// If a polling thread and the server share a core, the thread keeps the server waiting.
 const POLLED: &[Peer] =
     &[OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
 const ALL: &[Peer] = &[
@@ -54,7 +54,7 @@ const ALL: &[Peer] = &[
     RSLOCK,
     RSLOCK_1,
 ];
-/// The machine has no room for 64 Java virtual machines.
+/// The machine does not have enough memory for 64 Java virtual machines.
 const MANY: &[Peer] =
     &[OURS, DROP, REDISLOCK_1, REDSYNC_1, PYTHON, NODE_1, RLOCK, RLOCK_1, RSLOCK_1];
 const WAITING: &[Peer] =
@@ -94,15 +94,15 @@ pub(crate) struct Work {
     pub(crate) threads: u64,
     pub(crate) own: bool,
     pub(crate) cores: Cores,
-    /// Whether the server is 1 ms away.
+    /// Whether the round trip to the server takes 1 ms.
     pub(crate) far: bool,
     pub(crate) inside: u64,
-    /// By how much some turns hold longer, at most.
+    /// How much longer some turns hold the lock, at most.
     pub(crate) spread: u64,
     pub(crate) rest: u64,
     /// The length of a round, as a multiple of the usual length.
     pub(crate) length: f64,
-    /// How many threads may be inside at once. Zero for readers, or a writer.
+    /// How many threads may be inside at a time. Zero: readers, or one writer.
     pub(crate) places: usize,
 }
 
@@ -163,7 +163,8 @@ pub(crate) const WORKS: &[Work] = &[
         title: "Hand-over between two processes, each holds 1.5 to 2.5 ms",
         figures: Figures::Events,
         processes: 2,
-        // If all holds lasted equally long, they would end at one point of a polling peer's sleep.
+        // If all holds lasted equally long, they would end at the same point of a polling peer's
+        // sleep.
         inside: 3 * MILLISECOND / 2,
         spread: MILLISECOND,
         rest: MILLISECOND,

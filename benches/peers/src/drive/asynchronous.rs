@@ -1,4 +1,4 @@
-//! The crate rslock, whose locks are asynchronous. Its threads are tasks.
+//! The driver of the crate rslock, whose locks are asynchronous. Its threads are tasks.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Rslock {
         let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
         let mut manager = LockManager::new(vec![options["url"].as_str()]);
         if options["peer"] == "rslock-1ms" {
-            // rslock waits for a random time, which is less than this.
+            // rslock waits for a random time that is shorter than this.
             manager.set_retry(u32::MAX, Duration::from_millis(2));
         }
         Self { runtime, manager }

@@ -1,23 +1,23 @@
-//! A driver: a process in which threads take and release. The programs in `drivers/` are drivers in
-//! other languages.
+//! A driver: a process whose threads take and release locks. The programs in `drivers/` are drivers
+//! in other languages.
 //!
-//! A driver reads lines and answers each line with one line.
+//! A driver answers each line of its input with one line.
 //!
-//! - `prepare id=… key=value…` connects: `ready`, or `error` with a text. The keys are `url`,
-//!   `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number), `threads`,
-//!   `inside` (how long a holder works, in ns; for a latch, its period), `spread` (by how much some
-//!   turns work longer, in ns: turn `n` by `n * 5 % 16` sixteenths of it), `rest` (how long a
-//!   thread sleeps after a release, in ns) and `lease` (in ms).
-//! - `go id=… out=… start=… end=…` lets all threads run from `start` to `end`: `done` with the
-//!   number of failed calls. If there is a file `schedule`, each of its lines has an intended
-//!   start.
-//! - `close` closes all connections: `closed`.
+//! - `prepare id=… key=value…` connects. The answer is `ready`, or `error` with a text. The keys
+//!   are `url`, `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number),
+//!   `threads`, `inside` (how long a holder works, in ns; for a latch, its period), `spread` (how
+//!   much longer some turns work, in ns: turn `n` by `n * 5 % 16` sixteenths of this), `rest` (how
+//!   long a thread sleeps after a release, in ns) and `lease` (in ms).
+//! - `go id=… out=… start=… end=…` runs all threads from `start` to `end`. The answer is `done`
+//!   with the number of failed calls. If there is a file `schedule`, each of its lines has the
+//!   intended start of one call.
+//! - `close` closes all connections. The answer is `closed`.
 //!
-//! Times are of `CLOCK_MONOTONIC`, in ns. For each grant the file `out` gets four little-endian
-//! `u64`: the thread (bit 32 is set for a writer), the time at which it asked or should have asked,
-//! the time at which it got the lock (0: it gave up at the end), and the time at which it began to
-//! release. With `through=1` a grant is written at once. A call that fails is repeated, and its
-//! wait counts from the first call.
+//! Times are on `CLOCK_MONOTONIC`, in ns. For each grant the file `out` gets four little-endian
+//! `u64`: the thread (bit 32 is set for a writer), the time at which the thread asked or should
+//! have asked, the time at which it got the lock (0: it gave up at the end), and the time at which
+//! it began to release. With `through=1` each grant is written at once. A call that fails is
+//! repeated, and its wait counts from the first call.
 
 use std::collections::HashMap;
 use std::fs;
@@ -39,11 +39,11 @@ use records::Records;
 
 pub(crate) type Options = HashMap<String, String>;
 
-/// Takes the lock, calls the work that is done inside, and releases. Returns `false` if a call
-/// failed. The number is that of the turn.
+/// Takes the lock, calls the function that works inside, and releases the lock. Returns `false` if
+/// a call failed. The number is that of the turn.
 pub(crate) type Turn = Box<dyn FnMut(u64, &mut dyn FnMut()) -> bool + Send>;
 
-/// Every eighth turn at a read-write lock writes.
+/// Whether this turn at a read-write lock writes. Every eighth turn does.
 pub(crate) fn is_writer(turn: u64) -> bool {
     turn % 8 == 7
 }
@@ -83,7 +83,7 @@ enum Session {
     Tasks(Options, Rslock),
 }
 
-/// One turn of a driver.
+/// The arguments of the line `go`.
 #[derive(Clone)]
 struct Go {
     start: u64,
@@ -131,7 +131,7 @@ fn prepare(given: &Options) -> Result<Session, String> {
     })
 }
 
-/// Lets all threads run, and returns how many calls failed.
+/// Runs all threads, and returns how many calls failed.
 fn run(session: &Session, given: &Options) -> u64 {
     let records = Records::create(&given["out"]);
     let schedule = given.get("schedule").map(|path| {

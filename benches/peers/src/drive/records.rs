@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
 
-/// The grants, which the threads share.
+/// The records of grants, which the threads share.
 #[derive(Clone)]
 pub(crate) struct Records {
     file: Arc<File>,
@@ -19,7 +19,7 @@ impl Records {
         (&*self.file).write_all(&bytes(record)).unwrap();
     }
 
-    /// Returns the records of one thread, which are written when the thread ends.
+    /// Returns the records of one thread. They are written when the thread ends.
     pub(crate) fn of_thread(&self) -> ThreadRecords {
         ThreadRecords { all: self.clone(), bytes: Vec::new() }
     }

@@ -1,11 +1,11 @@
-//! redlatch itself.
+//! The driver of redlatch.
 
 use std::time::Duration;
 
 use super::{Client, Options, Turn, is_writer, lease, name};
 use crate::clock;
 
-/// For how long a thread polls for its reply, in the works that poll.
+/// How long a thread polls for its reply, in the works with polling.
 const POLLED: Duration = Duration::from_micros(50);
 
 pub(crate) struct Redlatch {

@@ -1,4 +1,4 @@
-//! The crate rlock, with its synchronous locks.
+//! The driver of the crate rlock, with its synchronous locks.
 
 use std::time::Duration;
 
