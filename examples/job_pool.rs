@@ -1,5 +1,5 @@
-//! A pool of workers on any number of machines: no two of them work on one job. A job is a file in
-//! the shared folder `jobs`, and a finished job is a removed file.
+//! A pool of workers on any number of machines: no two of them work on the same job. A job is a
+//! file in the shared folder `jobs`, and a finished job is a removed file.
 
 use std::error::Error;
 use std::{env, fs, thread};
@@ -19,9 +19,9 @@ fn work(client: &Client) -> Result<(), Box<dyn Error + Send + Sync>> {
     for job in fs::read_dir("jobs")? {
         let job = job?;
         let lock = client.reentrant_lock(&format!("job:{}", job.file_name().display()));
-        // If another worker has this job, take the next one.
+        // If another worker has this job, continue with the next job.
         let Taken(guard) = lock.try_lock()? else { continue };
-        // Another worker may have finished the job before this one took the lock.
+        // Another worker may have finished the job before this worker took the lock.
         if job.path().exists() {
             println!("{}", fs::read_to_string(job.path())?); // the work
             guard.check(std::time::Duration::from_secs(1))?; // an error if the lock may be lost

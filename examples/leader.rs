@@ -1,5 +1,6 @@
-//! A service of which one process leads. On SIGTERM or Ctrl-C the leader resigns, and another
-//! process leads at once. Needs a crate that handles signals: `cargo add ctrlc -F termination`.
+//! A service with several processes, one of which leads. On SIGTERM or Ctrl-C the leader resigns,
+//! and another process leads at once. Needs a crate that handles signals: `cargo add ctrlc -F
+//! termination`.
 
 use std::time::Duration;
 use std::{env, error, thread};

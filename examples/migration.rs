@@ -1,5 +1,5 @@
-//! A migration at the start of a service: the first process makes it, and the others wait until it
-//! is done. The file `version` stands for the table in which a database keeps its version.
+//! A migration at the start of a service: the first process runs it, and the other processes wait
+//! until it is done. The file `version` stands for the database table with the version.
 
 use std::time::Duration;
 use std::{env, error, fs};

@@ -1,5 +1,6 @@
-//! An order of several steps under one lock. If a step fails, or the lock may be lost, the steps so
-//! far are undone in reverse order. Steps must be idempotent: the next holder may repeat them.
+//! An order of several steps under one lock. If a step fails, or if the lock may be lost, the
+//! finished steps are undone in reverse order. Steps must be idempotent: the next holder may repeat
+//! them.
 
 use std::time::Duration;
 use std::{env, error};
@@ -19,7 +20,7 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     let guard = client.reentrant_lock("order:7").lock()?;
     guard.on_lost(|why| eprintln!("order:7 was lost: {why}"));
     for (number, (name, run, _)) in steps.iter().enumerate() {
-        // Does not begin a step unless the lock certainly lasts for 5 s more.
+        // A step begins only if the lock certainly lasts for 5 s more.
         let done = guard.check(Duration::from_secs(5)).map_err(Into::into).and_then(|()| run());
         if let Err(error) = done {
             println!("{name} failed: {error}");

@@ -11,7 +11,7 @@ use redlatch::{Client, ErrorKind, LostReason};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::prelude::*;
 
-/// Makes a span of each wait and of each hold, when it ends.
+/// Makes a span of each wait and each hold when it ends.
 struct Spans(SdkTracer);
 
 impl Spans {
@@ -21,7 +21,7 @@ impl Spans {
         attributes.extend(how.map(|how| KeyValue::new("redlatch.how", how)));
         let builder = self.0.span_builder(format!("{what} {:?}", event.kind));
         let builder = builder.with_attributes(attributes).with_start_time(end - event.time);
-        // The span of the thread that calls the lock. On redlatch's own threads there is none.
+        // The span of the thread that calls the lock. redlatch's own threads have no such span.
         let parent = tracing::Span::current().context();
         let mut span = builder.start_with_context(&self.0, &parent);
         span.set_status(status);

@@ -1,4 +1,4 @@
-//! A transfer between two accounts whose store refuses the write of a process that has slept past
+//! A transfer between two accounts. The store refuses the write of a process that has slept past
 //! the end of its lock. A real store does this in its SQL transaction: see the guide, "Fencing".
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     let client = Client::connect(&url)?;
     let mut accounts = Accounts::from([("alice".into(), (100, None)), ("bob".into(), (0, None))]);
     let (alice, bob) = (client.fenced_lock("alice"), client.fenced_lock("bob"));
-    // Takes both locks in the order of their names, so two transfers cannot deadlock.
+    // This takes both locks in the order of their names, so two transfers cannot deadlock.
     let guard = redlatch::MultiLock::new([&alice, &bob])?.lock()?;
     let late = guard.tokens().any(|(name, token)| accounts[name].1 > Some(token));
     if late {

@@ -1,6 +1,7 @@
-//! A resumable upload, as of tus: the lock of an upload belongs to the request that writes to it. A
-//! client whose connection broke sends a new request, which another server of the pool may get. The
-//! old request, which still waits for bytes, hears of the new one, stores what it has, and leaves.
+//! A resumable upload, like those of tus. The lock of an upload belongs to the request that writes
+//! to it. If a client's connection breaks, the client sends a new request, perhaps to another
+//! server of the pool. The old request, which still waits for bytes, is notified of the new
+//! request, stores its bytes, and releases the lock.
 
 use std::io::{self, Write as _};
 use std::sync::mpsc;
@@ -22,10 +23,10 @@ fn main() -> Result<(), Box<dyn error::Error>> {
         let _ = news.send(());
     });
     for byte in bytes.bytes() {
-        // An error if the lock may be lost: then another request may write already.
+        // An error if the lock may be lost: then another request may already write.
         guard.check(Duration::from_secs(1))?;
         upload.write_all(&[byte])?;
-        // The next byte comes after a while, and perhaps never.
+        // The next byte comes after a while, or never.
         if wanted.recv_timeout(Duration::from_millis(50)).is_ok() {
             upload.sync_all()?;
             println!("leaves the upload to a newer request");

@@ -1,5 +1,5 @@
-//! A function under a lock, and a test of what it does when the lock is lost. The test needs no
-//! server: `cargo add --dev redlatch -F in-memory`.
+//! A function under a lock, and a test of what the function does if the lock is lost. The test
+//! needs no server: `cargo add --dev redlatch -F in-memory`.
 
 use std::env;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Shows a cyclic barrier: a simulation in steps over four processes, one of which is killed:
+//! Shows a cyclic barrier. Four processes run a simulation in steps, and one of them is killed:
 //! `cargo run --example barrier`
 
 mod stage;
@@ -12,12 +12,12 @@ use redlatch_testkit::{Job, Worker};
 
 use stage::{Stage, Trouble};
 
-/// The number of processes, each of which has one cell of a ring.
+/// The number of processes. Each process has one cell of a ring.
 const PROCESSES: usize = 4;
 const STEPS: usize = 200;
 const KILLED_IN: usize = 80;
 /// If a process is killed while it waits, the others notice this after the lease. If a process is
-/// killed before it waits, the others notice this when they have waited for it long enough.
+/// killed before it waits, the others notice this at the end of their time limit.
 const LEASE: Duration = Duration::from_millis(500);
 const LONGEST_STEP: Duration = Duration::from_secs(2);
 
@@ -25,8 +25,8 @@ fn main() -> ExitCode {
     stage::play("barrier", show, process)
 }
 
-/// Returns the value of a cell after a step: the sum of the cell's own value and its left
-/// neighbour's value before the step.
+/// Returns the value of a cell after a step: the cell's own value plus its left neighbour's value,
+/// both before the step.
 fn sum(own: u64, left: u64) -> u64 {
     (own + left) % 1_000_000_007
 }
@@ -35,7 +35,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2).parse::<usize>()?);
     let mut redis = connect(url)?;
     let counted = (url.to_owned(), format!("{name}:step"));
-    // All processes have written their cells, and none has gone on, so the step counts.
+    // All processes have written their cells, and none has passed the barrier, so the step counts.
     let steps = barrier(&Client::connect(url)?, name).with_action(move || {
         let (url, step) = &counted;
         let counts = connect(url).and_then(|mut redis| Ok(redis.incr::<_, _, usize>(step, 1)?));
@@ -49,7 +49,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
         let _: usize = redis.hset(format!("{name}:ring:{}", step + 1), own, value)?;
         match steps.wait_for(LONGEST_STEP) {
             Ok(Waited::InTime(_)) => step += 1,
-            // No process has passed the barrier. The result of the previous step is kept.
+            // No process has passed the barrier, so the result of the previous step is still valid.
             Ok(Waited::TimedOut) => step = begin_anew(job, &mut redis)?,
             Err(error) if error.kind() == ErrorKind::Broken => step = begin_anew(job, &mut redis)?,
             Err(error) => return Err(error.into()),
@@ -59,7 +59,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Waits until the coordinator says how to go on.
+/// Waits until the coordinator sends the step from which to continue.
 fn begin_anew(job: &Job, redis: &mut Connection) -> Result<usize, Trouble> {
     job.say("broken");
     let _ = job.wait_line();
@@ -137,7 +137,7 @@ fn barrier(client: &Client, name: &str) -> CyclicBarrier {
     client.cyclic_barrier(name).with_watchdog(LEASE)
 }
 
-/// Returns how many steps all processes have done.
+/// Returns how many steps all processes have finished.
 fn present(redis: &mut Connection, name: &str) -> Result<usize, Trouble> {
     Ok(redis.get::<_, Option<usize>>(format!("{name}:step"))?.unwrap_or(0))
 }

@@ -1,6 +1,5 @@
 //! Shows two conditions of one lock. Bakers and guests in several processes share a counter with
-//! room for four cakes, and some processes are killed in the middle of it: `cargo run --example
-//! bounded_buffer`
+//! room for four cakes, and some processes are killed at work: `cargo run --example bounded_buffer`
 
 mod stage;
 
@@ -24,7 +23,7 @@ const GUESTS: usize = 3;
 const KILLED_EACH: u64 = 25;
 /// The lock of a killed process is free after this time.
 const LEASE: Duration = Duration::from_millis(500);
-/// If nothing changes for this time, a process sleeps that should not.
+/// If nothing changes for this time, a process sleeps although it should work.
 const STILL: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -54,7 +53,7 @@ impl Counter {
         let guard = lock.lock()?;
         not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
         // The notification comes before the change. If this process dies in between, it has woken
-        // another one for nothing, but no process sleeps beside a cake.
+        // another process without a reason, but no process sleeps beside a cake.
         not_empty.notify_one()?;
         dawdle();
         let keys = [format!("{name}:cakes"), format!("{name}:baked")];
@@ -64,7 +63,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Takes a cake. Waits until there is one.
+    /// Takes a cake. Waits until there is a cake.
     fn take(&mut self) -> Result<(), Trouble> {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
@@ -82,12 +81,12 @@ fn on_it(redis: &mut redis::Connection, name: &str) -> redis::RedisResult<u64> {
     redis.llen(format!("{name}:cakes"))
 }
 
-/// Waits for a moment, so that some processes are killed just here.
+/// Waits for a moment, so that some processes are killed at this point.
 fn dawdle() {
     thread::sleep(Duration::from_micros(500));
 }
 
-/// The work of each process, until it is killed.
+/// The work of each process, which ends when the process is killed.
 fn process(job: &Job) -> Result<(), Trouble> {
     let client = Client::builder(job.arg(0)).watchdog_timeout(LEASE).connect()?;
     let mut counter = Counter::open(&client, job.arg(0), job.arg(1))?;

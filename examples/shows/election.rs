@@ -1,5 +1,6 @@
-//! Shows an election whose leader is stopped until its lease is over. Another process leads, and
-//! the first leader's token makes the store refuse its late write: `cargo run --example election`
+//! Shows an election whose leader is paused until its lease is over. Another process then leads,
+//! and the store refuses the late write of the first leader because of its token: `cargo run
+//! --example election`
 
 mod stage;
 
@@ -15,7 +16,7 @@ use redlatch_testkit::{Job, Worker};
 use stage::{Stage, Trouble};
 
 const LEASE: Duration = Duration::from_secs(1);
-/// A store that remembers the highest token it has seen, and refuses a lower one.
+/// A store that remembers the highest token so far, and refuses a lower token.
 const WRITE: &str = "
     if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or 0) then return 0 end
     redis.call('hset', KEYS[1], 'token', ARGV[1], 'text', ARGV[2])
@@ -39,7 +40,7 @@ fn write(url: &str, name: &str, token: FencingToken, text: &str) -> Result<bool,
 fn candidate(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2));
     let leadership = election(&Client::connect(url)?, name).campaign()?;
-    // This process certainly leads, for long enough. Now it may be stopped, as at any time.
+    // This process certainly leads for long enough. Now it may be paused, as at any time.
     leadership.check(LEASE / 4)?;
     job.say(&format!("leads with token {}", leadership.token()));
     let _ = job.wait_line();
@@ -59,7 +60,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     let mut first = start("the first leader");
     stage.say(&format!("The first candidate {}.", stage.hear(&mut first)?))?;
     let mut second = start("the second leader");
-    // The second process waits for the first one.
+    // The second process waits for the first process to lose the leadership.
     stage.wait_until("the second one campaigns", || {
         thread::sleep(LEASE / 4);
         Ok(second.try_line(LEASE / 4).is_none())

@@ -1,7 +1,7 @@
-//! Shows what a failover does to locks, and when each client learns of it. A master that Sentinels
-//! watch is killed. One lock is held, another lock is held that no replica knows, and a third one
-//! is contended. Then the example repeats this with a lock that counts only when the replicas have
-//! it. `cargo run --release --example failover`
+//! Shows the effect of a failover on locks, and when each client notices it. A master that
+//! Sentinels watch is killed. One lock is held, another is held but not on any replica, and several
+//! clients contend for a third. Then the example repeats this with a lock that counts only when the
+//! replicas have it: `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ type Trouble = Box<dyn Error + Send + Sync>;
 
 /// How many clients contend for a lock.
 const WORKERS: usize = 4;
-/// The longest time after the Sentinels' decision in which all clients must go on.
+/// After the Sentinels' decision, all clients must continue within this time.
 const GOES_ON: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A fact, with the process that learned it, and the time.
+/// A fact, with the process that noticed it, and the time.
 struct Fact {
     who: &'static str,
     what: String,
@@ -61,13 +61,13 @@ impl Fact {
     }
 }
 
-/// Plays the story without acknowledgements by replicas. Returns whether the documentation is true.
+/// Runs the story without acknowledgements by replicas. Returns whether the documentation is true.
 fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let connect = || Client::connect(&sentinels.url());
     let (anna, bert, carl) = (connect()?, connect()?, connect()?);
     let (tell, renewal_state) = mpsc::channel();
 
-    // The replicas know Anna's lock, but not Bert's, as if the master had died too early.
+    // The replicas have Anna's lock, but not Bert's lock, as if the master had died too early.
     let known = anna.reentrant_lock("known").lock()?;
     let unknown = bert.reentrant_lock("unknown").lock()?;
     for (guard, who) in [(&known, "anna"), (&unknown, "bert")] {
@@ -89,7 +89,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let over = CancelToken::new();
     let workers =
         (0..WORKERS).map(|_| work(connect()?, &over, &tell)).collect::<Result<Vec<_>, _>>()?;
-    // Waits until every worker has reported.
+    // Waits until every worker has reported an acquisition.
     wait_for(&renewal_state, WORKERS, Instant::now())?;
 
     let killed = Instant::now();
@@ -99,7 +99,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let mut story =
         vec![Fact { who: "sentinels", what: "have chosen another master".into(), at: switched }];
     story.extend(wait_for(&renewal_state, WORKERS, killed)?);
-    // Waits for the reports of Bert and Carl, if they are missing.
+    // Waits for the reports of Bert and Carl, if they have not reported yet.
     let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
     while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
         let fact = renewal_state.recv_timeout(PATIENCE)?;
@@ -144,7 +144,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
 
-/// Plays the story with a lock that counts only when all replicas have it.
+/// Runs the story with a lock that counts only when all replicas have it.
 fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();
@@ -185,7 +185,7 @@ fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && is_known)
 }
 
-/// Contends for a lock until the story is over.
+/// Contends for a lock until the end of the story.
 fn work(
     client: Client,
     over: &CancelToken,
@@ -198,13 +198,14 @@ fn work(
             let _ = tell
                 .send(Fact::now("worker", format!("{:?} has the lock", thread::current().id())));
             thread::sleep(Duration::from_millis(5));
-            // The lock or the reply may be lost. Nothing was written that could be wrong.
+            // The lock or the reply may be lost. No wrong data was written.
             let _ = guard.unlock();
         }
     }))
 }
 
-/// Waits until this number of workers have reported since then. Returns each worker's first report.
+/// Waits until this number of workers have reported since `since`. Returns each worker's first
+/// report.
 fn wait_for(
     renewal_state: &Receiver<Fact>,
     workers: usize,
@@ -221,7 +222,7 @@ fn wait_for(
     Ok(story)
 }
 
-/// Waits until the replicas know both locks, and deletes the second one from them.
+/// Waits until the replicas have both locks, and then deletes the second lock from them.
 fn forget(sentinels: &Sentinels, known: &str, unknown: &str) -> Result<(), Trouble> {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();

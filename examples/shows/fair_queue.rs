@@ -17,7 +17,8 @@ const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
 /// How long the service of one customer takes.
 const SERVICE: Duration = Duration::from_millis(100);
-/// About how long the others wait if the first in the queue is killed. The default is 10 s.
+/// About how long the other processes wait if the first process in the queue is killed. The default
+/// is 10 s.
 const FAIR_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
 }
 
 fn connect(url: &str) -> Result<(Client, Connection), Trouble> {
-    // All clients of a fair lock should have the same time.
+    // All clients of a fair lock need the same time.
     let client = Client::builder(url).fair_wait_timeout(FAIR_WAIT).connect()?;
     Ok((client, redis::Client::open(url)?.get_connection()?))
 }
@@ -60,8 +61,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         stage.hear(customer)?;
         customer.send_line("enter");
         let number = stage.hear(customer)?;
-        // The next customer comes when this one is in the queue. (This is the key of the queue in
-        // Redis, which only an example needs to know.)
+        // The next customer comes after this customer is in the queue. (This is the key of the
+        // queue in Redis. Other programs need not know it.)
         let queue = format!("redisson_lock_queue:{{{}}}", stage.name);
         stage.wait_until("the customer stands in the queue", || {
             Ok(redis.llen::<_, usize>(&queue)? > before)

@@ -1,4 +1,4 @@
-//! Shows the purpose of a fencing token. A process is stopped while it holds a lock, wakes up when
+//! Shows the purpose of a fencing token. A process is paused while it holds a lock, wakes up when
 //! another process has the lock, and writes. With the token, the database refuses this write.
 //! Without it, money is lost: `cargo run --example fenced --features sqlite`
 
@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use stage::{Stage, Trouble};
 
-/// A short lease makes the show short.
+/// The lease is short, so that the show is short.
 const LEASE: Duration = Duration::from_secs(1);
 const BEGINNING: i64 = 100;
 const FIRST: i64 = 30;
@@ -26,8 +26,8 @@ fn main() -> ExitCode {
     stage::play("fenced", show, withdraw)
 }
 
-/// The first statement of each transaction that writes under the lock. Returns `false` if a process
-/// with a later token has written: then this process must not write.
+/// Runs the first statement of each transaction that writes under the lock. Returns `false` if a
+/// process with a later token has written. Then this process must not write.
 fn is_in_front(
     transaction: &Transaction<'_>,
     lock: &FencedLock,
@@ -46,7 +46,7 @@ fn is_in_front(
     Ok(row.is_some())
 }
 
-/// The work of each process: reads the balance, and writes what is left.
+/// The work of each process: reads the balance, and writes the new balance.
 fn withdraw(job: &Job) -> Result<(), Trouble> {
     let (url, name, file) = (job.arg(0), job.arg(1), job.arg(2));
     let (is_fenced, amount) = (job.arg(3) == "fenced", job.arg(4).parse::<i64>()?);
@@ -57,7 +57,7 @@ fn withdraw(job: &Job) -> Result<(), Trouble> {
     let guard = lock.lock()?;
     let balance = balance(&database)?;
     guard.check(LEASE / 4)?;
-    // The lock is certainly held. Now the thread falls asleep, as any thread may at any time.
+    // The lock is certainly held. Now the thread sleeps, as may happen to any thread at any time.
     job.say(&format!("{balance} {}", guard.token()));
     let _awake = job.wait_line();
 
@@ -70,7 +70,7 @@ fn withdraw(job: &Job) -> Result<(), Trouble> {
     transaction.execute("UPDATE account SET balance = ?1", [balance - amount])?;
     transaction.commit()?;
     job.say("written");
-    // The first process learns too late that it had lost the lock.
+    // The first process notices too late that it had lost the lock.
     let _ = guard.unlock();
     Ok(())
 }
@@ -102,7 +102,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(lost && kept)
 }
 
-/// Stops a holder until its lease is over and another process has written. Returns the balance.
+/// Pauses a holder until its lease is over and another process has written. Returns the balance.
 fn round(stage: &Stage, kind: &str) -> Result<i64, Trouble> {
     let file = File::new(&stage.name, kind);
     let database = open(&file.0)?;
@@ -140,7 +140,7 @@ fn round(stage: &Stage, kind: &str) -> Result<i64, Trouble> {
     Ok(left)
 }
 
-/// A database file, which the drop deletes.
+/// A database file. The drop deletes it.
 struct File(PathBuf);
 
 impl File {

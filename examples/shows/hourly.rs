@@ -1,5 +1,5 @@
-//! Shows a job that runs once an hour on a fleet, although machines die during it (here an hour is
-//! a second): `cargo run --example hourly`
+//! Shows a job that runs once an hour on a fleet, although machines die while they run it (here an
+//! hour is a second): `cargo run --example hourly`
 
 mod stage;
 
@@ -15,7 +15,7 @@ use stage::{Stage, Trouble};
 
 const HOUR: Duration = Duration::from_secs(1);
 const MACHINES: usize = 4;
-/// In the third hour, the machine that runs the job is killed during it.
+/// The number of hours. In the third hour, the machine that runs the job is killed.
 const HOURS: usize = 5;
 const KILLED: usize = 3;
 

@@ -1,5 +1,5 @@
-//! Shows two latches: threads of several processes report that they are ready, and start all at
-//! once: `cargo run --example latch`
+//! Shows two latches. Threads of several processes report that they are ready, and then start at
+//! the same time: `cargo run --example latch`
 
 mod stage;
 
@@ -51,7 +51,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let client = Client::connect(stage.url())?;
     let [ready, go] = latches(&client, &stage.name);
-    // The count is set before any thread waits, since a latch without a count is open.
+    // The count is set before any thread waits, because a latch without a count is open.
     ready.try_set_count(PROCESSES * RUNNERS)?;
     go.try_set_count(1)?;
 
@@ -61,7 +61,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     };
     let mut processes: Vec<Worker> = (0..PROCESSES).map(start).collect();
     stage.say(&format!("{PROCESSES} processes of {RUNNERS} runners each come to the start."))?;
-    // `ready.wait()` would be enough, but this prints how many runners are ready.
+    // `ready.wait()` would be enough, but this also prints how many runners are ready.
     stage.wait_until("all are ready", || {
         let waited = ready.wait_for(Duration::from_millis(150))?;
         stage.say(&format!("{:>4} are not ready yet", ready.count()?))?;
@@ -92,7 +92,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-/// Returns both latches. The runners count down the first one, and the coordinator the second one.
+/// Returns both latches. The runners count down the first, and the coordinator counts down the
+/// second.
 fn latches(client: &Client, name: &str) -> [CountDownLatch; 2] {
     ["ready", "go"].map(|latch| client.count_down_latch(&format!("{name}:{latch}")))
 }

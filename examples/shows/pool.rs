@@ -18,15 +18,15 @@ const PROCESSES: usize = 4;
 const THREADS: usize = 2;
 /// How many processes are killed while they have a permit of the pool.
 const KILLED: usize = 2;
-/// How often each thread uses the pool. The first use is longer than a lease.
+/// How many times each thread uses the pool. The first use is longer than a lease.
 const USES: usize = 5;
 const FIRST_USE: Duration = Duration::from_millis(1_800);
 const USE: Duration = Duration::from_millis(150);
 /// How long a permit stays taken without a renewal.
 const LEASE: Duration = Duration::from_millis(1_200);
-/// How late the program may notice that a permit has returned, on a busy machine.
+/// On a busy machine, the program may notice the return of a permit this much later.
 const LATE: Duration = Duration::from_millis(700);
-/// How long the check of a lease takes.
+/// The check of a lease may be inexact by this time.
 const EARLY: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
@@ -38,12 +38,12 @@ fn connect(url: &str, name: &str) -> Result<ExpirableSemaphore, Trouble> {
     Ok(client.expirable_semaphore(name))
 }
 
-/// Returns the key of the pool's users (process and permit ids), which the example counts itself.
+/// Returns the key with the pool's users (process and permit ids), which the example counts itself.
 fn users_key(name: &str) -> String {
     format!("{name}:users")
 }
 
-/// The work of each thread. Returns the largest number of users that it saw at once.
+/// The work of each thread. Returns the largest number of users at a time that it saw.
 fn work(pool: &ExpirableSemaphore, redis: &mut Connection) -> Result<u32, Trouble> {
     let users = users_key(pool.name());
     let mut most = 0;
@@ -106,7 +106,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         process.send_line("begin");
     }
 
-    // After this wait and sleep the first leases are over, so the watchdog has renewed the permits.
+    // After this wait and the sleep, the first leases have ended. So the watchdog has renewed the
+    // permits.
     stage.wait_until("the pool is in use", || Ok(redis.scard::<_, u32>(&users)? == POOL))?;
     thread::sleep(LEASE + Duration::from_millis(100));
     let out = pool.acquired_permits()?;

@@ -1,5 +1,5 @@
-//! Shows that many threads in 3 processes read a price list at once, and that no thread ever sees
-//! half of a change: `cargo run --example read_write`
+//! Shows that many threads in 3 processes read a price list at the same time, and that no thread
+//! ever sees half a change: `cargo run --example read_write`
 
 mod stage;
 
@@ -17,14 +17,14 @@ use stage::{Stage, Trouble};
 const PROCESSES: usize = 3;
 const READERS: usize = 4;
 const CHANGES: i64 = 40;
-/// How long a change takes from its first half to its second, and how long a read takes.
+/// How long a change takes from its first half to its second half, and how long a read takes.
 const STEP: Duration = Duration::from_millis(3);
 
 fn main() -> ExitCode {
     stage::play("read_write", show, process)
 }
 
-/// Returns whether the list's two prices are equal: in the middle of a change they are not.
+/// Returns whether the list's two prices are equal. In the middle of a change they differ.
 fn is_whole(redis: &mut Connection, name: &str) -> Result<bool, Trouble> {
     let first: i64 = redis.get(format!("{name}:first"))?;
     thread::sleep(STEP);
@@ -39,7 +39,7 @@ fn change(redis: &mut Connection, name: &str, price: i64) -> Result<(), Trouble>
     Ok(())
 }
 
-/// What the readers of a list have seen.
+/// The results of a list's readers.
 #[derive(Default)]
 struct Seen {
     reads: AtomicU64,
@@ -60,7 +60,7 @@ impl Seen {
     }
 }
 
-/// Reads until there are no more changes.
+/// Reads until the last change.
 fn read(lock: Option<&ReadWriteLock>, url: &str, name: &str, seen: &Seen) -> Result<(), Trouble> {
     let mut redis = redis::Client::open(url)?.get_connection()?;
     while redis.get::<_, i64>(format!("{name}:second"))? < CHANGES {
@@ -96,7 +96,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Returns how often a reader saw half of a change, and how many of a process read at once.
+/// Returns how often a reader saw half a change, and how many threads of a process read at a time.
 fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
     let how = if locked { "locked" } else { "unlocked" };
     let name = format!("{}:{how}", stage.name);
@@ -119,7 +119,7 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // The writer becomes a reader: others may read now, and none has written in between.
+        // The writer keeps a read lock. Others may now read, and nobody has written in between.
         let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

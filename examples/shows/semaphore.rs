@@ -1,4 +1,4 @@
-//! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes use 3 things at once:
+//! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes use 3 things at a time:
 //! `cargo run --example semaphore`
 
 mod stage;
@@ -16,7 +16,7 @@ use stage::{Stage, Trouble};
 const POOL: u32 = 3;
 /// How many threads each process has.
 const THREADS: [usize; 3] = [7, 7, 6];
-/// How often each thread uses the pool, and for how long.
+/// How many times each thread uses the pool, and for how long.
 const USES: usize = 5;
 const USE: Duration = Duration::from_millis(40);
 
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     stage::play("semaphore", show, process)
 }
 
-/// The work of each thread. Returns the most users that it saw, and its longest wait.
+/// The work of each thread. Returns the largest number of users that it saw, and its longest wait.
 fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Trouble> {
     let in_use = format!("{}:in_use", pool.name());
     let (mut most, mut longest) = (0, Duration::ZERO);
@@ -32,11 +32,11 @@ fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Tro
         let asked = Instant::now();
         let permit = pool.acquire()?;
         longest = longest.max(asked.elapsed());
-        // The users are counted independently of the semaphore.
+        // The users are counted without the semaphore.
         most = most.max(redis.incr(&in_use, 1)?);
         thread::sleep(USE);
         redis.decr::<_, _, ()>(&in_use, 1)?;
-        // A drop also gives the permit back, and does not wait for the server.
+        // A drop would also give the permit back, without a wait for the server.
         permit.release()?;
     }
     Ok((most, longest))

@@ -1,5 +1,5 @@
-//! Shows locks in async code: when a waiting future is dropped, its wait ends; a guard is held
-//! across `.await`; and waiters leave some of tokio's blocking threads free: `cargo run --example
+//! Shows locks in async code. When a waiting future is dropped, its wait ends. A guard is held
+//! across `.await`. Waiters leave some of tokio's blocking threads free: `cargo run --example
 //! tokio`
 
 #[expect(dead_code, reason = "this example is one process")]
@@ -17,8 +17,8 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use stage::{Stage, Trouble};
 
-/// The number of the runtime's blocking threads, the number of these that may wait for locks, and
-/// the number of waiting tasks. (By default tokio has 512 blocking threads.)
+/// The number of the runtime's blocking threads. `WAITERS` of them may wait for locks, and more
+/// tasks than that wait. (By default tokio has 512 blocking threads.)
 const BLOCKING_THREADS: usize = 4;
 const WAITERS: usize = 2;
 const TASKS: usize = 50;
@@ -36,7 +36,7 @@ impl Drop for CancelOnDrop {
 
 /// Takes the lock on a blocking thread, and returns its guard to async code. Returns `NotTaken`
 /// after `limit`, which also limits the wait for a permit. The permits of `waiters` are for this
-/// lock only: if all locks shared them, one lock that hangs would take them all. The blocking
+/// lock only: if all locks shared them, waits for one lock could use all permits. The blocking
 /// thread gets the permit, and gives it back when its wait ends.
 async fn lock_async(
     lock: &ReentrantLock,
@@ -57,7 +57,7 @@ async fn lock_async(
     Ok(taken.await??)
 }
 
-/// Releases the lock and waits for the reply. (A drop also releases it, and does not wait.)
+/// Releases the lock and waits for the reply. (A drop also releases the lock, and does not wait.)
 async fn unlock_async(guard: OwnedLockGuard) -> Result<(), Trouble> {
     Ok(spawn_blocking(move || guard.unlock()).await??)
 }
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 }
 
 fn show(stage: &Stage) -> Result<bool, Trouble> {
-    // The client connects before the runtime starts: `connect` blocks, too.
+    // The client connects before the runtime starts, because `connect` blocks.
     let lock = Client::connect(stage.url())?.reentrant_lock(&stage.name);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -83,7 +83,7 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     let guard = lock_async(lock, LONG, &waiters).await?.into_option().ok_or("the lock is free")?;
     let late = timeout(Duration::from_millis(200), lock_async(lock, LONG, &waiters)).await;
     assert!(late.is_err(), "two have the lock");
-    // The thread of the dropped future gives its permit back long before its limit.
+    // The thread of the dropped future gives its permit back long before its time limit.
     let all = waiters.acquire_many(WAITERS.try_into()?);
     drop(timeout(LONG / 2, all).await.map_err(|_| "the dropped future still waits")??);
     stage.say("A future that was dropped does not wait any more.")?;
@@ -105,10 +105,11 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
             unlock_async(guard).await
         });
     }
-    // A limit ends the wait for a permit, too.
+    // A limit also ends the wait for a permit.
     let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
     assert!(short.into_option().is_none(), "two have the lock");
-    // All tasks wait now, two of them on blocking threads. The other blocking threads are free.
+    // All tasks wait now, and two of them occupy blocking threads. The other blocking threads are
+    // free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;
     }

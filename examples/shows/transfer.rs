@@ -1,6 +1,6 @@
-//! Shows money transfers between accounts by many workers. No money is made or lost if each worker
-//! takes the locks of both accounts, in any order of their names. Without the locks, money is made
-//! or lost: `cargo run --example transfer`
+//! Shows money transfers between accounts by many workers. If each worker takes the locks of both
+//! accounts, in any order of their names, the sum of the money stays the same. Without the locks it
+//! changes: `cargo run --example transfer`
 
 mod stage;
 
@@ -25,18 +25,20 @@ const CLERKS: usize = 4;
 const TRANSFERS: usize = 40;
 /// How long a clerk works from the check of two balances to their change.
 const WORK: Duration = Duration::from_millis(1);
-/// Longer than the change takes. The clerk does not rely on locks that may end sooner.
+/// A time that is longer than the change takes. The clerk does not rely on locks that may end
+/// sooner.
 const SLACK: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     stage::play("transfer", show, process)
 }
 
-/// Moves money: each clerk does this again and again.
+/// Moves money. Each clerk does this again and again.
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,
-        // Another clerk may transfer the other way now, with the accounts in the other order.
+        // Another clerk may now transfer in the other direction, with the accounts in the other
+        // order.
         Some(client) => Some(client.multi_lock([from, to])?.lock()?),
     };
     let (from, to) = (format!("{from}:balance"), format!("{to}:balance"));
@@ -57,7 +59,7 @@ fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Tr
 /// A clerk's access to the accounts.
 struct Bank {
     redis: Connection,
-    /// `None` if no clerk locks anything.
+    /// `None` if the clerks take no locks.
     locks: Option<Client>,
 }
 
@@ -125,7 +127,7 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(lost != 0 && kept == 0)
 }
 
-/// All clerks work for a while. Returns by how much the sum has changed.
+/// Lets all clerks work for a while. Returns by how much the sum has changed.
 fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
     let mut redis = redis::Client::open(stage.url())?.get_connection()?;
     let balances = |it| format!("{}:balance", account(&stage.name, it));

@@ -1,15 +1,16 @@
-//! Prints the fate of a shop's stock when several processes sell it at once: without a lock, with
-//! one, with a fair one, with one whose holders are killed in mid-sale, and with one whose holders
-//! are stopped past the end of their leases and then write: plainly, or in a script of the guard.
+//! Shows what happens to a shop's stock when several processes sell it at the same time. It
+//! compares sales without a lock, with a lock, with a fair lock, with a lock whose holders are
+//! killed in mid-sale, and with a lock whose holders are paused until their leases have ended and
+//! then write, plainly or in a script of the guard.
 //!
 //! ```sh
 //! cargo run --example inventory
 //! cargo run --example inventory -- --help
 //! ```
 //!
-//! This file shows how to use the library: `sell_out` is the work of each thread, `keep_shop` the
-//! work of each process. The other files are the show around them: `stock` is the shop's data in
-//! Redis, `run` starts and kills the processes, `screen` and `table` print, `options` reads the
+//! This file shows how to use the library: `sell_out` is the work of each thread, and `keep_shop`
+//! is the work of each process. The other files belong to the show: `stock` is the shop's data in
+//! Redis, `run` starts and kills the processes, `screen` and `table` print, and `options` reads the
 //! arguments.
 
 mod options;
@@ -39,11 +40,11 @@ type Trouble = Box<dyn Error + Send + Sync>;
 
 /// How long a sale takes from the check of the stock to the change of the stock.
 const WORK: Duration = Duration::from_micros(500);
-/// Enough time for the change. If the lock may end sooner, the sale does not rely on it.
+/// Enough time for the change. If the lock may end sooner, the sale does not begin.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// Sells until nothing is left: the work of each thread of each process. `trap` is the accident that
-/// may happen between the check of the lock and the sale.
+/// Sells until the stock is empty. Each thread of each process runs this. `trap` is the accident
+/// that may happen between the check of the lock and the sale.
 fn sell_out(
     stock: &mut Stock,
     lock: Option<&dyn Lock>,
@@ -57,34 +58,35 @@ fn sell_out(
         let guard = lock.map(|lock| lock.lock()).transpose()?;
         receipts.longest_wait = receipts.longest_wait.max(asked.elapsed());
 
-        // The check: without a lock, another thread may see the same number.
+        // The first read. Without a lock, another thread may read the same number.
         let left = stock.left()?;
         if left <= 0 {
             return Ok(receipts);
         }
         thread::sleep(WORK);
-        // A lock with a lease can be lost, for example while a laptop sleeps. The guard knows this.
+        // A lock with a lease can be lost, for example while a laptop sleeps. The guard detects
+        // this.
         if guard.as_ref().is_some_and(|guard| guard.check(slack).is_err()) {
             continue;
         }
         trap(stock, left)?;
-        // The later write. If the process was stopped since the check, the lock may be lost, and
-        // only the server can know that in time.
+        // The later write. If the process was paused after the check, the lock may be lost, and
+        // only the server can detect this in time.
         let is_sold = match &guard {
             Some(guard) if duty.is_fenced => stock.sell_one_under(guard, left)?,
             _ => stock.sell_one(left).map(|()| true)?,
         };
         receipts.sold += u64::from(is_sold);
         receipts.refused += u64::from(!is_sold);
-        // Here the guard is dropped, which releases the lock.
+        // The guard is dropped here, which releases the lock.
     }
 }
 
-/// The report of a thread or a process at its end.
+/// The report of a thread or a process when it ends.
 #[derive(Clone, Copy, Default)]
 struct Receipts {
     sold: u64,
-    /// Sales that the server refused, since the lock was lost.
+    /// The number of sales that the server refused because the lock was lost.
     refused: u64,
     longest_wait: Duration,
 }
@@ -93,14 +95,14 @@ struct Receipts {
 fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     let keys = Keys::new(&duty.prefix);
     // Each process has one client. The client's watchdog renews the locks while the threads hold
-    // them and the process lives. If the process dies, its locks are free after this time.
+    // them and the process lives. If the process dies, its locks are free after the lease.
     let client = Client::builder(&duty.url).watchdog_timeout(duty.lease).connect()?;
     let lock = duty.guard.lock(&client, &keys.lock);
 
     let trap = |stock: &mut Stock, left| {
         if duty.deadly.contains(&left) && stock.dies_first(left)? {
-            // With the lock held, the stock looked at, and nothing sold yet. The process is killed
-            // now, or stopped until others have sold.
+            // The thread has the lock and has read the stock, but has not sold yet. Now the process
+            // is killed, or paused until other processes have sold.
             job.say("in mid-sale");
             let _goes_on = job.wait_line();
         }
@@ -129,7 +131,8 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
     })
 }
 
-/// The lock that keeps the threads apart. A new one needs a variant and an entry in `scenarios`.
+/// The lock that keeps the threads apart. A new kind needs a variant here and an entry in
+/// `scenarios`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
     Nothing,
@@ -157,18 +160,18 @@ impl Guard {
     }
 }
 
-/// One scenario, which is one line of the table.
+/// A scenario, which is one line of the table.
 struct Scenario {
     guard: Guard,
-    /// The client's `watchdog_timeout`: how long the lock of a killed process stays.
+    /// The client's `watchdog_timeout`, for which the lock of a killed process stays taken.
     lease: Duration,
     /// How many processes are killed while they hold the lock.
     kills: usize,
-    /// How many processes are stopped while they hold the lock, until others have sold.
+    /// How many processes are paused while they hold the lock, until other processes have sold.
     stops: usize,
     /// Whether a sale is a script of the guard.
     is_fenced: bool,
-    /// What the reader should look at.
+    /// The fact that the reader should notice.
     story: String,
 }
 
@@ -182,7 +185,7 @@ impl Scenario {
         self.guard != Guard::Nothing
     }
 
-    /// Whether each sale must be right.
+    /// Whether every sale must be correct.
     fn is_safe(&self) -> bool {
         self.is_guarded() && (self.stops == 0 || self.is_fenced)
     }
@@ -270,7 +273,7 @@ fn main() -> ExitCode {
             eprintln!("inventory: {trouble}: the processes are ended and the keys deleted");
             ExitCode::from(130)
         }
-        // The reader has closed the output, as `| head` does.
+        // The reader of the output has ended, as in `| head`.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("inventory: {trouble}");
@@ -285,7 +288,7 @@ fn show(options: &Options) -> Result<bool, Trouble> {
     // `connect` reports a problem with the server before the show begins.
     drop(Client::connect(server.url())?);
     let stop = Arc::new(AtomicBool::new(false));
-    // From here on Ctrl-C becomes an error, so that each value's drop cleans up.
+    // From here on, Ctrl-C becomes an error, so that each value's drop cleans up.
     ctrlc::set_handler({
         let stop = Arc::clone(&stop);
         move || stop.store(true, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! One scenario: starts the processes, watches them sell, kills some, counts.
+//! A scenario: starts the processes, watches the sales, kills some processes, and counts.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::{Guard, Receipts, Scenario, Trouble};
 
 /// How often the program checks the processes and the stock.
 const TICK: Duration = Duration::from_millis(5);
-/// If no sale happens for this time after the end of a lease, something is wrong.
+/// If there is no sale for this time after the end of a lease, the scenario fails.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The part that all scenarios share, except for the keys.
+/// The values that all scenarios share. The keys differ.
 pub(crate) struct Shop<'a> {
     pub(crate) url: &'a str,
     pub(crate) prefix: &'a str,
@@ -27,7 +27,7 @@ pub(crate) struct Shop<'a> {
     pub(crate) stock: u64,
 }
 
-/// The settings of one process, which it gets at its start.
+/// The settings of one process. The process gets them at its start.
 pub(crate) struct Duty {
     pub(crate) url: String,
     pub(crate) prefix: String,
@@ -35,7 +35,8 @@ pub(crate) struct Duty {
     pub(crate) threads: usize,
     pub(crate) guard: Guard,
     pub(crate) lease: Duration,
-    /// The first process that sees so many items left is killed or stopped.
+    /// At each of these numbers of items, the first process that reads the number is killed or
+    /// paused.
     pub(crate) deadly: Vec<i64>,
     pub(crate) is_fenced: bool,
 }
@@ -56,7 +57,7 @@ impl Duty {
         Worker::spawn("shop", &args.each_ref().map(String::as_str))
     }
 
-    /// Reads the settings in the process that was started.
+    /// Reads the settings in the new process.
     pub(crate) fn of(job: &Job) -> Result<Self, Trouble> {
         let guard = Guard::ALL.into_iter().find(|guard| guard.name() == job.arg(4));
         Ok(Self {
@@ -76,9 +77,9 @@ pub(crate) struct Outcome {
     pub(crate) sold: u64,
     pub(crate) oversold: u64,
     pub(crate) lost: u64,
-    /// How many items are left, below zero if too many were sold.
+    /// How many items are left. Negative if too many were sold.
     left: i64,
-    /// The number of sales for which the stock had changed between the check and the change.
+    /// The number of sales for which the stock had changed between the read and the write.
     pub(crate) stale: u64,
     pub(crate) took: Duration,
     pub(crate) longest_wait: Duration,
@@ -90,7 +91,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the faults that a run with a lock must not have.
+    /// Returns the faults that must not happen in a run with a lock.
     pub(crate) fn faults(&self) -> Vec<String> {
         let left_over = u64::try_from(self.left).unwrap_or(0);
         [
@@ -158,28 +159,29 @@ pub(crate) fn run(
 }
 
 struct Run<'a> {
-    // Dropped before the stock: the processes must be gone when its keys are deleted.
+    // The processes. This field is dropped before the stock, because the processes must have ended
+    // when the keys are deleted.
     processes: Vec<Process>,
     stock: Deleted,
     shop: &'a Shop<'a>,
     scenario: &'a Scenario,
-    /// The receipts of the processes that ended without being killed, by number.
+    /// The receipts of the processes that ended without a kill, by number.
     receipts: HashMap<usize, Receipts>,
     killed: usize,
     stopped: usize,
     left: i64,
     /// The time at which `left` last changed.
     since: Instant,
-    /// Whether the holder was killed and no process has sold since.
+    /// Whether the holder was killed and no process has sold since then.
     waits_for_lease: bool,
 }
 
-/// A place in the shop, which a replacement takes over from a killed process.
+/// A place in the shop. A replacement takes over the place of a killed process.
 struct Process {
     number: usize,
     worker: Worker,
     state: State,
-    /// How many items were left when it was stopped.
+    /// How many items were left when the process was paused.
     stopped_at: Option<i64>,
 }
 
@@ -202,8 +204,8 @@ impl Run<'_> {
     fn start(&self, number: usize) -> Process {
         let stock = self.shop.stock;
         let [kills, stops] = [self.scenario.kills, self.scenario.stops].map(|it| it as u64);
-        // Spread over the sale: with three kills, the first is when a quarter is sold. The last
-        // stop is at the last item, which two processes sell then.
+        // The kills are spread over the sale: with three kills, the first comes when a quarter is
+        // sold. The last pause is at the last item, which two processes then sell.
         let killed = (1..=kills).map(|part| stock * part / (kills + 1));
         let stopped = (0..stops).map(|part| stock * part / stops);
         let duty = Duty {
@@ -219,7 +221,7 @@ impl Run<'_> {
         Process { number, worker: duty.start(), state: State::Starting, stopped_at: None }
     }
 
-    /// Watches the processes until all have reached this state.
+    /// Waits until all processes have reached this state.
     fn wait_for(
         &mut self,
         state: State,
@@ -237,7 +239,7 @@ impl Run<'_> {
                     self.hear(place, &line, screen)?;
                 }
                 let process = &mut self.processes[place];
-                // If this is a replacement, the others sell already.
+                // If this process is a replacement, the other processes already sell.
                 if state == State::Closed && process.state == State::Ready {
                     process.open();
                 }
@@ -266,10 +268,10 @@ impl Run<'_> {
                 self.receipts.insert(process.number, Receipts { sold, refused, longest_wait });
                 process.state = State::Closed;
             }
-            // "in mid-sale": the process waits here until it is killed.
+            // "in mid-sale": the process waits here until it is killed or resumed.
             "in" if self.scenario.stops > 0 => self.stop(place, screen)?,
             "in" => self.kill(place, screen)?,
-            // "failed", and the reason.
+            // "failed", and the reason of the failure.
             _ => return Err(format!("process {}: {rest}", process.number).into()),
         }
         Ok(())
@@ -293,7 +295,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Stops a process that is in mid-sale, until others have sold.
+    /// Pauses a process that is in mid-sale, until other processes have sold.
     fn stop(&mut self, place: usize, screen: &mut Screen) -> Result<(), Trouble> {
         let left = self.stock.0.left()?;
         let process = &mut self.processes[place];
@@ -352,7 +354,8 @@ impl Run<'_> {
         )
     }
 
-    /// Counts the sales in the ledger, and compares the stock and the processes' reports.
+    /// Counts the sales in the ledger, and compares the result with the stock and the processes'
+    /// reports.
     fn count(&mut self, took: Duration) -> Result<Outcome, Trouble> {
         let stock = self.shop.stock;
         let left = self.stock.0.left()?;
@@ -393,7 +396,7 @@ impl Run<'_> {
     }
 }
 
-/// A stock whose keys are deleted with this value.
+/// A stock whose keys are deleted when this value is dropped.
 struct Deleted(Stock);
 
 impl Drop for Deleted {

@@ -1,14 +1,14 @@
-//! Prints lines, and one line of progress, which is rewritten if possible.
+//! Prints lines, and a line of progress, which is overwritten if possible.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Standard output.
 pub(crate) struct Screen {
-    /// Whether the output is a terminal. A file or a pipe gets a plain line now and then.
+    /// Whether the output is a terminal. A file or a pipe gets a new line at intervals instead.
     terminal: bool,
     progress_at: Instant,
-    /// Whether the cursor stands behind an unfinished line of progress.
+    /// Whether the cursor is behind an unfinished line of progress.
     unfinished: bool,
 }
 
@@ -32,7 +32,7 @@ impl Screen {
         out.flush()
     }
 
-    /// Prints the progress, if it is time to do so again.
+    /// Prints the progress, if the last print was long enough ago.
     pub(crate) fn progress(&mut self, line: impl FnOnce() -> String) -> io::Result<()> {
         let pause = Duration::from_millis(if self.terminal { 80 } else { 1_000 });
         if self.progress_at.elapsed() < pause {
@@ -43,7 +43,7 @@ impl Screen {
             return self.say(&line());
         }
         let mut out = io::stdout().lock();
-        // A narrow terminal cuts the line: a line that wraps cannot be rewritten.
+        // A narrow terminal cuts the line, because a wrapped line cannot be overwritten.
         write!(out, "\r\x1b[?7l{}\x1b[K\x1b[?7h", line())?;
         self.unfinished = true;
         out.flush()

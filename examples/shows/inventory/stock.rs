@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{Commands, Connection, RedisResult};
 use redlatch::{Error, ErrorKind, LockGuard, Script};
 
-/// The keys of one run, with a separate prefix.
+/// The keys of one run. Each run has its own prefix.
 #[derive(Clone)]
 pub(crate) struct Keys {
     pub(crate) lock: String,
@@ -28,10 +28,10 @@ impl Keys {
 
 /// The time limit of each command, for the server and for this program.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// After this number of seconds the keys end, if a killed demo does not delete them.
+/// The keys end after this number of seconds, in case a killed program does not delete them.
 const KEPT: i64 = 60;
 
-/// The stock, seen over a plain connection.
+/// The stock, over a plain connection.
 pub(crate) struct Stock {
     connection: Connection,
     keys: Keys,
@@ -52,7 +52,7 @@ impl Stock {
         self.connection.set_ex(&self.keys.items, items, KEPT.unsigned_abs())
     }
 
-    /// Returns how many items are left, below zero if too many were sold.
+    /// Returns how many items are left. Negative if too many were sold.
     pub(crate) fn left(&mut self) -> RedisResult<i64> {
         let left: Option<i64> = self.connection.get(&self.keys.items)?;
         left.ok_or_else(|| (redis::ErrorKind::Client, "the stock was deleted meanwhile").into())
@@ -60,7 +60,7 @@ impl Stock {
 
     /// Takes one item and writes the sale into the ledger, with the number `seen` before the sale.
     ///
-    /// Both happen in one transaction, so a process that is killed leaves no half of a sale.
+    /// Both happen in one transaction, so a killed process never leaves half a sale.
     pub(crate) fn sell_one(&mut self, seen: i64) -> RedisResult<()> {
         redis::pipe()
             .atomic()
@@ -70,7 +70,7 @@ impl Stock {
     }
 
     /// Does the same in one script, which the server runs only while the guard's lock is held.
-    /// `false`: the lock was lost, and nothing was sold.
+    /// Returns `false` if the lock was lost: then nothing was sold.
     pub(crate) fn sell_one_under(&self, guard: &LockGuard, seen: i64) -> Result<bool, Error> {
         let Keys { items, ledger, .. } = &self.keys;
         let line = format!("{} {seen}", self.process);
@@ -81,12 +81,12 @@ impl Stock {
         }
     }
 
-    /// Returns `true` to the first process only: at this number of items, one process dies.
+    /// Returns `true` only to the first process. At this number of items, that process dies.
     pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
         self.connection.sadd(&self.keys.deaths, left)
     }
 
-    /// As [`left`](Self::left), and keeps the keys for longer.
+    /// Does the same as [`left`](Self::left), and extends the time to live of the keys.
     pub(crate) fn keep(&mut self) -> RedisResult<i64> {
         redis::pipe()
             .expire(&self.keys.items, KEPT)
@@ -111,7 +111,7 @@ impl Stock {
             .ok_or_else(|| (redis::ErrorKind::Client, "somebody else wrote into the ledger").into())
     }
 
-    /// Deletes everything, once all processes are gone.
+    /// Deletes all keys, after all processes have ended.
     pub(crate) fn delete(&mut self) {
         let Keys { lock, items, ledger, deaths } = &self.keys;
         // The key of a fair lock's queue.

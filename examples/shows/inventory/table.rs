@@ -1,4 +1,4 @@
-//! Prints the table at the end.
+//! Prints the table of results.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub(crate) fn draw(outcomes: &[(Scenario, Outcome)]) -> String {
             let whole = widths.iter().sum::<usize>() + 2 * (COLUMNS - 1);
             text.push_str(&format!("\n{}", "-".repeat(whole)));
         }
-        // Words are aligned to the left, numbers to the right.
+        // Words are aligned to the left, and numbers to the right.
         let mut line = format!("{:<width$}", row[0], width = widths[0]);
         for (cell, width) in row.iter().zip(widths).skip(1).take(COLUMNS - 2) {
             line.push_str(&format!("  {cell:>width$}"));
@@ -102,7 +102,7 @@ fn spread(outcome: &Outcome) -> String {
     format!("{}-{}", thousands(outcome.fewest), thousands(outcome.most))
 }
 
-/// Describes the cost and the gain of a fair lock.
+/// Describes the cost and the benefit of a fair lock.
 fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     let undisturbed = |guard| {
         let mut found =
@@ -127,7 +127,7 @@ fn fairness(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
-/// What a stopped process does when it wakes up.
+/// Describes what a paused process does after it has resumed.
 fn stops(outcomes: &[(Scenario, Outcome)]) -> String {
     let of = |is_fenced| {
         let mut found = outcomes.iter().filter(|(run, _)| run.stops > 0);
@@ -143,7 +143,7 @@ fn stops(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
-/// Describes the stale sales: only the last items are oversold, but every sale may be stale.
+/// Describes the stale sales. Only the last items are oversold, but every sale may be stale.
 fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     let (mut stale, mut sold) = ([0; 2], [0; 2]);
     for (scenario, outcome) in outcomes {
@@ -162,7 +162,7 @@ fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
-/// `12,345`
+/// Formats a number, as `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -175,7 +175,7 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
-/// `850 us`, `12 ms`, `1.98 s`
+/// Formats a duration, as `850 us`, `12 ms` or `1.98 s`.
 pub(crate) fn duration(duration: Duration) -> String {
     match duration.as_micros() {
         micros @ 0..1_000 => format!("{micros} us"),

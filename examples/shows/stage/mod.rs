@@ -14,20 +14,20 @@ use redlatch_testkit::{Job, Provided, Server, Worker};
 
 pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
-/// The longest time that anything may take.
+/// The time limit for every step of an example.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(5);
 
 /// The server and the name of an example.
 pub(crate) struct Stage {
     server: Provided,
-    /// The name, which all keys of the example contain.
+    /// The example's name, which all its keys contain.
     pub(crate) name: String,
     /// A token that Ctrl-C cancels.
     pub(crate) token: CancelToken,
 }
 
-/// The `main` of an example. Runs `show`, or, in a process that the example has started, `part`.
+/// The `main` of an example. Runs `show`. In a process that the example has started, runs `part`.
 /// The exit status is 1 if `show` returns `false`.
 pub(crate) fn play(
     example: &str,
@@ -66,7 +66,7 @@ pub(crate) fn play(
             eprintln!("{example}: interrupted");
             ExitCode::from(130)
         }
-        // The reader has closed the output, as `| head` does.
+        // The reader of the output has ended, as in `| head`.
         Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
         Err(trouble) => {
             eprintln!("{example}: {trouble}");
@@ -85,7 +85,7 @@ impl Stage {
         let cancelled = token.clone();
         ctrlc::set_handler(move || {
             cancelled.cancel();
-            // If the server does not answer, the process ends here.
+            // If the server does not answer, this ends the process.
             thread::sleep(Duration::from_secs(5));
             exit(130);
         })?;
@@ -146,13 +146,13 @@ impl Stage {
                 return Ok(());
             }
             redis.del::<_, ()>(keys)?;
-            // Earlier commands of a killed process may arrive after this.
+            // Earlier commands of a killed process may arrive after the first deletion.
             thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-/// The processes and clients of the show are gone by now.
+/// The processes and clients of the show have ended by now.
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Err(error) = self.delete_keys() {
