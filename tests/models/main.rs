@@ -1,10 +1,10 @@
-//! Models of the library: its scripts and the state machine of a waiting process run, and must
-//! always keep the rules. Bugs are planted in each model, and the model must find them
+//! Models of the library. They run its scripts and the state machine of a waiting process, which
+//! must always keep the rules. Bugs are planted in each model, and the model must find them
 //! (`simulated/mutant.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` runs only that history and prints every step.
-//! `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. With `REDLATCH_FULL=1`
-//! (`.ci/run`) there are more histories, all planted bugs and larger settings.
+//! `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. A run with
+//! `REDLATCH_FULL=1` (`.ci/run`) has more histories, all planted bugs and larger settings.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ mod multi;
 mod read_write;
 mod simulated;
 
-/// The module names by which the library's files import each other.
+/// The module names under which the library's files import each other.
 mod lease {
     pub(crate) use crate::simulated::library::deadline;
 }

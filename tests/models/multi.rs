@@ -1,6 +1,6 @@
 //! The script that takes several locks, with random states of the locks and with users that lack a
-//! right. It takes all locks or none, and respects every queue and window. Each planted bug is
-//! found.
+//! right. It takes all locks or none, and respects every queue and window. The test also finds each
+//! planted bug.
 
 use redis::{Connection, Value};
 
@@ -20,7 +20,7 @@ enum Before {
     Free,
     /// The first copy of the request has taken the lock.
     Own,
-    /// As `Own`, and a process waits by now.
+    /// The same as `Own`, but now a process waits.
     OwnWithQueue,
     /// Another owner of this client has the lock.
     Leaving,
@@ -70,13 +70,13 @@ fn prepare(redis: &mut Connection, name: usize, before: Before) {
     }
 }
 
-/// The values under the keys, except the tokens.
+/// Returns the values under the keys, except the tokens.
 fn dump(redis: &mut Connection, count: usize) -> Vec<Value> {
     let all = (0..count).flat_map(|name| keys(name).into_iter().take(3));
     all.map(|key| redis::cmd("DUMP").arg(key).query(redis).unwrap()).collect()
 }
 
-/// Checks one state and one user. The error says which rule is broken.
+/// Checks one state and one user. The error names the broken rule.
 fn check(
     server: &Server,
     redis: &mut Connection,
@@ -90,7 +90,7 @@ fn check(
     let mostly_free = |at: usize| STATES[at.saturating_sub(8)];
     let states: Vec<_> = (0..count).map(|_| mostly_free(any(8 + STATES.len()))).collect();
     let denied = ["", "", "-hset", "-pexpire", "-incrby", "-llen"][any(6)];
-    // Only for the last lock, the user lacks that right.
+    // The user lacks this right only for the last lock.
     let mut rules = vec!["ACL", "SETUSER", "me", "reset", "on", ">word", "&*", "+@all", "~*"];
     let rest = (0..count - 1).flat_map(|name| keys(name).map(|key| format!("~{key}")));
     let selector = format!("(+@all {})", rest.collect::<Vec<_>>().join(" "));
@@ -173,7 +173,7 @@ fn random_states_are_taken_all_or_none() {
     assert!(seen.iter().all(|times| *times > 10), "{seen:?}");
 }
 
-/// The planted bugs: for each, its name, a part of the script, and the replacement of that part.
+/// The planted bugs. Each has a name, a part of the script, and the replacement of this part.
 const MUTANTS: [(&str, &str, &str); 6] = [
     ("takes past the queue", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[3]) ~= 0"),
     ("takes within a window", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[2]) ~= 0"),
@@ -195,7 +195,7 @@ fn each_planted_bug_of_several_locks_is_found() {
         assert!(ALL.contains(part), "{what}");
         let mut text = text_of(&ALL.replace(part, instead));
         if what.starts_with("takes") {
-            // The shortcut makes the same check again.
+            // The shortcut makes the same check a second time.
             let looks = "redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0";
             assert!(text.contains(looks));
             text = text.replace(looks, "redis.pcall('exists', KEYS[1]) == 0");

@@ -1,5 +1,5 @@
 //! Compares the model of the server with the real scripts. Both get the same random requests at the
-//! same times, and must give the same replies, keys and messages.
+//! same times, and must return the same replies, keys and messages.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const KEPT: i64 = 60_000;
 const ROUND: u64 = 300;
 const CLIENTS: usize = 4;
 
-/// How often each kind of request was made.
+/// How many requests of each kind were made.
 pub(crate) type Counts = BTreeMap<&'static str, u64>;
 
 struct Pair<'a> {
@@ -34,11 +34,11 @@ struct Pair<'a> {
     model: Server,
     random: Random,
     counts: Counts,
-    /// The listeners that the real server knows.
+    /// The listeners of the two channels, as the real server knows them.
     heard: Option<(u32, i64)>,
 }
 
-/// Compares until each kind of request was made `least` times. The error is the first difference.
+/// Compares until `least` requests of each kind were made. The error is the first difference.
 pub(crate) fn compare(
     redis: &Redis,
     kind: Kind,
@@ -111,7 +111,7 @@ impl Pair<'_> {
         let call = call(&self.site, &client, &wired);
         let (real, state) = self.run(&call);
         let expected = value(reply);
-        // The reply to a renewal also says whether the lease is long.
+        // The reply to a renewal also says whether the lease is too long.
         let real = match real {
             Value::Array(held) if what == "renew" && held == [Value::Int(2)] => {
                 Value::Array(vec![Value::Int(1)])
@@ -128,7 +128,7 @@ impl Pair<'_> {
             .map_err(|it| format!("{request:?} by {name} for {lease}: {it}; before {before}"))
     }
 
-    /// Lets time pass, and lets clients begin or stop to listen.
+    /// Advances the time, and makes clients begin or stop to listen.
     fn prepare(&mut self) {
         let past = if self.random.percent(2) { -1_500 } else { 0 };
         let passed = self.random.one_of(&[
@@ -159,7 +159,7 @@ impl Pair<'_> {
         self.store.set_subscribers(&self.site.public, self.model.others as usize);
     }
 
-    /// An owner, usually one that holds the lock or has an entry.
+    /// Returns an owner. Usually the owner holds the lock or has an entry.
     fn owner(&mut self) -> Owner {
         let known: Vec<_> = self.model.holders.iter().chain(&self.model.queue).copied().collect();
         let known: Vec<_> = known.into_iter().filter(|owner| *owner != JAVA).collect();
@@ -227,7 +227,7 @@ impl Pair<'_> {
         self.store.run(self.model.now * 1_000, self.site.place(), call)
     }
 
-    /// Whether the real server's keys and messages equal the model's.
+    /// Compares the real server's keys and messages with the model's.
     fn same(&self, state: &State) -> Result<(), String> {
         let of_holders = |(_, text): &&(String, String)| !text.starts_with("want ");
         let messages: Vec<_> = state.messages.iter().filter(of_holders).cloned().collect();
@@ -263,7 +263,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// The channel and the text of a message.
+    /// Returns the channel and the text of a message.
     fn text(&self, message: Message) -> (String, String) {
         let to = |owner: Owner| own_channel(&uuid(true, usize::from(owner.client.0)));
         let (lock, named) = (&self.site.lock, |number| wire::named(u64::from(number)));
@@ -309,7 +309,7 @@ fn seen(state: &State) -> Seen {
     Seen { mode, holders, left, queue_left, window_left: *window_left }
 }
 
-/// The reply as the script gives it.
+/// Converts a reply to the script's form.
 fn value(reply: Reply) -> Value {
     let numbers = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Int).collect());
     match reply {

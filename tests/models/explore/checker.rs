@@ -1,4 +1,4 @@
-//! A setting, in the form in which stateright explores it.
+//! A setting in the form that stateright explores.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use stateright::{Checker, Model, Property};
 use super::search::told;
 use super::world::{Setting, Step, World};
 
-/// The rules are checked with each step. The step records the broken rule.
+/// The rules are checked in each step. The step records a broken rule.
 const RULES: &str = "the rules";
 
 impl Model for Setting {
@@ -37,9 +37,9 @@ pub(crate) struct Seen {
     /// The number of different states.
     pub(crate) states: usize,
     pub(crate) depth: usize,
-    /// Whether the exploration saw all states.
+    /// Whether the exploration reached all states.
     pub(crate) is_whole: bool,
-    /// The broken rule, and the steps that lead to it.
+    /// The broken rule, and the steps that led to it.
     pub(crate) broken: Option<String>,
 }
 

@@ -1,11 +1,11 @@
-//! Which states count as the same: those that differ only in their clocks, or in the names of
+//! Decides which states are the same: those that differ only in their clocks, or in the names of
 //! processes of the same kind.
 //!
-//! The numbers in the library's machine are private. But each kind of number has a range of its
-//! own, and a hasher gets all of them. For the processes' times, the hasher uses the distance from
-//! now. For the server's times, it uses the distance from the server's present time. For tokens and
-//! for the server's old times, it uses only their order. All times of the processes that are older
-//! than [`OLD`] count as equal, since no lease and no pause is that long.
+//! The numbers in the library's machine are private. But each kind of number has its own range, and
+//! a hasher receives all of them. For the processes' times, the hasher uses the distance from now.
+//! For the server's times, it uses the distance from the server's present time. For tokens and for
+//! the server's old times, it uses only their order. All times of the processes that are older than
+//! [`OLD`] count as equal, because no lease and no pause is that long.
 
 use std::hash::{Hash, Hasher};
 
@@ -15,7 +15,7 @@ use super::world::{OWN, SERVER, TOKENS, World};
 /// In ms.
 const OLD: u64 = 8_000;
 
-/// Collects all numbers, and keeps those of which only the order matters.
+/// Collects all numbers, and keeps the numbers of which only the order matters.
 struct Ranks<'a> {
     world: &'a World,
     seen: Vec<u64>,
@@ -83,7 +83,7 @@ impl Hasher for Named<'_> {
 
     /// Only a client's number has this type.
     fn write_u16(&mut self, number: u16) {
-        // A dead client's number is 8 more than before.
+        // The number of a dead client is increased by 8.
         let name = self.names.get(usize::from(number % 8));
         self.add(name.map_or(number, |name| name + number / 8 * 8).into());
     }
@@ -127,7 +127,7 @@ impl Hasher for Named<'_> {
 }
 
 impl World {
-    /// Adds everything but the processes.
+    /// Adds all values except the processes.
     fn add_shared(&self, to: &mut Named<'_>) {
         let server = &self.server;
         (server.mode, server.mode.map(|_| server.ends), server.window).hash(to);
@@ -146,7 +146,7 @@ impl World {
         (&server.asked, server.token, self.last, &self.late, &self.processes).hash(ranks);
     }
 
-    /// A number that is equal for states that count as the same.
+    /// Returns a number that is equal for states that count as the same.
     pub(crate) fn identity(&self) -> u64 {
         let mut ranks = Ranks { world: self, seen: Vec::new() };
         self.see(&mut ranks);
@@ -165,7 +165,7 @@ impl World {
         least
     }
 
-    /// Calls `see` for all ways to exchange the names of processes of the same kind.
+    /// Calls `see` for each exchange of the names of processes of the same kind.
     fn each_naming(&self, names: &mut Vec<u16>, from: usize, see: &mut impl FnMut(&[u16])) {
         if from == names.len() {
             return see(names);

@@ -1,11 +1,11 @@
-//! Explores the library's own machine of a waiting process (`src/ask/entry.rs`) together with a
-//! model of the server: breadth first, in every order of all steps. Random requests compare the
+//! Explores the library's own state machine of a waiting process (`src/ask/entry.rs`) together with
+//! a model of the server: breadth first, in every order of all steps. Random requests compare the
 //! model with the real scripts.
 //!
 //! A usual run explores the smallest settings. A run at full size (`REDLATCH_FULL=1`) also explores
 //! a setting with a fault. A run with `REDLATCH_LONG=1` (`.ci/long explore`) also explores large
-//! settings, completely or up to ten million states. SOAK.md has the results. `REDLATCH_SETTING`
-//! selects the large settings whose names contain it.
+//! settings, either completely or up to ten million states. SOAK.md has the results.
+//! `REDLATCH_SETTING` selects the large settings whose names contain its value.
 
 mod against;
 mod checker;
@@ -24,10 +24,10 @@ use crate::simulated::specification::{is_full, is_long};
 use server::{Bug, Kind};
 use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 
-/// A seed with which random requests find each planted difference early.
+/// With this seed, random requests find each planted difference early.
 const QUICK: u64 = 4;
-/// The most states to explore, in a large setting and in one with a bug. A state counts once for
-/// each step that leads to it.
+/// The maximum number of states to explore, in a large setting and in a setting with a bug. A state
+/// counts once for each step that leads to it.
 const MANY: usize = 40_000_000;
 const FEW: usize = 3_000_000;
 
@@ -54,7 +54,7 @@ fn large_settings_keep_the_rules() {
     }
 }
 
-/// If an exploration finds no bug, that proves something only if it would find known bugs.
+/// An exploration without a finding proves something only if it would find known bugs.
 #[test]
 fn each_known_bug_is_found() {
     let mut unnoticed = Vec::new();

@@ -1,4 +1,4 @@
-//! One process: the library's entry (`src/ask/entry.rs`) and what it needs around it: the thread
+//! One process: the library's entry (`src/ask/entry.rs`) and its surroundings, which are the thread
 //! that waits, its connections, and its hold.
 
 use std::collections::VecDeque;
@@ -12,18 +12,18 @@ use crate::simulated::library::entry::{
 use crate::simulated::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 
 pub(crate) const MS: u64 = 1_000_000;
-/// The age at which a hold by message is raised.
+/// The age at which a hold that was granted by message is raised.
 const RAISED_AFTER: u64 = 50 * MS;
 const RENEWED_AGAIN: u64 = 400 * MS;
-/// The longest time between two requests of a waiter.
+/// The maximum time between two requests of a waiter.
 const POLL: u64 = 1_200 * MS;
 
 /// A bug of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Flaw {
-    /// A deadline counts from the time when the message was received.
+    /// A deadline counts from the receipt of the message.
     CountsFromReceipt,
-    /// A deadline counts from the time when the reply was received.
+    /// A deadline counts from the receipt of the reply.
     CountsFromReply,
     /// A deadline is later than the end of the lease.
     PastTheLease,
@@ -31,15 +31,15 @@ pub(crate) enum Flaw {
     ReadsTooEarly,
     /// A wait that ends leaves its entry in the queue.
     LeavesPlace,
-    /// The effect of a late copy is not undone.
+    /// The effect of a late copy of a request is not undone.
     NothingLater,
-    /// The holder does not learn that its hold has ended.
+    /// The holder does not notice that its hold has ended.
     TellsNoLoss,
     /// A process asks only after a message.
     NeverPolls,
 }
 
-/// The details of a grant: its token.
+/// The details of a grant, which are its token.
 type Token = Option<u64>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -67,22 +67,22 @@ pub(crate) struct Hold {
     in_doubt: bool,
 }
 
-/// The subscription to the own channel.
+/// The subscription to the process's own channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Channel {
     Off,
     /// The subscription is not confirmed yet.
     Opening,
-    /// The connection has broken, and will come back.
+    /// The connection has broken, and will be opened again.
     Broken,
     On,
 }
 
-/// The items in flight over a connection, in order.
+/// The items in flight over a connection, in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Line<T> {
     pub(crate) there: VecDeque<T>,
-    /// Whether the first item may be late by any time.
+    /// Whether the first item may be arbitrarily late.
     pub(crate) is_slow: bool,
 }
 
@@ -91,7 +91,7 @@ impl<T> Line<T> {
         Self { there: VecDeque::new(), is_slow: false }
     }
 
-    /// Whether an item must arrive before time passes.
+    /// Whether an item must arrive before time advances.
     pub(crate) fn is_due(&self) -> bool {
         !self.there.is_empty() && !self.is_slow
     }
@@ -107,7 +107,7 @@ impl<T> Line<T> {
     }
 }
 
-/// A request. For a renewal, also the time when it was sent.
+/// A request. A renewal also has the time at which it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Sent {
     pub(crate) owner: Owner,
@@ -115,7 +115,7 @@ pub(crate) struct Sent {
     pub(crate) at: u64,
 }
 
-/// What a process receives on its channels.
+/// An event on the channels of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Heard {
     Message(Message),
@@ -127,7 +127,7 @@ pub(crate) struct Process {
     pub(crate) client: Client,
     pub(crate) writes: bool,
     pub(crate) state: State,
-    /// The number of its acquisitions so far.
+    /// The number of the process's acquisitions so far.
     pub(crate) numbers: u8,
     pub(crate) is_stopped: bool,
     pub(crate) channel: Channel,
@@ -135,13 +135,13 @@ pub(crate) struct Process {
     pub(crate) requests: Line<Sent>,
     pub(crate) replies: Line<(Sent, Reply)>,
     pub(crate) messages: Line<Heard>,
-    /// The owners to give up again, since a copy of one of their requests may arrive late.
+    /// The owners to give up again, because a copy of one of their requests may arrive late.
     pub(crate) undone: Vec<Owner>,
-    /// Whether the process gives these owners up now.
+    /// Whether the process is giving these owners up now.
     pub(crate) undoes: bool,
-    /// Whether the server's clock was set forward while the process waited or held.
+    /// Whether the server's clock was set forward during the wait or the hold.
     pub(crate) is_disturbed: bool,
-    /// Whether the process may have missed a message with its grant, so that it asks.
+    /// Whether the process may have missed a message with its grant, so that it must ask.
     pub(crate) is_deaf: bool,
 }
 
@@ -197,7 +197,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.is_asking)
     }
 
-    /// The owner that waits or holds now.
+    /// Returns the owner that waits or holds now.
     pub(crate) fn present(&self) -> Option<Owner> {
         match &self.state {
             State::Waiting(wait) => Some(self.owner(wait.number)),
@@ -242,7 +242,7 @@ impl Process {
         !wait.is_asking && wait.inbox.is_empty() && is_due
     }
 
-    /// Whether a message, a timer or a reply makes the process ask at the latest when a poll would.
+    /// Whether a message, a timer or a reply makes the process ask no later than a poll would.
     pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
@@ -282,7 +282,7 @@ impl Process {
         }
     }
 
-    /// The thread gives its wait up.
+    /// The thread gives up its wait.
     pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.is_asking {
@@ -309,7 +309,8 @@ impl Process {
         }
     }
 
-    /// Gives up again what a copy of a request may have taken, while a copy may still arrive.
+    /// Gives up again anything that a copy of a request may have taken, while a copy may still
+    /// arrive.
     pub(crate) fn undo(&mut self, now: u64, late: &[Sent]) {
         self.undoes = false;
         let mut undone = std::mem::take(&mut self.undone);
@@ -353,7 +354,7 @@ impl Process {
         }
     }
 
-    /// The process gets the reply to a request.
+    /// The process receives the reply to a request.
     pub(crate) fn answered(&mut self, now: u64, sent: Sent, reply: Reply, terms: Terms) -> Outcome {
         match (&mut self.state, reply) {
             (State::Holding(hold), Reply::Renewed(held)) if hold.number == sent.owner.number => {
@@ -400,8 +401,8 @@ impl Process {
         }
     }
 
-    /// The connection broke during a request, so the request may run never, twice or late. The
-    /// connection sends a copy. If it breaks during the copy, too, the waiter asks again.
+    /// The connection broke during a request, so the request may run twice, late, or never. The
+    /// connection sends a copy. If it also breaks during the copy, the waiter asks again.
     pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
         match (&mut self.state, sent.request) {
             (_, Request::Release { .. } | Request::GiveUp { .. }) => {
@@ -472,8 +473,8 @@ impl Process {
             && flaw != Some(Flaw::TellsNoLoss)
     }
 
-    /// The hold is past its deadline, or the server says that it is lost. The holder is told, and
-    /// the server's part of the hold is given back.
+    /// The hold is past its deadline, or the server reports that it is lost. The holder is
+    /// notified, and the hold is given back to the server.
     pub(crate) fn lose(&mut self, now: u64, terms: Terms) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };

@@ -1,5 +1,5 @@
-//! Searches the graph of all states, forward and backward: every state keeps the rules, and from
-//! every state some process can get the lock.
+//! Searches the graph of all states forward and backward. Every state must keep the rules, and from
+//! every state some process must be able to get the lock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,18 +7,18 @@ use std::collections::hash_map::Entry;
 use super::world::{OWN, Setting, Step};
 
 struct Graph {
-    /// For each state, the step by which it was first reached, and the state before.
+    /// For each state, the step by which it was first reached, and the previous state.
     parents: Vec<(usize, Step)>,
-    /// All steps that are not faults, from the later state to the earlier one.
+    /// All steps that are not faults, from the later state to the earlier state.
     back: Vec<(usize, usize)>,
     /// The states in which no process waits, or from which the next step grants a waiter the lock.
     good: Vec<usize>,
-    /// A state that breaks a rule. The search ends there.
+    /// A state that breaks a rule. The search ends at this state.
     broken: Option<usize>,
 }
 
 impl Setting {
-    /// Returns the number of states. The error is the steps to a state that breaks a rule, or from
+    /// Returns the number of states. The error has the steps to a state that breaks a rule, or from
     /// which no process can ever get the lock without further faults.
     pub(crate) fn walk(&self) -> Result<usize, String> {
         let Graph { parents, mut back, good, broken } = self.graph();
@@ -88,7 +88,7 @@ impl Setting {
     }
 }
 
-/// The steps to a state.
+/// Returns the steps to a state.
 fn path(parents: &[(usize, Step)], mut at: usize) -> Vec<Step> {
     let mut steps = Vec::new();
     while at != 0 {
@@ -100,7 +100,7 @@ fn path(parents: &[(usize, Step)], mut at: usize) -> Vec<Step> {
     steps
 }
 
-/// The steps, each with its result.
+/// Returns the steps as text, each with its result.
 pub(crate) fn told(setting: &Setting, steps: &[Step]) -> String {
     let mut world = setting.start();
     let mut lines = String::new();

@@ -1,8 +1,9 @@
-//! The server as a pure state machine: the scripts of `lua/hand_off.lua`, `lua/lock/` and
+//! The server as a pure state machine. It has the scripts of `lua/hand_off.lua`, `lua/lock/` and
 //! `lua/read_write/` for one lock, without their shortcuts, refusals and costs. `against.rs`
 //! compares it with the real scripts.
 //!
-//! Times are milliseconds on the server's clock. A key still exists in the millisecond of its end.
+//! Times are milliseconds on the server's clock. A key still exists in the millisecond in which it
+//! ends.
 
 use crate::scripts::lock::Again;
 
@@ -13,8 +14,8 @@ const HEARD: i64 = 2_000;
 const PROMPT: i64 = 400;
 const TOKENS: u64 = 1_024;
 
-/// A client's number. It has its own type, since clients of the same kind may exchange their names
-/// (`identity.rs`).
+/// A client's number. It has its own type, because clients of the same kind may exchange their
+/// names (`identity.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Client(pub(crate) u16);
 
@@ -34,7 +35,7 @@ pub(crate) struct Owner {
     pub(crate) writes: bool,
 }
 
-/// The beginning and the count of a chain, as a release contains them. Zero if they are unknown.
+/// The beginning and the count of a chain, as in a release. Zero if they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -70,7 +71,7 @@ pub(crate) enum Reply {
     Renewed(bool),
 }
 
-/// A message to a redlatch client, or to all.
+/// A message to one redlatch client, or to all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Message {
     Grant { owner: Owner, now: i64, places: i64, chain: Chain, token: Option<u64> },
@@ -108,7 +109,7 @@ pub(crate) enum Bug {
     ReaderPassesWriter,
     OnlyFirstReader,
     FirstReaderFrees,
-    /// If a reader asks again, its expired timeout is not made again.
+    /// If a reader asks again, its expired timeout is not created again.
     LapsedTimeoutStays,
     TakenInWindow,
     NobodyToldOfWindow,
@@ -125,7 +126,7 @@ pub(crate) struct Server {
     pub(crate) kind: Kind,
     pub(crate) bug: Option<Bug>,
     pub(crate) now: i64,
-    /// The mode of the hold. A plain lock is always held to write.
+    /// The mode of the hold. A plain lock is always held for writing.
     pub(crate) mode: Option<Mode>,
     pub(crate) holders: Vec<Owner>,
     pub(crate) ends: i64,
@@ -133,14 +134,14 @@ pub(crate) struct Server {
     pub(crate) timeouts: Vec<(Owner, i64)>,
     pub(crate) queue: Vec<Owner>,
     pub(crate) queue_ends: i64,
-    /// How long the queue remains after the last request.
+    /// How long the queue exists after the last request.
     pub(crate) kept: i64,
-    /// The owners that asked again, each with the time since which it waits and the time until
+    /// The owners that have asked again. For each, the beginning of its wait, and the time until
     /// which the server counts it as not silent.
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,
-    /// The clients that listen to their own channel, with one bit for each.
+    /// The clients that listen to their own channels, with one bit for each.
     pub(crate) listens: u32,
     /// The number of Redisson clients that listen to the public channel.
     pub(crate) others: i64,
@@ -173,7 +174,7 @@ impl Server {
         self.bug == Some(bug)
     }
 
-    /// Runs a script with this lease in ms. The messages are then in `told`.
+    /// Runs a script with this lease in ms. The messages are afterwards in `told`.
     pub(crate) fn run(&mut self, owner: Owner, request: Request, lease: i64) -> Reply {
         self.told.clear();
         self.expire();
@@ -194,7 +195,7 @@ impl Server {
         }
     }
 
-    /// Removes what has expired.
+    /// Removes expired keys and fields.
     pub(crate) fn expire(&mut self) {
         let now = self.now;
         if self.ends < now {
@@ -221,7 +222,7 @@ impl Server {
         self.holders.contains(&owner)
     }
 
-    /// The remaining time of an open window.
+    /// Returns the remaining time of an open window.
     fn window_left(&self) -> Option<i64> {
         self.window.map(|ends| ends - self.now).filter(|left| (1..=WINDOW).contains(left))
     }
@@ -360,7 +361,7 @@ impl Server {
             self.mode = Some(Mode::Write);
         }
         self.ends = self.ends.max(ends);
-        // An owner in the queue may try, and succeeds if it already has the lock.
+        // An owner in the queue may ask, and succeeds if it already has the lock.
         if !self.is_held_by(owner) {
             self.holders.push(owner);
         }
@@ -372,7 +373,7 @@ impl Server {
         self.asked.iter().find(|(other, ..)| *other == owner).map(|(_, came, _)| *came)
     }
 
-    /// The index of the owner's entry. Adds an entry if there is none, and returns whether it did.
+    /// Returns the index of the owner's entry, and whether the call has added the entry.
     fn stand(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
         if let Some(came) = came {
             self.asked.retain(|(other, ..)| *other != owner);
@@ -434,9 +435,9 @@ impl Server {
         }
     }
 
-    /// Grants the lock to the first waiter that listens. If that waiter reads, grants it to all
-    /// readers behind it, too. Returns whether `asker`, which gets the reply, was granted the lock.
-    /// Without an asker, returns whether any owner was.
+    /// Grants the lock to the first waiter that listens. If this waiter reads, also grants it to
+    /// all readers directly behind it. Returns whether `asker`, which gets the reply, was granted
+    /// the lock. Without an asker, returns whether any owner was granted the lock.
     fn grant(&mut self, chain: Chain, asker: Option<(Owner, i64)>) -> bool {
         let (mut granted, mut asked) = (false, false);
         while let Some(head) = self.queue.first().copied() {
@@ -482,7 +483,7 @@ impl Server {
         if asker.is_some() { asked } else { granted }
     }
 
-    /// Makes the grant that is pending.
+    /// Makes a grant that is due.
     fn look(&mut self) {
         if self.mode == Some(Mode::Write) || self.mode.is_some() && !self.is_read_write() {
             return;
@@ -501,7 +502,7 @@ impl Server {
         self.told.push(Message::Public { by_writer });
     }
 
-    /// With `shortcut`, `unwanted.lua` and `hand_over.lua` run first.
+    /// If `shortcut` is true, `unwanted.lua` and `hand_over.lua` run first.
     fn release(&mut self, owner: Owner, chain: Chain, shortcut: bool) -> Reply {
         let by_writer = self.is_read_write() && owner.writes;
         let says = chain.since > 0 || chain.since <= -AGE;
@@ -525,7 +526,7 @@ impl Server {
             return self.leave(owner, Chain { since, count }, by_writer);
         }
         self.free();
-        // The shortcut grants the lock without checking the chain's age.
+        // The shortcut grants the lock without a check of the chain's age.
         let now = self.now;
         let is_young = since == 0 || since > 0 && (now - since).abs() < AGE;
         if shortcut && is_young && self.kind == Kind::Lock {
@@ -566,7 +567,7 @@ impl Server {
         reply
     }
 
-    /// One of the holders of a read-write lock releases it.
+    /// One of the holders of a read-write lock releases its hold.
     fn leave(&mut self, owner: Owner, chain: Chain, by_writer: bool) -> Reply {
         let lives = |(reader, _): &&(Owner, i64)| *reader != owner && self.holders.contains(reader);
         let alive: Vec<_> = self.timeouts.iter().filter(lives).copied().collect();
@@ -596,7 +597,7 @@ impl Server {
 
     // ---- Redisson's scripts ---------------------------------------------------------------
 
-    /// Redisson's script takes a free lock, whatever the queue and the window are.
+    /// Redisson's script takes a free lock, even if there is a queue or a window.
     pub(crate) fn java_takes(&mut self, lease: i64) -> bool {
         self.told.clear();
         self.expire();

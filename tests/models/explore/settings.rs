@@ -23,7 +23,7 @@ const FENCED: Setting = Setting { kind: Kind::Fenced, ..LOCK };
 /// Two readers and a writer.
 const SHARED: Setting = Setting { kind: Kind::ReadWrite, processes: &[false, false, true], ..LOCK };
 
-/// The settings that a usual run explores to the end.
+/// The settings that a usual run explores completely.
 pub(crate) const SMALL: &[(&str, Setting)] = &[
     ("lock: 2 processes, 1 acquisition each, 1 fault", LOCK),
     (
@@ -33,7 +33,7 @@ pub(crate) const SMALL: &[(&str, Setting)] = &[
     ("lock: 3 processes, 1 acquisition each, no fault", Setting { faults: 0, ..THREE }),
 ];
 
-/// More settings, which a run with `REDLATCH_LONG` explores completely or up to a bound.
+/// More settings. A run with `REDLATCH_LONG` explores them completely or up to a bound.
 pub(crate) const LARGE: &[(&str, Setting)] = &[
     (
         "read-write lock: 2 readers and a writer, 1 acquisition each, no fault",
@@ -86,7 +86,7 @@ const GIVES_UP: Setting = Setting { gives_up: true, ..LOCK };
 const KILL: Setting = Setting { allowed: &[Fault::Kill], ..THREE };
 const CLOCK: Setting = Setting { allowed: &[Fault::ClockForward], ..LOCK };
 const SLOW: Setting = Setting { faults: 2, allowed: &[Fault::SlowReply, Fault::Stop], ..LOCK };
-/// A reader is stopped, its own lease ends, and another reader keeps the lock.
+/// A reader is paused, its own lease ends, and another reader keeps the lock.
 const HOLE: Setting = Setting { allowed: &[Fault::Stop], ..SHARED };
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -117,7 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs that a single request shows, which the comparison with the server must find.
+/// The bugs that a single request shows. The comparison with the server must find them.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),
     (Kind::Lock, Bug::NobodyIsSilent),

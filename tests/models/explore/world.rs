@@ -1,23 +1,23 @@
 //! The server, the processes and the messages in flight between them. This file has every step that
 //! may come next, and the rules that each state must keep.
 //!
-//! All steps that need no fault happen before time passes: messages arrive and threads run, in any
-//! order. Then time advances by one step. A fault delays, loses or doubles a message, stops or
+//! All steps that need no fault happen before time advances: messages arrive and threads run, in
+//! any order. Then time advances by one step. A fault delays, loses or doubles a message, pauses or
 //! kills a process, or sets the server's clock. A late copy of a request arrives before its owner
-//! is given up for the last time: the library waits long enough for that.
+//! is given up for the last time, because the library waits long enough.
 
 use std::time::Duration;
 
 use super::process::{Channel, Flaw, Heard, MS, Outcome, Process, Sent, State, Terms};
 use super::server::{Bug, Chain, Client, Kind, Message, Mode, Owner, Reply, Request, Server};
 
-/// The beginnings of the ranges of numbers. They are so far apart that each number shows its kind
-/// (see `identity.rs`).
+/// The beginnings of the ranges of numbers. The ranges are so far apart that each number shows its
+/// kind (see `identity.rs`).
 pub(crate) const OWN: u64 = 1 << 44;
 pub(crate) const SERVER: u64 = 1 << 48;
 pub(crate) const TOKENS: u64 = 1 << 56;
 
-/// The number of ms by which the server's clock is set.
+/// The number of ms by which a fault sets the server's clock.
 const JUMP: i64 = 3_003;
 /// A chain that is old enough for a window.
 const OLD: Chain = Chain { since: -20, count: 9 };
@@ -26,15 +26,15 @@ const OLD: Chain = Chain { since: -20, count: 9 };
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) kind: Kind,
-    /// The processes. `true` for a process that writes.
+    /// The processes. `true` stands for a process that writes.
     pub(crate) processes: &'static [bool],
     pub(crate) acquisitions: u8,
-    /// Whether the processes listen from the beginning, as if they had waited before.
+    /// Whether the processes listen from the beginning, as if they had already waited before.
     pub(crate) listen: bool,
     pub(crate) faults: u8,
     /// The faults that may happen.
     pub(crate) allowed: &'static [Fault],
-    /// A step of time, in ms: slightly more than a whole fraction of 2 s, so that a lease that has
+    /// A step of time, in ms. It is slightly more than a whole fraction of 2 s, so a lease that has
     /// ended at the server ends within the step.
     pub(crate) tick: u64,
     pub(crate) lease: u64,
@@ -60,7 +60,7 @@ pub(crate) enum Fault {
     /// The subscriber's connection breaks.
     Cut,
     Stop,
-    /// The process dies, and a new process with another client replaces it.
+    /// The process dies. A new process with another client replaces it.
     Kill,
     ClockForward,
     ClockBack,
@@ -90,20 +90,20 @@ pub(crate) enum Step {
     GivesUp(usize),
     /// The thread releases the lock.
     Unlock(usize),
-    /// As `Unlock`, for a hold that the process's threads have passed on for long.
+    /// The same as `Unlock`, for a hold that the process's threads have passed on for long.
     UnlockOld(usize),
     Reads(usize),
     Asks(usize),
     Renews(usize),
     Lapses(usize),
     Undoes(usize),
-    /// The server runs its next request.
+    /// The server runs the process's next request.
     Serves(usize),
     GetsReply(usize),
     Hears(usize),
     /// The process's subscription is confirmed.
     Confirmed(usize),
-    /// The server runs a late copy.
+    /// The server runs a late copy of a request.
     Late(usize),
     Resumes(usize),
     Time,
@@ -138,7 +138,7 @@ pub(crate) struct World {
     pub(crate) late: Vec<Sent>,
     pub(crate) faults: u8,
     pub(crate) java: Java,
-    /// The last token with which a holder entered.
+    /// The token of the last holder.
     pub(crate) last: u64,
     pub(crate) broken: Option<&'static str>,
 }
@@ -170,7 +170,7 @@ impl Setting {
         Terms { lease: Duration::from_millis(self.lease), flaw: self.flaw }
     }
 
-    /// All steps that may come next.
+    /// Returns all steps that may come next.
     pub(crate) fn steps(&self, world: &World, steps: &mut Vec<Step>) {
         if world.broken.is_some() {
             return;
@@ -207,7 +207,8 @@ impl Setting {
         }
     }
 
-    /// Adds the steps of a running process. Returns whether some must come before time passes.
+    /// Adds the steps of a running process. Returns whether some of them must come before time
+    /// advances.
     fn own_steps(
         &self,
         world: &World,
@@ -267,7 +268,7 @@ impl Setting {
         }
     }
 
-    /// Returns the state after this step, and whether a process has entered by it.
+    /// Returns the state after this step, and whether the step has given a process the lock.
     pub(crate) fn after(&self, world: &World, step: Step) -> (World, bool) {
         let mut world = world.clone();
         let entered = world.take(step, self);
@@ -391,7 +392,7 @@ impl World {
         let reply = self.server.run(owner, request, setting.lease as i64);
         self.broken = self.broken.or_else(|| self.script_broken(&before, owner, request));
         if reply == Reply::Renewed(true) {
-            // The server's clock counts the lease anew.
+            // The server's clock restarts the lease.
             let mut all = self.processes.iter_mut();
             if let Some(process) = all.find(|it| it.present() == Some(owner)) {
                 process.is_disturbed = false;
@@ -404,8 +405,8 @@ impl World {
     /// Sends the server's messages to the clients that listen.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
-            // Ignore the parts of a message that no process reads: they would only multiply the
-            // states.
+            // Removes the parts of a message that no process reads, because they would only
+            // increase the number of states.
             if let Message::Grant { places, chain, .. } = &mut message {
                 (*places, *chain) = (0, Chain::default());
             }
@@ -473,8 +474,8 @@ impl World {
         }
     }
 
-    /// Replaces the process by one with another client. What the server has of the old client is
-    /// under the name of a client that no process has.
+    /// Replaces the process by a process with another client. The old client's entries and holds at
+    /// the server get the name of a client that no process has.
     fn kill(&mut self, at: usize) {
         let old = &self.processes[at];
         let (client, numbers) = (old.client, old.numbers);
@@ -497,7 +498,8 @@ impl World {
 
     // ---- the rules ------------------------------------------------------------------------
 
-    /// The rule that a script has broken, by the state after it. `before` is the queue before it.
+    /// Returns the rule that a script has broken, if the state after it shows this. `before` is the
+    /// queue before the script.
     fn script_broken(
         &self,
         before: &[Owner],
@@ -557,12 +559,12 @@ impl World {
         None
     }
 
-    /// The process of this owner. Returns `None` if the process is dead, or a Redisson client.
+    /// Returns the process of this owner, or `None` if the process is dead or a Redisson client.
     fn process_of(&self, owner: Owner) -> Option<&Process> {
         self.processes.iter().find(|process| process.client == owner.client)
     }
 
-    /// Whether a message or a request of this owner is in flight, or may be later.
+    /// Whether a message or a request of this owner is in flight, or may be sent later.
     fn is_left(&self, process: &Process, owner: Owner) -> bool {
         process.undone.contains(&owner)
             || process.requests.there.iter().chain(&self.late).any(|sent| sent.owner == owner)

@@ -6,17 +6,17 @@ use crate::simulated::wire::named;
 
 /// The time after which a silent redlatch waiter counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
-/// The time between two keep-alives that a redlatch process sends for its waiters. A provisional
-/// lease has room for one.
+/// The time between two keep-alives of a redlatch process for its waiters. A provisional lease is
+/// longer than this.
 pub(crate) const PERIOD: i64 = 1_000;
 /// By how much a keep-alive may be late.
 pub(crate) const JITTER: i64 = 200;
-/// The time that a Redisson waiter without a limit adds to the score of the waiter before it.
+/// The time that a Redisson waiter without a limit adds to the score of the previous waiter.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
-/// The largest error of a Redisson client's clock. It is less than `FAIR_WAIT - PERIOD - JITTER`.
+/// The maximum error of a Redisson client's clock. It is less than `FAIR_WAIT - PERIOD - JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
-/// If a waiter has sent nothing for this time while others were answered, it counts as silent. The
-/// scripts have the same value.
+/// If a waiter has sent nothing for this time while other waiters got answers, it counts as silent.
+/// The scripts have the same value.
 pub(crate) const SILENT: i64 = 2_000;
 /// The lease of a client with a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
@@ -24,11 +24,10 @@ pub(crate) const WATCHDOG: i64 = 30_000;
 pub(crate) const TURN: i64 = 200;
 /// The provisional lease of a grant by message. The scripts have the same value.
 pub(crate) const PROVISIONAL: i64 = 2_000;
-/// The age at which a hold is raised to its lease, and the time after which a failed raise is
-/// repeated.
+/// The age at which a hold is raised to its lease. A failed raise is repeated after `RAISE_AGAIN`.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
-/// By how much the deadline of a grant by message is earlier than its lease.
+/// How much earlier the deadline of a grant by message is than the end of its lease.
 pub(crate) const DRIFT: i64 = 2;
 
 /// A redlatch process or a Redisson client.
@@ -38,10 +37,10 @@ pub(crate) struct Client {
     /// Whether the client is Redisson 3.16.8.
     pub(crate) is_old: bool,
     uuid: String,
-    /// The client's clock shows the server's time plus this.
+    /// The difference between the client's clock and the server's clock.
     pub(crate) clock_offset: i64,
     pub(crate) state: Run,
-    /// The time since which the client has run without a stop and has sent keep-alives.
+    /// The time since which the client has run without a pause and has sent keep-alives.
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
@@ -86,7 +85,7 @@ impl Client {
         self.listens && !self.deaf
     }
 
-    /// An owner whose number is higher than those of all earlier owners.
+    /// Returns an owner whose number is higher than the numbers of all earlier owners.
     pub(crate) fn next_owner(&mut self) -> String {
         self.last_number += 1;
         let number = self.last_number;
@@ -94,57 +93,57 @@ impl Client {
     }
 }
 
-/// One call of `lock`, `try_lock_for` or the like.
+/// A call of `lock`, `try_lock_for` or a similar method.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) owner: String,
     pub(crate) client: usize,
     pub(crate) phase: Phase,
-    /// Whether this is a thread of a Redisson client that was interrupted. Such a thread leaves its
-    /// entries behind.
+    /// Whether this is a thread of a Redisson client that was interrupted. Such a thread does not
+    /// remove its entries.
     pub(crate) interrupted: bool,
-    /// The time that a Redisson waiter adds to scores, and subtracts later.
+    /// The time that a Redisson waiter adds to scores and later subtracts.
     pub(crate) wait: i64,
     pub(crate) deadline: Option<i64>,
     pub(crate) lease: i64,
     pub(crate) watched: bool,
     /// How long the waiter keeps the lock.
     pub(crate) work: i64,
-    /// Of a redlatch waiter: the time when it first learned that it is in the queue.
+    /// For a redlatch waiter: the time of the first reply that it is in the queue.
     pub(crate) registered: Option<i64>,
-    /// Of a redlatch waiter: whether it tries once and does not wait.
+    /// For a redlatch waiter: whether it tries once and does not wait.
     pub(crate) tries: bool,
-    /// Of a redlatch waiter: the waiters that came with it in one request.
+    /// For a redlatch waiter: the waiters that came with it in the same request.
     pub(crate) company: Vec<usize>,
     /// Whether the waiter came in another waiter's request.
     pub(crate) is_company: bool,
-    /// Of a redlatch waiter: whether its first request is in flight. Until the reply the waiter
+    /// For a redlatch waiter: whether its first request is in flight. Until the reply, the waiter
     /// does nothing else.
     pub(crate) is_asking: bool,
     /// The number of the waiter's requests.
     pub(crate) asked: u64,
-    /// Of a Redisson waiter: whether it sleeps without a time limit.
+    /// For a Redisson waiter: whether it sleeps without a time limit.
     pub(crate) sleeps: bool,
-    /// Of a redlatch waiter: whether a reply said that a Redisson client may wake it. If so, it
-    /// listens on its own channel.
+    /// For a redlatch waiter: whether a reply said that a Redisson client may wake it. If so, the
+    /// waiter listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
-    /// Of a redlatch waiter: the server's time of its last refusal. Earlier grants have ended.
+    /// For a redlatch waiter: the server's time of its last refusal. Earlier grants have ended.
     pub(crate) refused: i64,
-    /// Of a redlatch waiter: whether it soon asks again, even without a message.
+    /// For a redlatch waiter: whether it will soon ask again, even without a message.
     pub(crate) asks_soon: bool,
 
-    // The notes of the rules about the waiter:
-    /// The waiter's position in the order in which the server first got a request of each.
+    // The following fields are for the rules about the waiter.
+    /// The waiter's rank in the order of the first requests that the server received.
     pub(crate) rank: Option<u64>,
     /// Whether the waiter was granted the lock, or has left.
     pub(crate) served: bool,
-    /// Whether the waiter was dropped for a good reason and has not come back.
+    /// Whether the waiter was rightly dropped and has not come back.
     pub(crate) dropped: bool,
     pub(crate) came_back: bool,
     /// Whether the entry was lost because keys were deleted.
     pub(crate) place_lost: bool,
-    /// Of a Redisson waiter: the time at which its own wait begins.
+    /// For a Redisson waiter: the time at which its own wait begins.
     pub(crate) base: i64,
 }
 
@@ -182,7 +181,7 @@ pub(crate) struct World {
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) by_owner: HashMap<String, usize>,
     pub(crate) holds: Vec<Hold>,
-    /// The times when Redisson waiters left the queue.
+    /// The times at which Redisson waiters left the queue.
     pub(crate) redissons_left: Vec<i64>,
 }
 

@@ -1,13 +1,14 @@
 //! Compares the fair lock's scripts with a model, on a real server with a simulated clock.
 //!
 //! There are redlatch clients with redlatch's scripts, and Redisson clients with the scripts of
-//! Redisson 4.7 and 3.16.8. In simulated hours they act at random: they arrive, give up, die, stop,
-//! are cut off, and lose messages and replies. They take one lock, are granted it by a message,
-//! release it or let it expire. After every script the keys are checked against the rules
-//! (`rules.rs`). There is at most one holder. The first to come is the first to be served. No
-//! client enters by a message that is over. A free lock belongs to the first waiter in the queue.
-//! No redlatch waiter that lives and listens is dropped. No Redisson waiter is dropped before its
-//! time. A stopped redlatch waiter costs two seconds. Nothing is left behind.
+//! Redisson 4.7 and 3.16.8. In simulated hours they act at random: they arrive, give up, die,
+//! pause, are cut off, and lose messages and replies. They take one lock, are granted it by a
+//! message, release it or let it expire. After every script the keys are checked against the rules
+//! (`rules.rs`). There is at most one holder. Owners get the lock in the order of arrival. No
+//! client uses a grant message that is too old. A free lock belongs to the first waiter in the
+//! queue. No redlatch waiter that lives and listens is dropped. No Redisson waiter is dropped
+//! before its time is over. A paused redlatch waiter costs two seconds. At the end no keys are
+//! left.
 
 mod clients;
 mod plan;

@@ -11,15 +11,15 @@ use crate::simulated::scripts::Script;
 use crate::simulated::store::is_ours;
 use crate::simulated::wire::hears;
 
-/// The longest time that a Redisson waiter behind a redlatch waiter may lose: from the last sign of
-/// life of the redlatch waiter until it is known to be dead and another waiter checks.
+/// The maximum time that a Redisson waiter behind a redlatch waiter may lose: from the last
+/// keep-alive of the redlatch waiter until this waiter counts as dead and another waiter checks.
 const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
-/// The longest time until a waiter checks.
+/// The maximum time until a waiter checks.
 const LOOK: i64 = PERIOD + JITTER + 100;
-/// The longest time that a live head may take, after a lost message and then two lost replies.
+/// The maximum time that a live head may take after a lost message and two lost replies.
 const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
 
-/// One script, or one event without a script, and the keys after it.
+/// A script or another event, and the keys after it.
 pub(crate) struct Step<'a> {
     pub(crate) now: i64,
     pub(crate) actor: Option<usize>,
@@ -35,7 +35,7 @@ impl Step<'_> {
     }
 }
 
-/// Checks one step, and notes in the waiters what the checks of later steps need.
+/// Checks a step, and stores in the waiters what the checks of later steps need.
 pub(crate) fn check_step(
     step: &Step<'_>,
     world: &mut World,
@@ -71,7 +71,7 @@ pub(crate) fn check_step(
     Ok(seen)
 }
 
-/// There is at most one holder, the lock expires, and the list and the set agree.
+/// There is at most one holder, the lock expires, and the list and the set have the same owners.
 fn check_keys(state: &State) -> Result<(), Broken> {
     if state.holders.len() > 1 {
         return Err(format!("two holders: {:?}", state.holders));
@@ -87,7 +87,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A hold is ended by its owner. An owner that leaves a lock free tells the first waiter.
+/// Only its owner ends a hold. An owner that leaves a lock free notifies the first waiter.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
@@ -120,7 +120,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that has just sent a keep-alive finds out by the reply.
+    // A waiter that has just sent a keep-alive gets this information in the reply.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
         // The head came in the request of a younger waiter, and does not listen.
@@ -137,8 +137,8 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A holder that wants to hear it is told once if the first waiter comes to one of our scripts, and
-/// else not at all. Returns whether it was told.
+/// A holder that wants this message gets it once when the first waiter comes to one of redlatch's
+/// scripts. In all other cases it gets no message. Returns whether it got the message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, .. } = step;
     let is_by_ours = step.script.is_some_and(|script| !script.is_of_redisson());
@@ -151,7 +151,7 @@ fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     Ok(!due.is_empty())
 }
 
-/// A redlatch waiter learns of Redisson's release, unless it is about to ask anyway.
+/// A redlatch waiter is notified of Redisson's release, unless it is about to ask anyway.
 pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Result<(), Broken> {
     for told in after.told.iter().filter(|told| !told.is_by_ours()) {
         let owner = &told.owner;
@@ -189,7 +189,7 @@ fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If an owner is gone from the queue, it was served, has left, or was dropped for a reason.
+/// If an owner is gone from the queue, it was served, has left, or was rightly dropped.
 fn check_leavers(
     step: &Step<'_>,
     world: &mut World,
@@ -260,8 +260,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If an owner is new in the queue, it has asked. Either it comes for the first time, or it had
-/// lost its entry.
+/// If an owner is new in the queue, it has asked. It came for the first time, or it had lost its
+/// entry.
 fn check_comers(
     step: &Step<'_>,
     world: &mut World,
@@ -272,7 +272,7 @@ fn check_comers(
         && let Some(w) = step.actor
         && step.after.holders.contains(&world.waiters[w].owner)
     {
-        // The waiter's rank is before the ranks of the waiters that came in its request.
+        // The waiter's rank comes before the ranks of the waiters that came in its request.
         rank_anew(&mut world.waiters[w], serial);
     }
     for owner in &step.after.queue {
@@ -285,7 +285,8 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // A redlatch waiter that never learned that it is queued cannot say so when it asks again.
+        // If a redlatch waiter got no reply that it is queued, it cannot report this when it asks
+        // again.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may expire before the request is repeated.
@@ -309,7 +310,8 @@ fn check_comers(
     Ok(())
 }
 
-/// A Redisson waiter's score is this base plus the waits of all Redisson waiters up to itself.
+/// Returns the base of a Redisson waiter's score. The score is the base plus the waits of all
+/// Redisson waiters up to this waiter.
 fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, Broken> {
     let place = state.place(owner).unwrap();
     let waits: i64 = state.queue[..=place]
@@ -325,7 +327,7 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Redlatch waiters add time only for Redisson waiters that are, or just were, before them.
+        // Redlatch waiters add time only for Redisson waiters that are before them, or just were.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -335,8 +337,8 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // If a waiter has additional time because one before it left without subtracting, that time may
-    // be taken away.
+    // A waiter may have additional time because an earlier waiter left without subtracting it. This
+    // time may be taken away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
@@ -384,8 +386,8 @@ fn check_grant(
     Ok(if is_ours(owner) { "grants to ours" } else { "grants to Redisson" })
 }
 
-/// If an owner was silent for long while another process in the queue sent requests, it is not
-/// granted the lock. This holds if only redlatch waiters were in the queue.
+/// An owner that was silent for long does not get the lock, if another process in the queue sent
+/// requests in that time. This holds if only redlatch waiters were in the queue.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -397,7 +399,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
         .last_sign
         .max(granted.registered.unwrap_or(step.now));
     let silent = step.now - spoke;
-    // The waiter may have come back to the head meanwhile.
+    // The waiter may have come back to the head in the meantime.
     let has_seen = |waiter: &Waiter| {
         waiter.client != granted.client
             && world.clients[waiter.client].is_ours
@@ -413,7 +415,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
     Ok(())
 }
 
-/// Ranks a waiter that is new, or that has been served and does not know it.
+/// Gives a rank to a new waiter, or to a waiter that has been served without knowing it.
 fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
         *serial += 1;
@@ -423,15 +425,15 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
 }
 
 /// No waiter that came earlier is still waiting with a right to its entry. (A thread that passes a
-/// hold on does not know the waiters that have come back to the head since the hold was taken.)
+/// hold on does not know the waiters that came back to the head after the grant.)
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {
         let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
         // The waiters of one client that have come back are in the order of their numbers. This
-        // differs from the order of arrival if a first request was lost.
+        // order differs from the order of arrival if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
-        // The waiter is behind an older one of its client, whose own first request was lost and
+        // The waiter is behind an older waiter of its client, whose own first request was lost and
         // arrived last.
         let is_older = |other: &Waiter| {
             other.client == waiter.client
@@ -439,7 +441,8 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
                 && other.rank > waiter.rank
         };
         let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
-        // The granted waiter's first request came again, and placed its companions behind it.
+        // The granted waiter's first request arrived a second time, and placed its companions
+        // behind it.
         let is_company = granted.company.iter().any(|w| world.waiters[*w].owner == waiter.owner);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting
@@ -502,11 +505,11 @@ pub(crate) fn check_blocked(
     let head = world.waiter(&blocked.head);
     let client = &world.clients[head.client];
     let bound = if client.is_ours && head.phase != Phase::Waiting && client.well_since.is_some() {
-        // If the owner is gone, its client removes the entry when a message comes, and one message
-        // may be lost.
+        // If the owner is gone, its client removes the entry after a message, and one message may
+        // be lost.
         2 * LOOK
     } else if world.is_dead(head) || client.well_since.is_none() {
-        // The time until the head's score is over and another waiter notices that.
+        // The time until the head's score is over and another waiter notices this.
         let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
         if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }
     } else {

@@ -1,5 +1,5 @@
-//! The scripts without a simulated clock: their costs, and what they do if the server refuses a
-//! command or if their keys contain other data.
+//! Tests of the scripts without a simulated clock: their costs, and their effects if the server
+//! refuses a command or if their keys contain other data.
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
@@ -15,7 +15,7 @@ fn ours(number: u32) -> String {
     format!("00000000-0000-8000-8000-000000000000:{number}")
 }
 
-/// One connection, and the scripts by their purpose.
+/// One connection, with a method for each script.
 struct Direct {
     connection: Connection,
     scripts: Scripts,
@@ -49,7 +49,7 @@ impl Direct {
         self.acquire(owner, was_queued).unwrap()[0] != Value::Int(0)
     }
 
-    /// Acquires in one request with other owners of the same client.
+    /// Acquires in one request together with other owners of the same client.
     fn acquire_with(&mut self, owner: &str, company: &[&str]) -> RedisResult<Vec<Value>> {
         self.run_ours(Script::Acquire, &[&["30000", owner, "0"], company].concat())
     }
@@ -62,7 +62,7 @@ impl Direct {
         self.run_ours(Script::Release, &[&[owner], passed].concat())
     }
 
-    /// Makes a held lock free in one of several ways, or finds it free.
+    /// Makes a held lock free in one of several ways, or leaves it free.
     fn free(&mut self, form: usize) {
         match form {
             0 => assert_eq!(self.release(&ours(1), &[]).unwrap(), Some(1)),
@@ -119,7 +119,8 @@ impl Direct {
         self.command(&["LRANGE", QUEUE, "0", "-1"])
     }
 
-    /// The number of commands that the server runs during `work`, including those inside scripts.
+    /// Returns the number of commands that the server runs during `work`, including those inside
+    /// scripts.
     fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);
@@ -138,7 +139,7 @@ impl Direct {
 /// The number of ways in which a lock becomes free.
 const FREEING: usize = 8;
 
-/// A connection that is subscribed to the channel of an owner's client, as that client's is.
+/// Returns a connection that is subscribed to the channel of an owner's client.
 fn listener(server: &Server, owner: &str) -> Connection {
     let mut connection = server.connection();
     redis::cmd("SUBSCRIBE").arg(channel_of(owner)).exec(&mut connection).unwrap();
@@ -157,7 +158,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     });
     assert_eq!(alone, 10);
 
-    // One process already waits, and another one has the lock.
+    // One process already waits, and another process has the lock.
     assert!(direct.takes(&ours(1), false));
     let listener = listener(&server, &ours(2));
     assert!(!direct.takes(&ours(2), false));
@@ -169,7 +170,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     assert_eq!(handed_on, 11);
     assert_eq!(direct.release(&ours(2), &[]).unwrap(), Some(1));
 
-    // Eight threads of a process have the lock one after another, in one hold.
+    // Eight threads of a process have the lock one after the other, in one hold.
     let eight = direct.commands_of(|direct| {
         let owners: Vec<_> = (4..=11).map(ours).collect();
         for owner in &owners {
@@ -209,7 +210,7 @@ fn the_lock_is_handed_to_the_first_that_listens() {
         let mut listener = listener(&server, &ours(2));
         let deaf = "33333333-3333-8333-8333-333333333333:1";
         assert!(direct.takes(&ours(1), false));
-        // A monitor listens to all channels, but the dead process must not count as listening.
+        // A monitor listens to all channels. The dead process must still not count as listening.
         let mut monitor = server.connection();
         redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
         for owner in [deaf, &ours(2), &ours(3), &ours(4), JAVA] {
@@ -256,7 +257,7 @@ fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
         assert_eq!(owner, [expected], "{form} {then}");
         if then == 0 {
             let left: i64 = direct.command(&["PTTL", LOCK]);
-            // (And not the 30 s for which it asked.)
+            // (The lease is not the 30 s that the owner asked for.)
             assert!((1..=2_000).contains(&left), "{left}");
             assert!(direct.takes(new, true));
         }
@@ -290,9 +291,9 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come in one request are queued one behind another. If the first of them has the
-/// lock, the others have the entries behind it. Waiters that were there before keep their
-/// positions.
+/// Waiters that come in one request are queued one behind the other. If the first of them has the
+/// lock, the other waiters have the entries behind it. Waiters that were already in the queue keep
+/// their positions.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();
@@ -321,8 +322,8 @@ fn a_request_of_many_that_is_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Without memory, a lock can be released, its waiters live on, and the first of them gets it. A
-/// new waiter gets a clear error.
+/// Without memory, a lock can be released, its waiters keep their entries, and the first of them
+/// gets the lock. A new waiter gets a clear error.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -394,7 +395,7 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// That holds even if the keys of the queue contain other data.
+/// This holds even if the keys of the queue contain other data.
 #[test]
 fn a_release_is_done_or_refused_whole() {
     let server = server();
@@ -417,7 +418,8 @@ fn a_release_is_done_or_refused_whole() {
         redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).ok()?;
         Some(Direct::over(connection))
     };
-    // No message can be sent. If the release needs a message to a waiter, the lock stays held.
+    // This user may not send messages. If the release needs a message to a waiter, the lock stays
+    // held.
     let mut mute = acl(&["-publish"]).unwrap();
     assert!(mute.takes(&ours(1), false));
     assert!(!mute.takes(&ours(2), false));
@@ -425,14 +427,14 @@ fn a_release_is_done_or_refused_whole() {
     assert!(mute.force_unlock().is_err());
     mute.give_up(&ours(2)).unwrap();
     assert_eq!(mute.release(&ours(1), &[]).unwrap(), Some(0));
-    // The script cannot set a lease, so there is no lock.
+    // The script cannot set a lease, so it does not take the lock.
     let mut endless = acl(&["-pexpire"]).unwrap();
     assert!(endless.acquire(&ours(1), false).is_err());
     assert!(endless.try_lock(&ours(1)).is_err());
     assert_eq!(endless.left(), 0);
 }
 
-/// If a hash is not a lock, the call fails at once: a wait for it would never end.
+/// If a hash is not a lock, the call fails at once, because a wait for it would never end.
 #[test]
 fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
     let server = server();
@@ -565,7 +567,7 @@ fn situation(direct: &mut Direct, number: usize) {
 const SITUATIONS: usize = 9;
 
 /// Whichever command is refused, the lock expires, and each owner in the list has a score. The
-/// owner that asks is in the state that the reply says, or in its earlier state.
+/// owner that asks is in the state that the reply describes, or in its earlier state.
 #[test]
 fn a_refused_command_leaves_nothing_half_done() {
     let server = server();
@@ -618,7 +620,7 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that says that it waited may have its entry again, and then
+                        // An owner that reports an earlier wait may get its entry again, and then
                         // gives it up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
@@ -698,7 +700,7 @@ fn a_head_without_a_score_blocks_no_client() {
     }
 }
 
-/// If keys are lost, the waiters come back: in their order if the lock is held.
+/// If keys are lost, the waiters come back. If the lock is held, they come back in their order.
 #[test]
 fn lost_keys_strand_no_waiter() {
     let server = server();
@@ -744,8 +746,8 @@ fn lost_keys_strand_no_waiter() {
     assert_eq!(direct.left(), 0);
 }
 
-/// A silent waiter is skipped if the process that reports it as silent has sent requests itself,
-/// and got replies before that.
+/// A silent waiter is skipped if the process that reports it as silent has itself sent requests and
+/// received replies before.
 #[test]
 fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     let server = server();
@@ -773,7 +775,7 @@ fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     }
 }
 
-/// A lease that is too long for Redis is an error. The longest valid lease is kept.
+/// A lease that is too long for Redis is an error. The longest valid lease is accepted.
 #[test]
 fn leases_without_sense_leave_no_lock() {
     let server = server();

@@ -1,5 +1,5 @@
-//! One random history: events in the order of simulated time. Most of them run a script. After
-//! each, the rules are checked.
+//! One random history: events in the order of simulated time. Most events run a script. After each
+//! event, the rules are checked.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,23 +19,23 @@ use crate::simulated::summary::Summary;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
-/// The longest time until a waiting process has asked.
+/// The maximum time until a waiting process has asked.
 const ASKED_WITHIN: i64 = PERIOD + JITTER + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     Arrive(usize),
     Ask(usize),
-    /// The waiter asks, unless it has asked since then.
+    /// The waiter asks, unless it has already asked since then.
     AskAfter(usize, u64),
     GiveUp(usize),
-    /// A message for the waiter has come to its redlatch client.
+    /// A message for the waiter has reached its redlatch client.
     Told(usize, Message),
     /// The waiter is subscribed to the channel on which Redisson wakes it.
     Listens(usize),
     /// A request arrives from a waiter that has given up.
     Late(usize),
-    /// The waiter gives up again, since one of its requests may be late.
+    /// The waiter gives up again, because one of its requests may be late.
     Undo(usize),
     /// The waiter releases the lock.
     Done(usize),
@@ -55,7 +55,7 @@ pub(crate) enum Event {
     DeleteKeys,
 }
 
-/// One history.
+/// Plays a history.
 pub(crate) fn play(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played {
     let mut simulation = Simulation::new(store, seed, broken);
     simulation.keeps_trace = traced;
@@ -75,7 +75,7 @@ pub(crate) struct Simulation<'a> {
     serial: u64,
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
     blocked: Option<Blocked>,
-    /// The time at which a client last ended a hold that was not its own.
+    /// The time at which a client last ended a hold of another owner.
     pub(crate) forced: i64,
     /// The time since which the lock is free because its lease ended.
     unclaimed: Option<i64>,
@@ -107,7 +107,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until every waiter is served, has left or is dead, then checks for leftovers.
+    /// Runs until every waiter is served, has left or is dead. Then checks that no keys are left.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.now + 100 * HOUR;
         while let Some(Reverse((time, _, event))) = self.events.pop() {
@@ -122,7 +122,7 @@ impl<'a> Simulation<'a> {
         }) {
             return Err(format!("{} waits for ever: {:?}", waiter.owner, self.state));
         }
-        // Only dead waiters can be in the queue now. The next waiter that comes removes them.
+        // Only dead waiters can be in the queue now. The next waiter removes them.
         self.pass_time(self.now + 24 * HOUR)?;
         let last = self.add_last();
         let taken = if self.random.percent(50) {
@@ -153,7 +153,7 @@ impl<'a> Simulation<'a> {
         self.at(at, event);
     }
 
-    /// Advances the time to `time`, and ends the leases that end meanwhile.
+    /// Advances the time to `time`, and ends the leases that end by then.
     fn pass_time(&mut self, time: i64) -> Result<(), Broken> {
         let time = time.max(self.now);
         while let Some(ends) = self.state.lease_ends.filter(|ends| *ends <= time) {
@@ -172,7 +172,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// While a healthy redlatch process waits, a lease that nobody releases costs just its time.
+    /// While a healthy redlatch process waits, a lease that nobody releases costs only its own
+    /// time.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {
@@ -316,7 +317,7 @@ impl<'a> Simulation<'a> {
         last
     }
 
-    /// The arguments that all of redlatch's scripts have, and then this script's own.
+    /// Returns the arguments: those of all redlatch's scripts, and then this script's own.
     pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
         let common = [&format!("{FAIR_WAIT},{REDISSON_WAIT}"), CHANNEL, DATABASE];
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()

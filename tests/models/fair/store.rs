@@ -1,4 +1,4 @@
-//! The scripts, and the keys after each.
+//! The scripts, and the keys after each script.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,10 +13,10 @@ const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
 pub(crate) const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 pub(crate) const PLACE: Place<'_> = Place { database: 0, keys: KEYS };
 pub(crate) const DATABASE: &str = "0";
-/// The beginning of the names of the waiters' own channels, on which Redisson wakes them.
+/// The prefix of the waiters' own channels, on which Redisson wakes them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
-/// The keys that a script gets.
+/// Returns the keys of a script.
 pub(crate) fn keys(script: Script) -> &'static [&'static str] {
     match script {
         Script::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
@@ -50,22 +50,22 @@ const TEXTS: Texts = &[
 ];
 
 pub(crate) fn scripts() -> Scripts {
-    // There are few waiters here, but the scripts must treat them as many.
+    // There are few waiters in the model, but the scripts must treat them as many.
     let (few, none) = ("local FEW, END = 32, 16", "local FEW, END = 0, 3");
     Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
 
-/// The keys' values, and the messages since the last call.
+/// The values of the keys, and the messages since the last call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     pub(crate) queue: Vec<String>,
     pub(crate) scores: HashMap<String, i64>,
-    /// The owners whose scores say that their clients will listen soon.
+    /// The owners whose scores say that their clients will soon listen.
     pub(crate) just_come: HashSet<String>,
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
-    /// The holders that were told that somebody waits.
+    /// The holders that got the message that others wait.
     pub(crate) wanted: Vec<String>,
 }
 
@@ -79,7 +79,8 @@ pub(crate) struct Told {
 /// A message to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Message {
-    /// The waiter should ask. The message comes on its own channel, on which Redisson wakes it.
+    /// The waiter should ask. The message comes on the waiter's own channel, on which Redisson
+    /// wakes it.
     Alone,
     /// The waiter should ask. The message comes on the channel of its client.
     Ask,
@@ -93,12 +94,12 @@ pub(crate) struct Grant {
     /// The server's time of the grant.
     pub(crate) now: i64,
     pub(crate) lease: i64,
-    /// The owners directly behind the granted one.
+    /// The owners directly behind the granted owner.
     pub(crate) followers: Vec<String>,
 }
 
 impl Told {
-    /// Parses a channel and a message that came on it.
+    /// Parses a message that came on a channel.
     fn of(channel: &str, text: &str) -> Self {
         let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
             assert_eq!(text, "0");
@@ -126,13 +127,13 @@ impl Told {
     }
 }
 
-/// The numbers of a list in one word.
+/// Splits the numbers of a list.
 pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|number| *number != "-")
 }
 
-/// The channel on which redlatch's scripts reach a waiter: its client's channel for a redlatch
-/// waiter, and its own channel for a Redisson waiter.
+/// Returns the channel on which redlatch's scripts reach a waiter: its client's channel for a
+/// redlatch waiter, and its own channel for a Redisson waiter.
 pub(crate) fn channel_of(owner: &str) -> String {
     match owner.split_once(':') {
         Some((client, _)) if is_ours(owner) => format!("{CLIENT_CHANNEL}{client}}}"),
@@ -175,7 +176,7 @@ impl State {
         self.queue.iter().position(|id| id == owner)
     }
 
-    /// The state in one line, for the trace.
+    /// Returns the state in one line, for the trace.
     pub(crate) fn short(&self, now: i64) -> String {
         let line: Vec<_> = self
             .queue

@@ -1,4 +1,5 @@
-//! The clients' actions: redlatch clients act as the library does, the others as Redisson.
+//! The clients' actions. redlatch's clients act as the library does, and the other clients act as
+//! Redisson does.
 
 use std::collections::VecDeque;
 
@@ -14,9 +15,9 @@ use crate::simulated::client::Rule;
 use crate::simulated::rules::Broken;
 use crate::simulated::scripts::Script;
 
-/// The shortest and the longest time until a client notices a lost reply.
+/// The minimum and the maximum time until a client notices a lost reply.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
-/// A Redisson client may ask without a pause. The model does not have to.
+/// A Redisson client may ask without a pause, but the model pauses.
 const REDISSON_PAUSE: i64 = 200;
 
 impl Simulation<'_> {
@@ -39,7 +40,7 @@ impl Simulation<'_> {
             self.ask_redisson(w)?;
             return self.listen_and_ask_again(w);
         }
-        // The client listens before the waiter first asks, since the reply may take long.
+        // The client listens before the waiter's first request, because the reply may take long.
         let client = self.world.waiters[w].client;
         if !self.world.clients[client].keeps_alive {
             self.world.clients[client].keeps_alive = true;
@@ -80,7 +81,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Other waiters of the same client come in this one's request, earlier than planned.
+    /// Other waiters of the same client come in this waiter's request, earlier than planned.
     fn bring_others(&mut self, w: usize) {
         for other in 0..self.world.waiters.len() {
             let waiter = &self.world.waiters[other];
@@ -121,7 +122,7 @@ impl Simulation<'_> {
         if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
     }
 
-    /// `provisional` is the end of a hold that was granted by a message.
+    /// Gives the waiter a hold. `provisional` is the end of a hold that was granted by a message.
     fn hold(&mut self, w: usize, followers: VecDeque<usize>, provisional: Option<i64>) {
         let waiter = &self.world.waiters[w];
         self.world.holds.push(Hold {
@@ -166,7 +167,7 @@ impl Simulation<'_> {
         self.step(None, None, &[], after)
     }
 
-    /// The whole lease, counted from the grant, replaces the provisional one.
+    /// The whole lease, counted from the grant, replaces the provisional lease.
     pub(crate) fn raise(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(number) = self.world.waiters[w].phase else {
             return Ok(());
@@ -243,7 +244,8 @@ impl Simulation<'_> {
             if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
                 return Ok(reply);
             }
-            // The owners that came back with this one do not know yet that Redisson may wake them.
+            // The owners that came back with this owner do not know yet that Redisson may wake
+            // them.
             for other in self.world.waiting_of(self.world.waiters[w].client) {
                 if other != w && self.world.waiters[other].registered.is_some() {
                     self.world.waiters[other].asks_soon = true;
@@ -368,7 +370,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))
     }
 
-    /// A message with the waiter's owner has come to its client.
+    /// A message to the waiter's owner has reached its client.
     pub(crate) fn told(&mut self, w: usize, message: Message) -> Result<(), Broken> {
         if self.world.waiters[w].is_asking {
             self.soon(Event::Told(w, message));
@@ -434,14 +436,15 @@ impl Simulation<'_> {
             break;
         }
         self.release(w, hold)?;
-        // The reply to the release may be lost, too.
+        // The reply to the release may also be lost.
         if self.random.percent(5) && self.release(w, hold)? != Value::Nil {
             return Err("a second release finds the lock".to_owned());
         }
         Ok(())
     }
 
-    /// Passes the hold to `next`, which is directly behind, without a request to the server.
+    /// Passes the hold to `next`, which is directly behind the holder, without a request to the
+    /// server.
     fn pass(&mut self, next: usize, hold: usize) -> Result<(), Broken> {
         self.summary.add("passed on", 1);
         let owner = self.world.waiters[next].owner.clone();
@@ -462,7 +465,8 @@ impl Simulation<'_> {
         self.send(Some(w), Script::Release, &args)
     }
 
-    /// If a lost hold was passed on, the owners that got it must not stay at the head of the queue.
+    /// If a lost hold was passed on, the owners to which it was passed must not stay at the head of
+    /// the queue.
     pub(crate) fn lost(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(hold) = self.world.waiters[w].phase else {
             return Ok(());
@@ -550,7 +554,7 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // A Redisson waiter without remaining time waits for a message only. That happens to
+        // A Redisson waiter without remaining time waits only for a message. This happens to
         // waiters that come when the last waiter in the queue has used up its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
@@ -577,7 +581,7 @@ impl Simulation<'_> {
         self.send(Some(w), Script::RedissonUnlock, &args).map(|_| ())
     }
 
-    /// Interrupts the waiter, which leaves its entries behind.
+    /// Interrupts the waiter, which does not remove its entries.
     pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
         if self.world.waiters[w].phase == Phase::Waiting {
             self.note(|| format!("waiter {w} is interrupted"));

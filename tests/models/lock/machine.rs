@@ -1,14 +1,14 @@
 //! Tests the client's rules one by one, without a server: the client's actions and their times.
-//! (The rules of the machine alone are in `src/ask/entry/tests.rs`.)
+//! (`src/ask/entry/tests.rs` has the rules of the state machine alone.)
 
 use super::kind::PlainLock;
 use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
 use crate::simulated::site::Site;
 use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
 
-/// The server's clock, in ms, when the process's clock shows 0.
+/// The server's clock in ms at the time 0 of the process's clock.
 const SERVER: i64 = 1_763_692_800_000;
-/// By how much the deadline of a lease by message is earlier than its end.
+/// How much earlier the deadline of a lease by message is than its end.
 const DRIFT: Time = 3 * MS;
 const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
@@ -20,8 +20,8 @@ impl Tried {
         Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
-    /// A process that has waited since the server's reply. It is first in the queue, behind a
-    /// redlatch holder.
+    /// Returns a process that has waited since the server's reply. It is first in the queue, behind
+    /// a redlatch holder.
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);
@@ -33,13 +33,13 @@ impl Tried {
         self.0.on(now, input)
     }
 
-    /// The number of requests that the process sends.
+    /// Returns the number of requests that the process sends.
     fn asks(&mut self, now: Time, input: Input) -> usize {
         let is_ask = |output: &Output| matches!(output, Output::Send(Request::Acquire { .. }));
         self.on(now, input).iter().filter(|output| is_ask(output)).count()
     }
 
-    /// Gives the process a reply to the request in flight, or to one that it sends now.
+    /// Gives the process a reply to the request in flight, or to a request that it sends now.
     fn reply(&mut self, sent: Time, reply: Reply) -> Vec<Output> {
         if !self.0.is_asking() {
             assert_eq!(self.asks(sent, Input::Subscribed), 1);
@@ -54,7 +54,7 @@ impl Tried {
         self.reply(sent, Reply::Refused(refused))
     }
 
-    /// The end of the hold after a grant at this time.
+    /// Returns the end of the hold after a grant at this time.
     fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
         let outputs = self.on(now, Input::Message(grant(1, at)));
         let until = outputs.iter().find_map(|output| match output {
@@ -73,7 +73,7 @@ fn grant(number: u64, at: Time) -> Message {
 
 fn sends(outputs: &[Output], request: &Request) -> bool {
     let is_same = |sent: &Request| match (sent, request) {
-        // The other arguments make no difference.
+        // The other arguments may differ.
         (Request::Acquire { number, .. }, Request::Acquire { number: other, .. }) => {
             number == other
         }
@@ -93,8 +93,8 @@ fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
 fn a_deadline_by_message_counts_from_the_last_exchange() {
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - DRIFT));
-    // If the server's clock was set forward meanwhile, the deadline is at the latest the one that
-    // counts from the receipt of the message.
+    // If the server's clock was set forward in the meantime, the deadline is no later than if it
+    // counted from the receipt of the message.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - DRIFT));
     // Before the first reply, the deadline counts from the first request.
@@ -120,13 +120,13 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it() {
     tried.refused(800 * MS, 0, Whose::Ours, true);
     let outputs = tried.granted(900 * MS, 600 * MS).unwrap_err();
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // In the other order: the grant comes while the request is in flight.
+    // In the other order, the grant comes while the request is in flight.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(700 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
     let outputs = tried.refused(800 * MS, 0, Whose::Ours, true);
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // A refusal from before the grant says nothing about it.
+    // A refusal from before the grant says nothing about the grant.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(500 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
@@ -142,7 +142,7 @@ fn a_grant_without_a_waiter_is_given_back() {
     // A grant of a lock that the process already has is the second copy of the message.
     tried.granted(700 * MS, 600 * MS).unwrap();
     assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
-    // A thread that leaves does not wait for the reply, which may be a grant.
+    // A thread that leaves does not wait for the reply, although the reply may be a grant.
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     let outputs = tried.on(MS, Input::GiveUp);
@@ -164,7 +164,7 @@ fn the_first_two_listen_while_redisson_has_the_lock() {
         let outputs = tried.refused(0, place, whose, true);
         let listened = outputs.iter().any(|output| matches!(output, Output::Listen));
         assert_eq!(listened, listens, "{place} {whose:?}");
-        // The message makes the first waiter ask at once, and the second one a little later.
+        // The message makes the first waiter ask at once, and the second waiter a little later.
         let outputs = tried.on(MS, Input::Public);
         match place {
             0 => {
@@ -192,7 +192,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
-    // The message was only later than the reply.
+    // The message was not lost. It came later than the reply.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
@@ -212,7 +212,7 @@ fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1, 3)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
-    // The process asks once in the time of a provisional lease, whatever its position is.
+    // The process asks once during a provisional lease, whatever its position is.
     let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
     let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
     assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));

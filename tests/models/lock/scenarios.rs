@@ -1,5 +1,5 @@
-//! The scripts without a simulated clock: their costs, and what they do if the server refuses a
-//! command or if their keys contain other data.
+//! Tests of the scripts without a simulated clock: their costs, and their effects if the server
+//! refuses a command or if their keys contain other data.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -60,7 +60,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert!(alone <= 8 && queued <= 7 && queued_knowing <= 6 && handed <= 9);
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
-    // The scripts do not report so young a chain, so the new holder begins a chain.
+    // The scripts do not report such a young chain, so the new holder begins a chain.
     assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 1));
     let left: i64 = direct.command(&["PTTL", "orders"]);
     assert!((1..=2_000).contains(&left));
@@ -91,7 +91,7 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// With a thousand entries, one script call finds the first live one.
+/// Among a thousand entries, one script call finds the first live entry.
 #[test]
 fn a_waiter_that_gives_up_leaves_the_queue() {
     let server = server();
@@ -123,7 +123,7 @@ fn the_dead_are_passed_in_one_call() {
 }
 
 /// Redisson's release wakes only the first two waiters. If both are dead, the process behind them
-/// tells the first live one that it is the first.
+/// notifies the first live waiter that it is now the first.
 #[test]
 fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson() {
     let server = server();
@@ -149,8 +149,8 @@ fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson
     assert!(matches!(what, What::Open { left: 0 }), "{what:?}");
 }
 
-/// Without memory a lock still goes to the next waiter. Only the request for a free lock without
-/// waiters is refused.
+/// Without memory a lock still goes to the next waiter. The server refuses only the request for a
+/// free lock without waiters.
 #[test]
 fn without_memory_the_queue_moves_on() {
     let server = server();
@@ -163,7 +163,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.place(4), 2);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(2));
-    // This is like the end of the lease: no process gets a message.
+    // The effect is the same as that of the end of the lease: no process gets a message.
     let () = direct.command(&["DEL", "orders"]);
     assert_eq!(direct.place(4), 0);
     assert_eq!(direct.holder(), Some(3));
@@ -202,7 +202,7 @@ fn something_else_under_the_name_is_an_error() {
     }
 }
 
-/// Each client that asks, waits or releases gets an error, and nothing is done.
+/// Each client that asks, waits or releases gets an error, and nothing is changed.
 #[test]
 fn something_else_under_the_queue_is_an_error() {
     let server = server();
@@ -238,8 +238,8 @@ fn something_else_under_the_window_costs_nothing() {
     assert_eq!(direct.command::<String>(&["GET", &window]), "mine");
 }
 
-/// Without some right, a script does all or nothing, and every lock expires. A user who may delete
-/// the lock may release it.
+/// If the user lacks a right, a script does all or nothing, and every lock expires. A user who may
+/// delete the lock may release it.
 #[test]
 fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     let server = server();
@@ -348,8 +348,8 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
-/// The first waiter of a holder that wants to hear of it: its first request, and one after its entry
-/// was lost.
+/// Two first requests of a waiter whose holder wants to be notified of it: its very first request,
+/// and a request after its entry was lost.
 fn first_waiters() -> [Request; 2] {
     [None, Some(Again { came: 1, sent: None })].map(|again| Request::Acquire {
         number: 1,
@@ -372,7 +372,7 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Its number is odd by chance.
+/// The holder's client is of an older version. Its owner's number is odd only by chance.
 fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let holder = format!("{}:7", uuid(true, 1));
@@ -389,8 +389,8 @@ fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A demoted master must refuse to release a lock even if it does not know that lock: the new
-/// master may have it.
+/// A demoted master must refuse to release a lock even if it does not have that lock, because the
+/// new master may have it.
 fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.demoted(
@@ -402,7 +402,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     )
 }
 
-/// Nobody would serve a queue on a replica.
+/// On a replica, no script would serve the queue.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -415,7 +415,8 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The same with waiters on the public channel: a redlatch waiter, then also Redisson's.
+    // The same with waiters on the public channel: first a redlatch waiter, then also a Redisson
+    // waiter.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -430,7 +431,7 @@ fn a_shortcut_does_the_same_as_the_rest_would() {
 }
 
 fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
-    // The second one wants to hear that others wait.
+    // The second owner wants to be notified when others wait.
     let [owner, other] = [1, 2].map(|number| PlainLock.owner(&uuid(true, number), number as u64));
     let site = orders();
     let Site { lock, queue, window, .. } = &site;
@@ -471,20 +472,20 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
         release(-5_000),
         release(1),
     ];
-    // All commands except HRANDFIELD, which a free lock does not need, and HEXISTS and DEL, since
-    // HDEL alone releases a lock.
+    // All commands except HRANDFIELD, which a free lock does not need, and except HEXISTS and DEL,
+    // because HDEL alone releases a lock.
     let denied = "exists hset pexpire time hdel publish lpop lpos lrem rpush pttl llen pubsub set";
     shortcuts::check(server, &site, &states, &requests, denied);
 }
 
-/// The server's clock, in ms.
+/// Returns the server's clock in ms.
 fn clock(direct: &mut Direct) -> i64 {
     let (seconds, micros): (i64, i64) = direct.command(&["TIME"]);
     seconds * 1_000 + micros / 1_000
 }
 
 /// Sends a request of a client that has waited for `waited` ms. `late` is the time for which the
-/// request was in flight. With `None`, the request may not report others as silent.
+/// request was in flight. If `late` is `None`, the request may not report other waiters as silent.
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
     let ago = |ago| (now - ago) as u64;
@@ -492,8 +493,8 @@ fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>)
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 
-/// A lock whose lease has ended, with three listening clients in the queue. The first client was
-/// the holder.
+/// Returns a lock whose lease has ended, with three listening clients in the queue. The first
+/// client was the holder.
 fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     let mut direct = direct(server, scripts);
     let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
@@ -516,7 +517,8 @@ fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
     ensure(is_granted, "the asker stands behind the silent")?;
-    // A process that just asked is not silent. (A Redisson holder leaves nothing for a shortcut.)
+    // A process that has just asked is not silent. (A Redisson holder leaves nothing for a
+    // shortcut.)
     for is_ours in [true, false] {
         let (mut direct, _listeners) = lapsed(server, scripts);
         let holder = format!("{}:1", uuid(is_ours, 5));
@@ -545,7 +547,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
     ask_again(&mut direct, 5, 500, None);
-    // The second client asks first. Each client is placed behind those that came before it.
+    // The second client asks first. Each client is placed behind the clients that came before it.
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
         let reply = ask_again(&mut direct, client, waited, None);
         let place = match reply {
@@ -554,7 +556,8 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
-    // A client that came later is before an earlier one. The new client goes behind both.
+    // A client that came later is before a client that came earlier. The new client goes behind
+    // both.
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);

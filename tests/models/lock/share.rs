@@ -1,5 +1,4 @@
-//! The shares of the clients without faults: of redlatch clients among themselves, and together
-//! with Redisson clients.
+//! The shares of the clients without faults: among redlatch clients, and with Redisson clients.
 
 use super::kind::PlainLock;
 use crate::simulated::client::{MS, Rule, SECOND, Time};
@@ -14,7 +13,7 @@ struct Mix {
     java: usize,
     hold: Time,
     length: Time,
-    /// The lowest and the highest share of a Redisson client, in percent of the grants of a
+    /// The minimum and the maximum share of a Redisson client, in percent of the grants of a
     /// redlatch client.
     share: (u64, u64),
 }
@@ -31,11 +30,11 @@ const MIXES: &[Mix] = &[
     Mix { ours: 8, java: 2, hold: 5 * MS, length: 2 * SECOND, share: (60, 260) },
 ];
 
-/// The lowest share of a redlatch process, in percent of the mean.
+/// The minimum share of a redlatch process, in percent of the mean.
 const SLOWEST: u64 = 75;
 const LONGEST: Time = 400 * MS;
 
-/// Checks all mixes, or one of every `step`.
+/// Checks all mixes, or every `step`-th mix.
 pub(crate) fn check_mixes(
     store: &mut Store,
     broken: Option<Rule>,

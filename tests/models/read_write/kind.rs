@@ -1,4 +1,4 @@
-//! A lock that many owners may hold to read, or one owner to write.
+//! A lock that many owners may hold for reading, or one owner for writing.
 
 use crate::simulated::client::LEASE;
 use crate::simulated::kind::{Kind, Prefixes};
@@ -76,7 +76,7 @@ impl Kind for ReadWriteLock {
         Some(if state.mode.is_empty() { "read".to_owned() } else { state.mode.clone() })
     }
 
-    /// There is one writer, or some readers, each with a timeout.
+    /// There is one writer, or some readers with a timeout each.
     fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken> {
         let Step { before, after: state, script, .. } = *step;
         let writers = state.holders.iter().filter(|holder| writes(holder)).count();
@@ -97,7 +97,7 @@ impl Kind for ReadWriteLock {
             if *timeout == -1 {
                 return Err(format!("a timeout without an end: {holder}"));
             }
-            // An earlier renewal by Redisson may have made the timeout that long.
+            // An earlier renewal by Redisson may have extended the timeout this far.
             if *timeout > state.left && !script.is_of_redisson() && !outlasts(before, holder) {
                 return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
             }
@@ -149,17 +149,17 @@ impl Kind for ReadWriteLock {
     }
 }
 
-/// The beginning of the names of all readers' timeouts.
+/// Returns the prefix of the names of all readers' timeouts.
 fn prefix(lock: &str) -> String {
     if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") }
 }
 
-/// The names of a reader's timeouts, without their number.
+/// Returns the names of a reader's timeouts, without their number.
 pub(crate) fn timeouts(lock: &str, owner: &str) -> String {
     format!("{}:{owner}:rwlock_timeout", prefix(lock))
 }
 
-/// Whether a holder's timeout lasts longer than the lock.
+/// Whether a holder's timeout ends later than the lock.
 fn outlasts(state: &State, holder: &str) -> bool {
     state.timeout(holder).is_some_and(|timeout| timeout > state.left)
 }

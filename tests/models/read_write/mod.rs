@@ -2,9 +2,9 @@
 //!
 //! The world is that of `lock/`: redlatch processes and Redisson clients want to read or to write,
 //! with all faults that can occur. After every script the keys are checked against the rules
-//! (`simulated/rules.rs`): one owner writes or some read, no reader is granted the lock before a
-//! writer at the head, readers at the head are granted the lock together, no waiter waits without a
-//! reason, and nothing is left behind.
+//! (`simulated/rules.rs`): one owner writes or some owners read, no reader overtakes a writer at
+//! the head, all readers at the head get the lock together, no waiter waits without a reason, and
+//! no keys are left at the end.
 
 mod kind;
 mod scenarios;
@@ -76,7 +76,7 @@ fn random_histories_keep_the_rules() {
 
 /// Up to two Redisson clients, and sometimes a redlatch client that downgrades from writing to
 /// reading. In some histories a holder stays so long that it keeps the lock for another holder,
-/// which stands still.
+/// which is paused.
 fn plan(seed: u64) -> Plan {
     let plan = Plan::random(seed);
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
@@ -97,7 +97,8 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
     }
 }
 
-/// Redlatch readers and writers take turns, and none waits for long, even with Redisson clients.
+/// Redlatch readers and writers take turns, and none of them waits for long, even with Redisson
+/// clients.
 #[test]
 fn no_client_starves() {
     let server = server();

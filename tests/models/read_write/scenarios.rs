@@ -1,4 +1,4 @@
-//! The scripts without a simulated clock.
+//! Tests of the scripts without a simulated clock.
 
 use redis::Value;
 use redlatch_testkit::Server;
@@ -62,7 +62,7 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
-/// The holders and the waiters.
+/// Returns the holders and the waiters.
 fn there(direct: &mut Direct) -> (Vec<String>, Vec<String>) {
     let queue = direct.site.queue.clone();
     let mut holders: Vec<String> = direct.command(&["HKEYS", "prices"]);
@@ -136,7 +136,7 @@ fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 }
 
 /// Only Redisson clients are left, which ignore redlatch's queue. A dead writer is first in the
-/// queue, but readers enter at once.
+/// queue, but readers get the lock at once.
 fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -160,7 +160,7 @@ fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 }
 
 /// A reader skips a dead writer before it while another reader holds the lock. The shorter lease of
-/// the first reader cuts no other lease.
+/// the first reader shortens no other lease.
 fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
@@ -174,8 +174,8 @@ fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken
     ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
 }
 
-/// Another reader has kept the lock meanwhile. Every request whose reply says that its owner reads
-/// makes the owner's timeout again. So the next reader that leaves knows that owner.
+/// Another reader has kept the lock in the meantime. Every request whose reply says that its owner
+/// reads creates the owner's timeout again. So the next reader that leaves finds this owner.
 fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
@@ -206,7 +206,8 @@ fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 /// A number of readers for which the scripts treat several readers at once.
 const CROWD: usize = 250;
 
-/// Readers of [`CROWD`] processes take the lock, the first of them for `longest` ms.
+/// Takes the lock for readers of [`CROWD`] processes. The first of them has a lease of `longest`
+/// ms.
 fn crowd(direct: &mut Direct, longest: i64) {
     let () = direct.command(&["HSET", "prices", "mode", "read"]);
     let () = direct.command(&["PEXPIRE", "prices", &longest.to_string()]);
@@ -223,8 +224,8 @@ fn lasts(direct: &mut Direct) -> i64 {
     direct.command(&["PTTL", "prices"])
 }
 
-/// A release grants the lock to very many readers, up to the next writer. Each of them enters once
-/// and gets one message.
+/// A release grants the lock to very many readers, up to the next writer. Each reader gets the lock
+/// once, and one message.
 fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(CROWD + 1, &acquire(WRITES));
@@ -257,9 +258,9 @@ fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If there are very many readers, a leaving one checks only a few of them, and cuts no lease. When
-/// few are left, the lock lasts as long as the longest of their leases. A single reader with a much
-/// longer lease is found.
+/// If there are very many readers, a leaving reader checks only a few of them, and shortens no
+/// lease. When few are left, the lock lasts as long as the longest of their leases. A single reader
+/// with a much longer lease is found.
 fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     crowd(&mut direct, 10 * LEASE);
@@ -281,8 +282,8 @@ fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
-/// One of many readers at the head asks. The readers before it and behind it get messages, and it
-/// gets the reply.
+/// One of many readers at the head asks. The readers before and behind it get messages, and the
+/// asking reader gets the reply.
 fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(WRITES));
@@ -297,7 +298,7 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
-    // A reader without a message gets this reply, and so does the one that asked.
+    // A reader without a message gets this reply, and so does the reader that asked.
     let open = format!("open {} 0 0 prices", named(READS));
     for client in 2..8 {
         let _heard: i64 = direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), &open]);
@@ -311,8 +312,8 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
 }
 
 /// Very many readers all die. The lock's time to live is that of a reader that left before. A
-/// writer that asks then gets the lock. If one of the readers lives, the writer does not get it,
-/// and the lock lasts as long as that reader's lease.
+/// writer that then asks gets the lock. If one of the readers lives, the writer does not get the
+/// lock, and the lock lasts as long as that reader's lease.
 fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
@@ -323,7 +324,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for timeout in &timeouts[1..] {
             let () = direct.command(&["DEL", timeout]);
         }
-        // (The script checks a few readers at random, and the live one may be among them.)
+        // (The script checks a few readers at random, and the live reader may be among them.)
         for _ in 0..20 {
             direct.run(CROWD + 1, &ask);
         }
@@ -358,7 +359,7 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             }
         }
         direct.run(CROWD - 1, &release(READS));
-        // (The script checks a few readers at random, and the live one may be among them.)
+        // (The script checks a few readers at random, and the live reader may be among them.)
         for _ in 0..100 {
             if there(&mut direct).0.len() > 1 {
                 direct.run(CROWD + 1, &acquire(READS));
@@ -371,8 +372,8 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A demoted master must refuse to release a lock even if it does not know that lock: the new
-/// master may have it.
+/// A demoted master must refuse to release a lock even if it does not have that lock, because the
+/// new master may have it.
 fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     for number in [READS, WRITES] {
@@ -381,7 +382,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Nobody would serve a queue on a replica.
+/// On a replica, no script would serve the queue.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -390,7 +391,7 @@ fn a_replica_gives_no_client_a_place() {
     direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
-/// The lease has ended. The reader finds that out when it asks whether others wait.
+/// The lease has ended. The reader finds this out when it asks whether others wait.
 fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));

@@ -1,6 +1,6 @@
-//! One process and one lock, without I/O. The library's own machine (`src/ask/entry.rs`) decides
-//! how the process waits. This file replaces the rest of the library: the leading thread, its
-//! requests and messages, its hold, and what it gives back.
+//! One process and one lock, without I/O. The library's own state machine (`src/ask/entry.rs`)
+//! decides how the process waits. This file replaces the other parts of the library: the leading
+//! thread, its requests and messages, its hold, and the undoing of requests.
 //!
 //! ```text
 //!            Lock                     granted by reply or message
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! As in the library, a thread with a request in flight does nothing else until the reply or the
-//! end of its wait. Messages that come meanwhile stay in its inbox.
+//! end of its wait. Messages that come in the meantime stay in its inbox.
 //!
 //! Times are microseconds on the process's own clock, which never jumps. Times in requests and
 //! replies are milliseconds.
@@ -40,11 +40,11 @@ pub(crate) const LEASE: i64 = 30_000;
 /// The age at which a hold is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// How long a process that found its grant by asking waits for the message of that grant. After
-/// this time it subscribes again.
+/// A process that found its grant by a request waits this long for the message of the grant. Then
+/// it subscribes again.
 const SUSPECT: Time = 300 * MS;
-/// The times after a request in doubt at which the process undoes the request again, since a copy
-/// may reach the server so late.
+/// The times after a request in doubt at which the process undoes the request again. A copy of the
+/// request may reach the server as late as this.
 const LATE: [Time; 6] = [
     SECOND / 2,
     2 * SECOND,
@@ -54,16 +54,17 @@ const LATE: [Time; 6] = [
     9 * SECOND + SECOND / 2,
 ];
 
-/// A rule that a test may switch off, to show its purpose. (All other rules save time, and no
+/// A rule that a test may switch off, to show its purpose. (The other rules only save time, and no
 /// history is long enough to show that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// The deadline of a grant by message counts from the last exchange, and not from the receipt
-    /// of the message.
+    /// The deadline of a grant by message counts from the last exchange with the server, and not
+    /// from the receipt of the message.
     Anchor,
-    /// After a request in doubt, the process repeats its end for as long as a copy may arrive.
+    /// After a request in doubt, the process repeats the undo for as long as a copy may arrive.
     Late,
-    /// While Redisson has the lock, the first two in the queue listen to the public channel.
+    /// While Redisson has the lock, the first two waiters in the queue listen to the public
+    /// channel.
     Listen,
     /// If no other process wanted the lock for a moment, a chain continues.
     Continue,
@@ -94,7 +95,7 @@ pub(crate) enum Input {
         request: Request,
         reply: Reply,
     },
-    /// The connection broke during a request, which may run never, twice or late.
+    /// The connection broke during a request, so the request may run twice, late, or never.
     InDoubt(Request),
     Message(Message),
     /// A message about a release, on the public channel.
@@ -108,18 +109,18 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The time to ask may have come. The second number is that of the sleep.
+    /// The time to ask may have come. The second number is the number of the sleep.
     Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
     Suspect(u64),
-    /// The next of the repeated requests that give up, after a request in doubt.
+    /// The next undo after a request in doubt.
     Late(u64, usize),
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// Send this request to the server, after all earlier ones.
+    /// Send this request to the server, after all earlier requests.
     Send(Request),
     At(Time, Timer),
     /// Subscribe to the public channel and to its companion channel.
@@ -127,13 +128,13 @@ pub(crate) enum Output {
     Unlisten,
     /// Subscribe to the own channel on a new connection.
     Resubscribe,
-    /// The caller has the lock under this number, until this time (unless that is extended), with
-    /// this fencing token.
+    /// The caller has the lock with this number and this fencing token. The hold lasts until this
+    /// time, unless it is extended.
     Entered(u64, Time, Option<i64>),
     Extended(Time),
     /// The caller has lost the lock.
     Lost,
-    /// The lock was not granted to a thread that tried, or the server refused the script.
+    /// The lock was not granted to a thread that does not wait, or the server refused the script.
     Refused,
 }
 
@@ -144,7 +145,7 @@ enum State {
     Holding(Hold),
 }
 
-/// A thread that waits or tries.
+/// A thread that waits, or that tries once.
 #[derive(Debug)]
 struct Wait {
     number: u64,
@@ -160,7 +161,7 @@ struct Wait {
     listens: bool,
 }
 
-/// The other contents of a grant.
+/// The other details of a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Details {
     chain: Chain,
@@ -173,7 +174,7 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// Whether messages with this owner go to the thread. If not, their grants are given back.
+    /// Whether messages to this owner go to the thread. If not, the process gives grants back.
     is_registered: bool,
     chain: Chain,
 }
@@ -212,7 +213,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.waits)
     }
 
-    /// Whether a request is in flight, so that its thread does nothing else.
+    /// Whether a request is in flight. Its thread then does nothing else.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
     }
@@ -311,7 +312,7 @@ impl Process {
             },
             Reply::NotTaken => entry::EntryReply::NotTaken,
             _ => {
-                // The first copy may run, even if the second one does not.
+                // The first copy may run, even if the second copy does not.
                 let event = if wait.is_copy { EntryEvent::Unknown } else { EntryEvent::Failed };
                 wait.entry.step(nanos(now), event);
                 return self.fail(now);
@@ -325,8 +326,8 @@ impl Process {
             self.outputs.push(Output::Listen);
         }
         if suspects {
-            // The message was sent, but has not come. If it does not come soon, the subscription is
-            // dead without an error.
+            // The message was sent but has not arrived. If it does not arrive soon, the
+            // subscription is dead without an error.
             self.suspect = Some(number);
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
         }
@@ -337,8 +338,8 @@ impl Process {
         }
     }
 
-    /// The first copy of a request may run never or late. The connection sends a second copy. If
-    /// that one is lost as well, the waiter asks again.
+    /// The first copy of a request may run late or never. The connection sends a second copy. If
+    /// the second copy is also lost, the waiter asks again.
     fn doubt(&mut self, now: Time, request: Request) {
         match request {
             Request::Acquire { number, .. } | Request::Try { number, .. } => {
@@ -354,7 +355,7 @@ impl Process {
                 if wait.waits { self.go_on(now) } else { self.fail(now) }
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
-            // Timers handle these.
+            // Timers handle the loss of these requests.
             Request::Renew { .. } => {}
         }
     }
@@ -387,8 +388,8 @@ impl Process {
         self.state = State::Idle;
     }
 
-    /// Gives back what the server has of this owner, an entry or the lock. Does so now, and again
-    /// later in case a copy comes.
+    /// Gives back the entry or the lock of this owner at the server. Does so now, and again later
+    /// in case a copy of a request arrives.
     fn give_back(&mut self, now: Time, number: u64, chain: Chain, undo: Undo) {
         if undo == Undo::Nothing {
             return;
@@ -478,8 +479,8 @@ impl Process {
         }
     }
 
-    /// Loses the hold, since it is past its deadline or the server says so. Gives the server's part
-    /// of the hold back.
+    /// Loses the hold, because it is past its deadline or the server reports the loss. Gives the
+    /// hold back to the server.
     fn lose(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let undo = if hold.in_doubt { Undo::NowAndLater } else { Undo::Once };
@@ -510,8 +511,8 @@ impl Process {
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
-                // No thread waits for another reply: its thread has left and given up what it may
-                // have.
+                // No thread waits for another reply. The thread of that request has left and has
+                // given up anything that the request may have taken.
                 if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
                     self.answered(now, reply);
                 }
@@ -574,12 +575,12 @@ fn whole() -> Duration {
     Duration::from_millis(LEASE as u64)
 }
 
-/// The time as the library counts it.
+/// Converts a time to the library's unit.
 fn nanos(time: Time) -> u64 {
     time as u64 * 1_000
 }
 
-/// The chain, as a request contains it.
+/// Returns the chain as a request contains it.
 fn said(chain: Chain, now: Time) -> wire::Chain {
     match chain.since(|| nanos(now)) {
         None => wire::Chain::default(),

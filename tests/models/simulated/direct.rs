@@ -1,4 +1,4 @@
-//! One script at a time, without a simulated clock.
+//! Runs one script at a time, without a simulated clock.
 
 use redis::{Connection, RedisError, RedisResult, Value};
 use redlatch_testkit::Server;
@@ -13,7 +13,7 @@ use super::wire::{Chain, Message, Reply, Request, own_channel};
 
 pub(crate) const CHAIN: Chain = Chain { since: 0, count: 1 };
 
-/// A user's connection, for scripts of any client.
+/// A user's connection, which runs scripts for any client.
 pub(crate) struct Direct {
     pub(crate) connection: Connection,
     pub(crate) scripts: Scripts,
@@ -68,7 +68,7 @@ impl Direct {
         matches!(self.acquire(client), Reply::Granted { .. })
     }
 
-    /// The client's present position in the queue.
+    /// Returns the client's present position in the queue.
     pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
             Reply::Refused(refused) => refused.place,
@@ -105,15 +105,15 @@ impl Direct {
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
     }
 
-    /// Asserts that a demoted master refuses each of these requests since it takes no writes. (It
-    /// never finds the new master, so it keeps its data.)
+    /// Asserts that a demoted master refuses each of these requests because it takes no writes.
+    /// (The server never finds the new master, so it keeps its data.)
     pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
         let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let replies: Vec<_> =
             requests.iter().map(|request| (request, self.raw(client, request))).collect();
         let () = self.command(&["REPLICAOF", "NO", "ONE"]);
         for (request, reply) in replies {
-            // Before Redis 7.0, the text of an error inside a script contains the code.
+            // Before Redis 7.0, the error code is inside the text of a script's error.
             let is_read_only = |error: &RedisError| {
                 error.code() == Some("READONLY") || error.to_string().contains("READONLY")
             };
@@ -124,7 +124,8 @@ impl Direct {
         Ok(())
     }
 
-    /// The number of commands that the server runs during `work`, including those inside scripts.
+    /// Returns the number of commands that the server runs during `work`, including those inside
+    /// scripts.
     pub(crate) fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
         let () = self.command(&["CONFIG", "RESETSTAT"]);
         work(self);
@@ -151,7 +152,7 @@ impl Listener {
         Self(connection, site)
     }
 
-    /// The next message to a waiter.
+    /// Returns the next message to a waiter.
     pub(crate) fn hears(&mut self) -> Message {
         loop {
             let message = redis::Msg::from_value(&self.0.recv_response().unwrap());

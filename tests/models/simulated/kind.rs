@@ -12,22 +12,22 @@ use super::state::State;
 pub(crate) trait Kind: fmt::Debug + Sync {
     fn prefixes(&self) -> Prefixes;
 
-    /// The words with which a grant may begin.
+    /// Returns the words with which a grant may begin.
     fn grants(&self) -> &'static [&'static str];
 
-    /// The number of the next owner, which is new for each acquisition.
+    /// Returns the number of the next owner. Each acquisition has a new number.
     fn next_number(&self, last: u64, random: &mut Random) -> u64;
 
-    /// The owner, as the hash and the queue contain it.
+    /// Returns the owner as the hash and the queue contain it.
     fn owner(&self, uuid: &str, number: u64) -> String;
 
-    /// The texts of all scripts, including shortcuts.
+    /// Returns the texts of all scripts, including shortcuts.
     fn texts(&self) -> Texts;
 
-    /// The owner, as the argument of `renew`.
+    /// Returns the owner as the argument of `renew`.
     fn renewed(&self, owner: &str) -> String;
 
-    /// The argument of redlatch's forced unlock besides the channel.
+    /// Returns the additional argument of redlatch's forced unlock, besides the channel.
     fn forced(&self, state: &State) -> Option<String>;
 
     /// Checks which owners hold the lock at the same time, and in which mode.
@@ -36,10 +36,10 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// Whether the two claims must not overlap.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool;
 
-    /// Whether a Redisson client wants to write now, and how many levels it takes.
+    /// Returns whether a Redisson client wants to write now, and how many levels it takes.
     fn java_wants(&self, random: &mut Random) -> (bool, u32);
 
-    /// The request of one of Redisson's clients.
+    /// Returns the request of one of Redisson's clients.
     fn java_acquire(&self, java: &Java, site: &Site) -> Call;
 
     fn java_unlock(&self, java: &Java, site: &Site) -> Call;
@@ -47,7 +47,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     fn java_renew(&self, java: &Java, site: &Site) -> Option<Call>;
 }
 
-/// The beginnings of the names of keys and channels.
+/// The prefixes of the names of keys and channels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefixes {
     pub(crate) queue: &'static str,

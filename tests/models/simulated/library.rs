@@ -1,5 +1,5 @@
-//! The library's own files that the models run. These files import only names that the models'
-//! crate has, too.
+//! The library's own files that the models run. These files import only modules that exist in this
+//! crate, too.
 
 #[path = "../../../src/scripts/chain.rs"]
 pub(crate) mod chain;

@@ -1,5 +1,5 @@
-//! Rules that are broken one at a time, to show that the model notices. The file `mutants` of each
-//! kind of lock lists them, each with a part of a script and its replacement:
+//! Rules that are broken one at a time, to show that the model notices it. The file `mutants` of
+//! each kind of lock lists them, each with a part of a script and its replacement:
 //!
 //! ```text
 //! what the broken script does
@@ -8,11 +8,11 @@
 //! + redis.pcall('del', lock)
 //! ```
 //!
-//! The second line begins with the script, or with `client` and a [`Rule`]. Then it says what finds
-//! the mutant: a history, `by share`, or `by` the name of a scene. The test tries the history
-//! first. If the scripts or the model have changed since, another history finds the mutant, and the
-//! test prints which. A usual run leaves out the shares, and every `long seed`, whose history runs
-//! many scripts before it finds the mutant.
+//! The second line begins with the script, or with `client` and a [`Rule`]. After that it names the
+//! finder of the mutant: a history, `by share`, or `by` the name of a scene. The test tries this
+//! history first. If the scripts or the model have changed since then, another history finds the
+//! mutant, and the test prints its seed. A usual run leaves out the shares and every `long seed`,
+//! whose history runs many scripts before it finds the mutant.
 
 use super::client::Rule;
 use super::scripts::{Script, Scripts};
@@ -20,7 +20,7 @@ use super::specification::{Scene, Specification};
 
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
-    /// The scripts, with the broken one among them.
+    /// The scripts, including the broken script.
     pub(crate) scripts: Scripts,
     pub(crate) script: Option<Script>,
     pub(crate) rule: Option<Rule>,

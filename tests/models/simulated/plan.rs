@@ -1,4 +1,4 @@
-//! The participants, their actions and the faults, as far as known before a history.
+//! The participants, their actions and the faults, as far as they are chosen before a history.
 
 use super::client::{MS, SECOND, Time};
 use super::random::Random;
@@ -45,7 +45,7 @@ pub(crate) struct Plan {
     pub(crate) hold: Times,
     pub(crate) java_hold: Times,
     pub(crate) limit: Times,
-    /// The percentage of calls that only try.
+    /// The percentage of calls that try once.
     pub(crate) tries: i64,
     /// How many of a thousand requests break their connection.
     pub(crate) breaks: i64,
@@ -53,7 +53,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A plan in which every fault occurs.
+    /// Returns a plan in which every fault occurs.
     pub(crate) fn random(seed: u64) -> Self {
         use Fault::{
             ClockBack, ClockForward, Cut, Evict, Flush, Force, Full, HalfOpen, JavaForce, Kill,
@@ -80,7 +80,7 @@ impl Plan {
             is_fenced,
             is_monitored: random.percent(50),
             length: 10 * SECOND,
-            // In half of the histories some client always waits.
+            // In half of the histories some client is always waiting.
             think: if random.percent(50) {
                 Times::always(MS / 5)
             } else {
@@ -107,8 +107,8 @@ impl Plan {
         }
     }
 
-    /// Makes many clients wait, and holders stay for longer than a provisional lease. Now and then
-    /// a waiter stands still.
+    /// Makes many clients wait, and lets holders stay for longer than a provisional lease. Now and
+    /// then a waiter is paused.
     pub(crate) fn slow(self) -> Self {
         Self {
             sites: vec![(0, "orders")],
@@ -123,7 +123,7 @@ impl Plan {
         }
     }
 
-    /// A plan without faults, for the clients' shares.
+    /// Returns a plan without faults, for the clients' shares.
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {
             sites: vec![(0, "orders")],

@@ -1,4 +1,4 @@
-//! A small generator of its own, so that a seed always gives the same numbers.
+//! A small random number generator, with which a seed always gives the same numbers.
 
 #[derive(Debug)]
 pub(crate) struct Random(u64);
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: i64, high: i64) -> i64 {
         low + (self.next() % (high - low + 1) as u64) as i64
     }
@@ -26,7 +26,7 @@ impl Random {
         self.between(1, 100) <= chance
     }
 
-    /// A number from one of these ranges.
+    /// Returns a number from one of these ranges.
     pub(crate) fn one_of(&mut self, ranges: &[(i64, i64)]) -> i64 {
         let (low, high) = ranges[self.between(0, ranges.len() as i64 - 1) as usize];
         self.between(low, high)

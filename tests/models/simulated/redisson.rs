@@ -1,5 +1,5 @@
-//! The actions of a Redisson client on a lock, as observed on live clients, and those of a redlatch
-//! client that downgrades from writing to reading.
+//! The actions of a Redisson client on a lock, as observed on live clients. Also the actions of a
+//! redlatch client that downgrades from writing to reading.
 
 use redis::Value;
 
@@ -10,7 +10,7 @@ use super::simulation::{Event, Simulation, Who};
 use super::store::uuid;
 use super::wire::Chain;
 
-/// The shortest and the longest time from a message to the request that it causes.
+/// The minimum and the maximum time from a message to the request that it causes.
 const WAKES: (Time, Time) = (MS, 2_200);
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Java {
     connection: Option<usize>,
     began: Time,
     claim: usize,
-    /// Of a redlatch client that continues to read.
+    /// For a redlatch client that continues to read.
     reading: Option<usize>,
     pub(crate) grants: u64,
     pub(crate) longest: Time,
@@ -39,11 +39,11 @@ pub(crate) struct Java {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// 3.16.8.
+    /// Redisson 3.16.8.
     Three,
-    /// 4.7.
+    /// Redisson 4.7.
     Four,
-    /// A redlatch client, which tries to write, and then continues to read.
+    /// A redlatch client, which tries to write and then continues to read.
     Ours,
 }
 
@@ -59,7 +59,7 @@ enum State {
 pub(crate) enum JavaEvent {
     Begin,
     Message,
-    /// The client asks, unless it has asked since then.
+    /// The client asks, unless it has already asked since then.
     Ask(Option<u64>),
     /// The server runs the client's request.
     Served(Time),
@@ -104,7 +104,8 @@ impl Java {
         format!("{}:{}{writes}", self.uuid, self.serial)
     }
 
-    /// An unlock as Redisson 4.7 sends it: the server remembers the reply for a repeated request.
+    /// Returns an unlock as Redisson 4.7 sends it: the server stores the reply for a repeated
+    /// request.
     pub(crate) fn remembered(&self, mut call: Call) -> Call {
         let memory = format!("redisson_unlock_latch:{{{}}}:{}", call.keys[0], self.owner());
         call.keys.push(format!("{memory}:{}", self.held));
@@ -112,7 +113,7 @@ impl Java {
         call
     }
 
-    /// The owner with which a redlatch client reads while it writes.
+    /// Returns the owner with which a redlatch client reads while it writes.
     fn reader(&self) -> String {
         format!("{}:{}", self.uuid, 1_000_000 + self.serial)
     }
@@ -236,7 +237,7 @@ impl Simulation<'_> {
                 own.has_permit = false;
                 self.java_soon(java, JavaEvent::Served(now));
             }
-            // This client does not wait.
+            // A redlatch client does not wait.
             (JavaEvent::Reply(_, Value::Nil), State::Waiting) if own.version == Version::Ours => {
                 own.state = State::Idle;
                 self.at(now + 3 * MS, Event::Java(java, JavaEvent::Begin));
@@ -267,7 +268,7 @@ impl Simulation<'_> {
                 self.at(now + work, Event::Java(java, then));
             }
             // The server has no memory. The client's thread gets an error, and tries again later.
-            // Its first level stays.
+            // The client keeps its first level.
             (JavaEvent::Reply(_, Value::ServerError(_)), State::Waiting) => {
                 let held = own.held > 0;
                 own.state = if held { State::Dead } else { State::Idle };
@@ -315,12 +316,12 @@ impl Simulation<'_> {
                 if levels == 1 {
                     self.java_soon(java, JavaEvent::Unlocked);
                 } else {
-                    // The levels are released one after another.
+                    // The levels are released one after the other.
                     self.java_unlocked(java)?;
                     self.java[java].held -= 1;
                     self.java_soon(java, JavaEvent::Unlocked);
                 }
-                // The next owner comes only after the last one's unlock.
+                // The next owner comes only after the unlock of the last owner.
                 if !reads_on {
                     let pause = self.plan.think.sample(&mut self.random);
                     self.at(now + pause + MS / 2, Event::Java(java, JavaEvent::Begin));
@@ -331,7 +332,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The longest wait of a Redisson client, including the present wait.
+    /// Returns the longest wait of a Redisson client, including the present wait.
     pub(crate) fn longest_java(&self) -> Time {
         let wait = |own: &Java| match own.state {
             State::Waiting => own.longest.max(self.now - own.began),

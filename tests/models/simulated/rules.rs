@@ -8,14 +8,14 @@ use super::state::{State, writes};
 use super::store::{is_ours, is_to};
 use super::wire::{self, own_channel};
 
-/// Which rule was broken, and how.
+/// The broken rule, and how it was broken.
 pub(crate) type Broken = String;
 
 const WINDOW: i64 = 4;
-/// The number of tokens that a hold may use.
+/// The maximum number of tokens that a hold may use.
 const TOKENS: i64 = 1_024;
 
-/// One script, and the keys after it.
+/// A script, and the keys after it.
 pub(crate) struct Step<'a> {
     pub(crate) script: Script,
     pub(crate) owner: Option<&'a String>,
@@ -27,15 +27,15 @@ pub(crate) struct Step<'a> {
     pub(crate) is_old: bool,
     /// Whether the server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// As `came`, for the owners with an entry.
+    /// The same as `came`, for the owners with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
-    /// Whether the owner of an entry has not asked for so long that it may be skipped.
+    /// Whether an owner with an entry has not asked for so long that it may be skipped.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 
 impl Step<'_> {
     /// Whether the script may remove the fields of dead readers and set the lock's time to live to
-    /// that of the other readers.
+    /// that of the remaining readers.
     fn counts_readers(&self) -> bool {
         let asks = matches!(self.script, Script::Acquire | Script::Try);
         self.script.leaves() || asks && self.owner.is_some_and(|owner| writes(owner))
@@ -50,7 +50,8 @@ fn is_open(state: &State) -> bool {
     (1..=WINDOW).contains(&state.window_left)
 }
 
-/// `listeners` is the number of listeners that the server counts on a channel.
+/// Checks the rules. `listeners` returns the number of listeners that the server counts on a
+/// channel.
 pub(crate) fn check(
     step: &Step<'_>,
     site: &Site,
@@ -93,7 +94,7 @@ pub(crate) fn check(
         let back = back.filter(|place| is_new(&&after.queue[*place]));
         let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
         let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
-        // If an owner that came earlier is between the two, the order is right.
+        // If an owner that came earlier is between the two owners, the order is correct.
         if let Some(later) = ahead.last().filter(came_later) {
             return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
         }
@@ -180,8 +181,9 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Each holder that wants to hear it is told once if the first waiter comes, and else not at all. (A
-/// grant says how many wait.) Returns whether any was told.
+/// Each holder that wants this message gets it once when the first waiter comes. In all other cases
+/// it gets no message. (A grant says how many owners wait.) Returns whether a holder got the
+/// message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, script, .. } = *step;
     let is_first = before.queue.is_empty() && !after.queue.is_empty();
@@ -206,7 +208,7 @@ fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     Ok(told.count() > 0)
 }
 
-/// A hold is ended by its owner or by force, and a late copy cuts no lease.
+/// Only its owner or a forced unlock ends a hold, and a late copy shortens no lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
     // Before Redisson 4.4, a renewal sets the timeouts of all readers.
@@ -236,7 +238,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
     let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
     let cuts = after.left < before.left && !(step.counts_readers() && after.mode == "read");
-    // Redisson's renewal sets the lock's time to live, even if that becomes shorter.
+    // Redisson's renewal sets the lock's time to live, even to a shorter time.
     let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
     let cuts = cuts && !renews;
     if let Some(holder) = after.holders.iter().find(stays).filter(|_| cuts) {
@@ -249,7 +251,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to the owner that asks or that a message names, never past a listening one.
+/// The lock goes to the owner that asks or that a message names, and never past a listening owner.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -306,18 +308,19 @@ fn check_grant(
     }
 }
 
-/// The times between which a process believes that it has the lock.
+/// The period in which a process believes that it has the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) owner: String,
-    /// The time when the process began to wait for the lock.
+    /// The time at which the process began to wait for the lock.
     pub(crate) began: Time,
     pub(crate) from: Time,
     pub(crate) until: Time,
 }
 
 impl Lock {
-    /// Claims that exclude each other do not overlap, unless force or a clock cut a lease.
+    /// Claims that exclude each other do not overlap, unless a forced unlock or a clock cut a
+    /// lease.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
@@ -335,8 +338,8 @@ impl Lock {
         }
     }
 
-    /// A later holder has a higher token, which the process before it may not use either. (After a
-    /// lock was taken by force, two holders may be inside, in any order.)
+    /// A later holder has a higher token, and the earlier process may not use that token. (After a
+    /// lock was taken by force, there may be two holders, in any order.)
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {
             return Err(format!("the token is {last:?}"));

@@ -1,4 +1,4 @@
-//! The texts of the scripts, and the arguments of each.
+//! The texts of the scripts, and the arguments of each script.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use super::wire::{Chain, Request, number_of};
 /// The name of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Script {
-    /// The shortcuts, which are placed before some of redlatch's scripts.
+    /// The shortcuts, which come before some of redlatch's scripts.
     Free,
     QueueUp,
     Unwanted,
     HandOver,
-    /// The parts that are placed before the rest of redlatch's scripts. The last part is placed
-    /// only before some of them.
+    /// The parts that come before the rest of redlatch's scripts. The last part comes only before
+    /// some of them.
     Prelude,
     HandOff,
     Holders,
@@ -81,7 +81,7 @@ impl Script {
         )
     }
 
-    /// Whether the sender may get the lock by the reply.
+    /// Whether the reply may grant the sender the lock.
     pub(crate) fn takes(self) -> bool {
         matches!(
             self,
@@ -110,7 +110,7 @@ impl Script {
         matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
     }
 
-    /// The shortcuts before the prelude, if the kind of lock has them.
+    /// Returns the shortcuts before the prelude, if the kind of lock has them.
     fn shortcuts(self) -> &'static [Self] {
         match self {
             Self::Acquire => &[Self::Free, Self::QueueUp],
@@ -133,7 +133,7 @@ impl Script {
     }
 }
 
-/// The texts.
+/// The texts of all scripts.
 #[derive(Clone, Debug)]
 pub(crate) struct Scripts(HashMap<Script, String>);
 
@@ -151,7 +151,7 @@ impl Scripts {
         self
     }
 
-    /// All texts but this shortcut.
+    /// Returns all texts except this shortcut.
     pub(crate) fn without(mut self, shortcut: Script) -> Self {
         self.0.remove(&shortcut);
         self
@@ -161,20 +161,20 @@ impl Scripts {
         self.0.keys().copied()
     }
 
-    /// The text that the server gets.
+    /// Returns the text that is sent to the server.
     pub(crate) fn text(&self, script: Script) -> String {
         let shortcuts = script.shortcuts().iter().filter_map(|shortcut| self.0.get(shortcut));
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
-    /// The text for a lock that most likely is held, with its shortcuts in the other order.
+    /// Returns the text for a lock that is most likely held. Its shortcuts are in the other order.
     pub(crate) fn held(&self) -> String {
         let shortcuts = Script::Acquire.shortcuts().iter().rev();
         let shortcuts = shortcuts.filter_map(|shortcut| self.0.get(shortcut));
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(Script::Acquire)
     }
 
-    /// The text without its shortcuts.
+    /// Returns the text without its shortcuts.
     pub(crate) fn rest(&self, script: Script) -> String {
         let asks_whose = matches!(script, Script::Acquire | Script::Try | Script::ForceUnlock);
         let prelude = [Script::Prelude, Script::HandOff, Script::Holders, Script::Owner];
@@ -194,15 +194,15 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether the client expects that the lock is held: at random, by the owner's number, or since
-    /// the owner asks again.
+    /// Whether the client expects that the lock is held. It does so at random by the owner's
+    /// number, or because the owner asks again.
     pub(crate) fn is_for_held(&self) -> bool {
         let is_even = || number_of(&self.args[1]).is_some_and(|number| number.is_multiple_of(2));
         self.script == Script::Acquire && (self.args.len() > 3 || is_even())
     }
 }
 
-/// The call of a redlatch client.
+/// Returns the call of a redlatch client.
 pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     let owner = |number: &u64| site.kind.owner(uuid, *number);
     match request {
@@ -226,7 +226,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     }
 }
 
-/// `writer` is the writing owner of the same process, if the owner reads while that one writes.
+/// If the owner reads while another owner of its process writes, `writer` is that other owner.
 pub(crate) fn taking(
     script: Script,
     site: &Site,
@@ -249,7 +249,7 @@ pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) 
     Call { script, keys: site.keys(), args }
 }
 
-/// A forced unlock by a redlatch client or a Redisson client.
+/// Returns a forced unlock by a redlatch client or a Redisson client.
 pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     if is_ours {
         let mut args = vec![site.public.clone()];
@@ -262,7 +262,7 @@ pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
 }
 
-/// The database's number, as an argument. It is left out if it is 0.
+/// Returns the database's number as an argument, or no argument if the number is 0.
 fn database(site: &Site) -> Option<String> {
     (site.database != 0).then(|| site.database.to_string())
 }

@@ -1,4 +1,4 @@
-//! The shortcuts before the prelude only save time: a script has the same effect without them.
+//! The shortcuts before the prelude only save time. A script has the same effect without them.
 
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
@@ -9,7 +9,7 @@ use super::site::Site;
 use super::store::uuid;
 use super::wire::Request;
 
-/// Tries all combinations of keys (which commands make), requests of client 1 and denied rights.
+/// Tries all combinations of keys (which commands create), requests of client 1 and missing rights.
 pub(crate) fn check(
     server: &Server,
     site: &Site,
@@ -17,7 +17,7 @@ pub(crate) fn check(
     requests: &[Request],
     denied: &str,
 ) {
-    // A script meets a window some time after its opening. The window must still be open.
+    // A script runs some time after the opening of a window. The window must still be open.
     let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();
@@ -65,7 +65,7 @@ fn prepare(master: &mut Connection, state: &[String]) {
     pipe.exec(master).unwrap();
 }
 
-/// Every key with its value.
+/// Returns every key with its value.
 const ALL: &str = "
     local keys, all = redis.call('keys', '*'), {}
     table.sort(keys)
@@ -75,7 +75,7 @@ const ALL: &str = "
     end
     return all";
 
-/// A reply without the server's time and without remaining times.
+/// Returns a reply without the server's time and without remaining times.
 fn without_times(reply: Value) -> Value {
     match reply {
         Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),

@@ -1,5 +1,5 @@
 //! One random history: events in the order of simulated time. The real scripts act as the server,
-//! and the library's machine acts as the redlatch processes. After each event the rules are
+//! and the library's state machine acts as the redlatch processes. After each event the rules are
 //! checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,7 +21,7 @@ use super::summary::Summary;
 use super::waits::Waits;
 use super::wire::{Message, Released, Reply, Request, own_channel};
 
-/// One history of this kind of lock.
+/// Plays a history of this kind of lock.
 pub(crate) fn play(
     store: &mut Store,
     kind: &'static dyn Kind,
@@ -39,19 +39,19 @@ pub(crate) fn play(
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
-/// The longest time that a history may take after its end.
+/// The maximum time that a history may take after its end.
 const AFTERMATH: Time = 100 * SECOND;
 /// After a loss of keys, some owners may lack their entries for this time.
 const LOST: Time = 12 * SECOND;
 /// A waiter that has sent no request for this time may be skipped.
 const SILENT: Time = 2 * SECOND;
-/// The longest delay of a copy of a request.
+/// The maximum delay of a copy of a request.
 const LATE: Time = 6 * SECOND;
 
 #[derive(Debug)]
 pub(crate) enum Event {
     Process(usize, ForProcess),
-    /// The server runs a request. If it is `None`, the reply is lost.
+    /// The server runs a request. If `None`, the reply is lost.
     Request {
         process: usize,
         request: Request,
@@ -75,12 +75,12 @@ pub(crate) enum Event {
     Over,
 }
 
-/// The inputs that a stopped process finds when it continues.
+/// The inputs that a paused process finds when it continues.
 #[derive(Debug)]
 pub(crate) enum ForProcess {
     Input(Input),
     Begin,
-    /// The time limit of the wait with this number is over.
+    /// The time limit of the wait with this number has passed.
     Limit(u64),
     /// The work during the hold with this number is done.
     Done(u64),
@@ -115,7 +115,7 @@ pub(crate) struct Ours {
     listens: bool,
     lane: Time,
     replies: Time,
-    /// Until this time the process waits for a reply that was lost.
+    /// The time until which the process waits for a reply that was lost.
     troubled: Time,
     /// The number of the process's waits so far.
     serial: u64,
@@ -128,20 +128,20 @@ pub(crate) struct Ours {
     pub(crate) longest: Time,
 }
 
-/// One lock, in its last state on the server.
+/// A lock, in its last known state at the server.
 #[derive(Debug)]
 pub(crate) struct Lock {
     pub(crate) site: Site,
     state: State,
-    /// The server's clock at that time, in ms.
+    /// The server's clock at the time of this state, in ms.
     at: i64,
     pub(crate) claims: Vec<Claim>,
-    /// The times when leases were cut without a fault of a client.
+    /// The times at which leases were cut without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner with an entry: the time since which it says that it waits (in ms on the
-    /// server's clock), and the time of its last request.
+    /// For each owner with an entry: the time since which it reports to wait (in ms on the server's
+    /// clock), and the time of its last request.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
@@ -251,7 +251,7 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until all clients are done with the lock, then checks that nothing is left behind.
+    /// Runs until all clients are done with the lock, and then checks that no keys are left.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.plan.length + AFTERMATH;
         while let Some(((time, _), event)) = self.events.pop_first() {
@@ -332,7 +332,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A lock in its present state, without the parts that have expired.
+    /// Returns a lock in its present state, without expired keys and fields.
     fn now_of(&self, lock: usize) -> State {
         let Lock { state, at, .. } = &self.locks[lock];
         State { messages: Vec::new(), ..state.clone() }.after(self.server_ms() - at)
@@ -390,7 +390,7 @@ impl<'a> Simulation<'a> {
         self.locks[lock].state = state;
     }
 
-    /// Sends the messages to waiters. (The rules look at those to holders.)
+    /// Sends the messages to waiters. (The rules check the messages to holders.)
     fn send_messages(&mut self, state: &State) {
         let is_for_waiter = |(_, text): &&(String, String)| !text.starts_with("want ");
         for (channel, text) in state.messages.iter().filter(is_for_waiter) {
@@ -431,7 +431,7 @@ impl<'a> Simulation<'a> {
 
     // ---- subscribers ----------------------------------------------------------------------
 
-    /// The number of listeners that the server counts on a channel.
+    /// Returns the number of listeners that the server counts on a channel.
     fn listeners(&self, channel: &str) -> usize {
         let hears =
             |there: &&Connection| there.is_known && there.channels.iter().any(|own| own == channel);
@@ -611,8 +611,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Notes that a process claims the lock until `until`. Claims that it excludes must not
-    /// overlap.
+    /// Records that a process claims the lock until `until`. No excluded claim may overlap.
     pub(crate) fn claim(
         &mut self,
         lock: usize,
@@ -635,8 +634,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sends a request after all earlier ones. If the connection breaks, the request runs never,
-    /// without a reply, or late.
+    /// Sends a request after all earlier requests. If the connection breaks, the request runs
+    /// without a reply, late, or never.
     fn send(&mut self, process: usize, request: Request) {
         let at = self.now + self.latency();
         let own = &mut self.ours[process];
@@ -904,7 +903,7 @@ impl<'a> Simulation<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,
-    /// Stops a waiting process for longer than a provisional lease.
+    /// Pauses a waiting process for longer than a provisional lease.
     StopWaiting,
     Cut,
     HalfOpen,

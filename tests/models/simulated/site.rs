@@ -3,7 +3,7 @@
 use super::kind::{Kind, Prefixes};
 use super::store::Place;
 
-/// One lock: a name in one of a server's databases.
+/// A lock: a name in one of a server's databases.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     pub(crate) kind: &'static dyn Kind,
@@ -15,8 +15,8 @@ pub(crate) struct Site {
     pub(crate) tokens: Option<String>,
     /// The channel for releases that concern all clients.
     pub(crate) public: String,
-    /// The channel beside the public one. Redlatch clients with an entry listen to it, so that the
-    /// other listeners of the public channel can be counted.
+    /// The companion of the public channel. Redlatch clients with an entry listen to it, so that
+    /// scripts can count the other listeners of the public channel.
     pub(crate) companion: String,
 }
 
@@ -36,7 +36,7 @@ impl Site {
         }
     }
 
-    /// The site of a lock of this name with fencing tokens.
+    /// Returns the site of a lock of this name with fencing tokens.
     pub(crate) fn fenced(self) -> Self {
         Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
     }
@@ -45,7 +45,7 @@ impl Site {
         Place { database: self.database, keys: [&self.lock, &self.queue, &self.window] }
     }
 
-    /// The keys, in the order in which scripts get them.
+    /// Returns the keys in the order in which scripts get them.
     pub(crate) fn keys(&self) -> Vec<String> {
         let keys = [&self.lock, &self.queue, &self.window].into_iter().chain(&self.tokens);
         keys.cloned().collect()
@@ -56,7 +56,7 @@ fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }
 
-/// If `x` and `{x}` shared this key, a release of one lock would grant the other.
+/// If `x` and `{x}` shared this key, a release of one lock would grant the other lock.
 fn own_key(prefix: &str, name: &str) -> String {
     let tagged = if name.contains('{') { "_tagged" } else { "" };
     prefixed(&format!("{prefix}{tagged}"), name)

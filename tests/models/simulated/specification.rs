@@ -20,17 +20,17 @@ const SEEDS: u64 = 1_000;
 
 pub(crate) struct Specification {
     pub(crate) scripts: fn() -> Scripts,
-    /// Plays the history of this seed. If there is a rule in `broken`, the client does not keep it.
+    /// Plays the history of this seed. If `broken` is a rule, the client does not keep that rule.
     pub(crate) play: fn(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played,
-    /// The cases that must occur: a case that never occurs is not tested.
+    /// The cases that must occur, because a case that never occurs is not tested.
     pub(crate) seen: &'static [&'static str],
-    /// Seeds of histories in which all these cases occur.
+    /// Seeds of histories that together have all these cases.
     pub(crate) seeds: &'static [u64],
     /// The number of histories in a run at full size.
     pub(crate) full: u64,
-    /// See `mutant.rs`.
+    /// The mutants: see `mutant.rs`.
     pub(crate) mutants: &'static str,
-    /// The cases that no history reaches. Each of them is played separately.
+    /// Scenes for cases that no history reaches. Each is played separately.
     pub(crate) scenes: &'static [(&'static str, Scene)],
     /// Checks the clients' shares without faults.
     pub(crate) share: fn(store: &mut Store, broken: Option<Rule>) -> Result<(), Broken>,
@@ -45,7 +45,7 @@ pub(crate) struct Played {
     pub(crate) trace: String,
 }
 
-/// Whether the models run at their full size (`.ci/run`), or larger (`.ci/long`).
+/// Whether the models run at full size (`.ci/run`) or larger (`.ci/long`).
 pub(crate) fn is_full() -> bool {
     env::var_os("REDLATCH_FULL").is_some() || is_long()
 }
@@ -63,7 +63,7 @@ impl Specification {
         Store::new(server, &(self.scripts)())
     }
 
-    /// Random histories keep the rules.
+    /// Checks that random histories keep the rules.
     pub(crate) fn check_histories(&self) {
         if let Some(seed) = number_from("REDLATCH_SEED") {
             let server = Server::start().unwrap();
@@ -109,8 +109,8 @@ impl Specification {
         total
     }
 
-    /// A model that finds no planted bug proves nothing. `REDLATCH_MUTANT=word` tries only the
-    /// mutants whose description contains the word.
+    /// Checks that the model finds each planted bug. `REDLATCH_MUTANT=word` tries only the mutants
+    /// whose description contains the word.
     pub(crate) fn find_out_mutants(&self) {
         let word = env::var("REDLATCH_MUTANT").unwrap_or_default();
         let server = Server::start().unwrap();
@@ -123,7 +123,8 @@ impl Specification {
         let mut unnoticed = Vec::new();
         for mutant in chosen {
             match self.find_out(mutant, &server) {
-                // A mutant that the server cannot run proves nothing, since every test notices it.
+                // A mutant that the server cannot run proves nothing, because every test notices
+                // it.
                 Some(found) if !found.contains("nonexistent global") => {
                     println!("{}: {found}", mutant.what);
                 }
@@ -133,13 +134,13 @@ impl Specification {
         assert!(unnoticed.is_empty(), "nobody noticed (REDLATCH_MUTANT tries one): {unnoticed:#?}");
     }
 
-    /// How the mutant was found, if it was.
+    /// Returns how the mutant was found, or `None` if it was not found.
     fn find_out(&self, mutant: &Mutant, server: &Server) -> Option<String> {
         let scripts = &mutant.scripts;
         match mutant.by {
             By::Scene(scene) => scene(server, scripts).err(),
             By::Share => {
-                // A shortcut before the mutant would have the same effect without the bug.
+                // A shortcut before the mutant would have the correct effect and hide the bug.
                 let is_hidden = mutant.script == Some(Script::HandOff);
                 let scripts = scripts.clone();
                 let scripts = if is_hidden { scripts.without(Script::HandOver) } else { scripts };
@@ -157,7 +158,7 @@ impl Specification {
     }
 }
 
-/// Makes a test of each scene, and the list `SCENES` of all scenes for the mutants.
+/// Defines a test for each scene, and the list `SCENES` of all scenes for the mutants.
 macro_rules! scenes {
     ($texts:expr; $($scene:ident: $test:ident),* $(,)?) => {
         pub(crate) const SCENES: &[(&str, $crate::simulated::specification::Scene)] =

@@ -6,7 +6,7 @@ use super::store::short;
 
 pub(crate) const OBSERVE: &str = include_str!("observe.lua");
 
-/// One lock's state, and the messages since the last call.
+/// The state of a lock, and the messages since the last call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// The mode of a read-write lock: `read`, `write`, or nothing.
@@ -14,7 +14,7 @@ pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     /// The remaining time of each holder's longest timeout.
     pub(crate) timeouts: Vec<i64>,
-    /// The lock's PTTL, in ms.
+    /// The lock's time to live, in ms.
     pub(crate) left: i64,
     pub(crate) queue: Vec<String>,
     pub(crate) queue_left: i64,
@@ -32,12 +32,12 @@ pub(crate) fn writes(owner: &str) -> bool {
 }
 
 impl State {
-    /// The state in which there are no keys.
+    /// Returns the state without any keys.
     pub(crate) fn none() -> Self {
         Self { left: -2, queue_left: -2, window_left: -2, ..Self::default() }
     }
 
-    /// The state `passed` ms later, without any command.
+    /// Returns the state `passed` ms later, without any command.
     pub(crate) fn after(mut self, passed: i64) -> Self {
         let all = [&mut self.left, &mut self.queue_left, &mut self.window_left];
         for left in all.into_iter().chain(&mut self.timeouts) {
@@ -54,13 +54,13 @@ impl State {
         self
     }
 
-    /// The remaining time of a holder's longest timeout. Returns `None` for another owner.
+    /// Returns the remaining time of a holder's longest timeout, or `None` for another owner.
     pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
         let at = self.holders.iter().position(|holder| holder == owner)?;
         Some(self.timeouts[at])
     }
 
-    /// Whether the owner holds a read-write lock to read.
+    /// Whether the owner holds a read-write lock for reading.
     pub(crate) fn reads(&self, owner: &String) -> bool {
         !self.mode.is_empty() && !writes(owner) && self.holders.contains(owner)
     }
@@ -81,7 +81,7 @@ impl State {
         self.is_free() && self.queue.is_empty() && self.window_left == -2 && self.strewn == 0
     }
 
-    /// The state in one line, for the trace.
+    /// Returns the state in one line, for the trace.
     pub(crate) fn short(&self) -> String {
         let queue: Vec<_> = self.queue.iter().map(|owner| short(owner)).collect();
         let holders: Vec<_> = self.holders.iter().map(|owner| short(owner)).collect();

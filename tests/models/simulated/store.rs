@@ -1,4 +1,4 @@
-//! Runs the scripts on a real server at simulated times, and reads the keys after each.
+//! Runs the scripts on a real server at simulated times, and reads the keys after each script.
 
 use std::collections::HashMap;
 
@@ -13,18 +13,18 @@ const SIMULATED: &str = include_str!("simulated.lua");
 /// The databases that histories use.
 pub(crate) const DATABASES: i64 = 2;
 
-/// A short form of an owner: `ours` or `java`, the client and the number.
+/// Returns a short form of an owner: `ours` or `java`, the client and the number.
 pub(crate) fn short(owner: &str) -> String {
     let kind = if is_ours(owner) { "ours" } else { "java" };
     format!("{kind}{}:{}", owner[..8].trim_start_matches('0'), &owner[37..])
 }
 
-/// Whether the owner belongs to redlatch, by the rule of the scripts.
+/// Whether the owner belongs to redlatch, by the same rule as in the scripts.
 pub(crate) fn is_ours(owner: &str) -> bool {
     owner.as_bytes().get(14) == Some(&b'8')
 }
 
-/// A client's uuid, which depends on its kind and its number. The number is not 0.
+/// Returns a client's uuid, which depends on its kind and its number. The number must not be 0.
 pub(crate) fn uuid(is_ours: bool, number: usize) -> String {
     let version = if is_ours { 8 } else { 4 };
     format!("{number:0>8}-0000-{version}000-8000-000000000000")
@@ -61,7 +61,7 @@ impl Store {
         Self { connections, scripts, held, observe }
     }
 
-    /// Removes everything but the scripts.
+    /// Removes all keys. Keeps the scripts.
     pub(crate) fn clear(&mut self) {
         redis::cmd("FLUSHALL").exec(&mut self.connections[0]).unwrap();
     }

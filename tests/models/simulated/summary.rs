@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How often each case has occurred: a case that never occurs is not tested.
+/// How many times each case has occurred. A case that never occurs is not tested.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary(pub(crate) BTreeMap<&'static str, i64>);
 

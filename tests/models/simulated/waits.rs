@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use super::client::{MS, SECOND, Time};
 use super::rules::Broken;
 
-/// The longest time for which a lock may be free while a waiter could take it. If no waiter gets a
-/// message, all of them ask within 1.2 s.
+/// The maximum time for which a lock may be free while a waiter could take it. If no waiter gets a
+/// message, all waiters ask within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// The longest time for which an owner that does not know of its hold, or does not want it, may
-/// have the lock: the provisional lease, whose end the waiters know.
+/// The maximum time for which an owner that does not know or want its hold may have the lock. This
+/// is the provisional lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
-/// The same, if a copy of the request came late: until the owner gives up for the last time.
+/// The same maximum if a copy of the request came late: until the owner gives up for the last time.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 
 /// How long each state of a lock has lasted.
@@ -30,7 +30,8 @@ impl Waits {
         Ok(free)
     }
 
-    /// Notes the holders that do not know or want their hold. `true` for a late copy's hold.
+    /// Records the holders that do not know or want their hold. `true` stands for a late copy's
+    /// hold.
     pub(crate) fn unclaimed(
         &mut self,
         now: Time,

@@ -4,8 +4,8 @@ use redis::Value;
 
 use super::kind::Kind;
 
-/// The number of an owner as the server knows it: with a time, and for some owners with the flag of
-/// those that want to hear when others wait.
+/// Returns the number of an owner as the server knows it. It has a time, and the flag of owners
+/// that want to be notified when others wait.
 pub(crate) fn named(number: u64) -> u64 {
     FIRST + 4 * number + (number >> 1 & 1)
 }
@@ -16,24 +16,24 @@ fn above_first(owner: &str) -> Option<u64> {
     owner[37..].trim_end_matches(":write").parse::<u64>().ok()?.checked_sub(FIRST)
 }
 
-/// The number before it was [named](named).
+/// Returns the number before [`named`](named) changed it.
 pub(crate) fn number_of(owner: &str) -> Option<u64> {
     above_first(owner).map(|number| number / 4)
 }
 
-/// Whether this owner wants to hear when others wait.
+/// Whether this owner wants to be notified when others wait.
 pub(crate) fn hears(owner: &str) -> bool {
     above_first(owner).is_some_and(|number| number & 1 == 1)
 }
 
-/// A client's own channel.
+/// Returns a client's own channel.
 pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// A chain of redlatch clients that have had the lock without a turn of Redisson: its beginning in
-/// ms (above zero: the server's time; otherwise minus its age), and the number of clients,
-/// including the holder. All fields are zero if the chain is unknown.
+/// A chain of redlatch clients that have had the lock without a turn of Redisson. It has its
+/// beginning in ms (above zero: the server's time; otherwise minus the chain's age), and the number
+/// of clients, including the holder. All fields are zero if the chain is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -41,8 +41,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The arguments for the chain. A chain that is unknown or younger than 10 ms has no arguments,
-    /// unless other arguments follow.
+    /// Returns the arguments for the chain. A chain that is unknown or younger than 10 ms has no
+    /// arguments, unless other arguments follow.
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
@@ -50,7 +50,7 @@ impl Chain {
     }
 }
 
-/// A script call. `number` is the owner's number. Leases are in milliseconds.
+/// A call of a script. `number` is the owner's number. Leases are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Acquire { number: u64, lease: i64, again: Option<Again> },
@@ -63,9 +63,9 @@ pub(crate) enum Request {
 /// The additional arguments of an entry's later requests, in ms on the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
-    /// The time since which the owner waits.
+    /// The time since which the owner has waited.
     pub(crate) came: u64,
-    /// The time of sending, if the client may report others as silent.
+    /// The time of sending, if the client may report other waiters as silent.
     pub(crate) sent: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) enum Reply {
         token: Option<i64>,
     },
     Refused(Refused),
-    /// The refusal of a `try`.
+    /// The answer to a `try` that did not get the lock.
     NotTaken,
     Released(Released),
     /// The reply to `renew`: whether the owner has the lock.
@@ -90,7 +90,7 @@ pub(crate) enum Reply {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
-    /// The server's time, ms.
+    /// The server's time in ms.
     pub(crate) now: i64,
     /// The time in ms until the next request is useful.
     pub(crate) left: i64,
@@ -161,8 +161,8 @@ impl Reply {
     }
 }
 
-/// A message on a client's own channel: a verb, the owner's number, the verb's arguments, and at
-/// the end the database and the lock's key, which may contain any character.
+/// A message on a client's own channel. It has a verb, the owner's number, the verb's arguments,
+/// and at the end the database and the lock's key, which may contain any character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) number: u64,
