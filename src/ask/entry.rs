@@ -1,5 +1,5 @@
-//! An owner's entry in the queue of a lock, as a state machine: an event and the time go in, and
-//! the actions to take come out. `site/queue_entry.rs` carries out most actions, and
+//! An owner's entry in the queue of a lock, as a state machine: the input is an event and the time,
+//! and the output is the actions to take. `site/queue_entry.rs` carries out most actions, and
 //! `hold/queue_entry.rs` carries out `GiveBack`. A fair lock's entry is in `lock/fair/entry.rs`.
 //!
 //! ```text
@@ -12,37 +12,38 @@
 //! ```
 //!
 //! This file is pure, as `exchanges.rs` is: it has no owner number, clock, random choice, mutex or
-//! I/O. So a state can be copied, compared and hashed. The random models of the scripts
-//! (`tests/models/`) run this file, and `explore/` there visits all its states. Two threads take
-//! part, so there are two types: the waiting thread owns the [`EntryMachine`], and the subscriber's
+//! I/O. So a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
+//! run this file, and `tests/models/explore/` visits all states of the machine. Two threads take
+//! part, so there are two types: the waiting thread owns the [`EntryMachine`], and the subscriber
 //! thread fills the [`Inbox`], under a mutex of the caller.
 //!
-//! The invariants, each with what it prevents:
+//! The invariants, and the errors that they prevent:
 //!
-//! - *one at a time*: an entry has at most one request on its way. A reply does not say which
-//!   request it answers, so with two requests on their way the first reply would count for the
-//!   second request. Then the anchor, and the deadline of a grant by message, would be too late.
-//! - *hint*: a message only makes the owner ask, unless it is a grant that
-//!   [counts](Exchanges::collect). A grant that does not count makes the owner ask, too, since the
-//!   server may still have the owner as the holder.
+//! - *one at a time*: an entry has at most one open request. A reply does not name its request, so
+//!   if there were two open requests, the first reply would count for the second request. Then the
+//!   anchor, and the deadline of a grant by message, would be too late.
+//! - *hint*: a message only makes the owner send a request, unless the message is a grant that
+//!   [counts](Exchanges::collect). After a grant that does not count, the owner also sends a
+//!   request, because the owner may still be the holder at the server.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
-//!   that comes while a request is on its way stays in the inbox. The reply decides whether it
-//!   still counts: the server may have refused the owner after the grant.
-//! - *every wait ends*: a refused owner sleeps at most for [`POLL`], which is less than the lease
-//!   of a grant by message. So during that lease every waiter asks at least once, gets the end of
-//!   the lease in the reply, and asks again at that end. If the process that was granted the lock
-//!   is stopped, the waiters lose only the time of that lease. (Every waiter asks, since a waiter
-//!   cannot know whether it has become the first in line.)
-//! - *no message is lost*: a message that led to a request is used up. So if the request fails, the
-//!   entry stays due, and the next leader asks at once. A leader whose grant is lost before it is
-//!   admitted asks at once, too.
-//! - *nobody's entry*: an owner that was granted the lock by its only request was never in a queue,
-//!   so no message names it. If the owner has asked before, or if a copy of the request may have
-//!   run, a grant message may come late. The client must not take that grant for an unclaimed one
-//!   and give it back.
-//! - *undone*: at the end of the wait the owner is removed from queue and lock, if the server may
-//!   have it there. The removal is repeated as long as a copy of a request may still arrive.
+//!   that arrives during a request remains in the inbox. The reply decides whether the message
+//!   counts: the server may have refused the owner after the grant.
+//! - *every wait ends*: a refused owner sleeps at most for [`POLL`], which is shorter than the
+//!   lease of a grant by message. So during that lease every waiter sends at least one request. The
+//!   reply says when the lease ends, and the waiter asks again then. If the process that was
+//!   granted the lock is stopped, the waiters lose only the time of that lease. (Every waiter asks,
+//!   because a waiter cannot know whether it is the first one now.)
+//! - *no message is lost*: a message that caused a request is used up. So if the request fails, the
+//!   entry is still due, and the next leader asks at once. If the gate does not admit a leader's
+//!   grant, the leader also asks at once.
+//! - *nobody's entry*: if an owner's only request took the lock, the owner was never in a queue, so
+//!   no message names it. If the owner sent more requests, or if a copy of the request may have
+//!   run, a grant message may arrive late. The client must not give this grant back as an unclaimed
+//!   grant.
+//! - *undone*: if the server may have the owner in the queue or as the holder at the end of the
+//!   wait, the client removes the owner. The client repeats this as long as a copy of a request may
+//!   still arrive.
 
 use std::time::Duration;
 
@@ -58,17 +59,18 @@ const _: () = assert!(POLL.1 < PROVISIONAL);
 /// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
 /// second waiter listens in case the first one is dead.
 const FIRST: u32 = 2;
-/// How long after the end of a lease or window, as the server named it, the waiter asks. The server
-/// rounds its times down to whole milliseconds.
+/// The time from the end of a lease or a window, according to the server's reply, to the waiter's
+/// request. (The server rounds times down to whole milliseconds.)
 const PAST_END: u64 = MS;
-/// The additional time for each entry ahead in the queue, so that not all waiters ask at once.
+/// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
+/// the same time.
 const PER_PLACE: u64 = 300_000;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryMachine<D> {
     exchanges: Exchanges<D>,
-    /// The number of entries ahead at the last reply. `None`: the owner had no entry.
+    /// The number of entries ahead, according to the last reply. `None`: the owner had no entry.
     place: Option<u32>,
     is_asking: bool,
     /// The time at which the owner asks even without a message. Zero: at once.
@@ -89,34 +91,34 @@ pub(crate) struct Inbox<D> {
 pub(crate) enum Received<D> {
     /// The owner has the lock.
     Grant(ReceivedGrant<D>),
-    /// A window is open until this time, at which the owner should ask.
+    /// A window is open until this time. The owner should ask when the window ends.
     Open { until: u64 },
     /// One of Redisson's clients has released the lock, or may have done so before the channel was
     /// confirmed.
     Public,
-    /// The owner should ask: a script sent such a message, or the client's own channel was
-    /// confirmed anew, and messages may have been missed.
+    /// The owner should ask: a script sent such a message, or the client has subscribed to its own
+    /// channel again and may have missed messages.
     Missed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryEvent<D> {
-    /// The owner, which is [due](EntryMachine::ask_at), asks for this lease. `queues`: the request
-    /// may add an entry to the queue.
+    /// The owner is [due](EntryMachine::ask_at) and asks for this lease. `queues`: the request may
+    /// add an entry to the queue.
     Asks { asked: Asked, lease: Duration, queues: bool },
     /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
-    /// come.
+    /// arrive.
     Answered { reply: EntryReply<D>, in_doubt: bool },
     /// The server has run no copy of the request, and will run none.
     Failed,
-    /// The server may have run the request or may still run it: no reply came, its second copy had
-    /// an error, or the thread's wait ended or was cancelled.
+    /// The server may have run the request or may still run it: no reply arrived, the second copy
+    /// had an error, or the thread's wait ended or was cancelled.
     Unknown,
     /// The owner's thread collects the inbox.
     Collects { inbox: Inbox<D>, collector: Collector },
-    /// Too few replicas have the grant of the last reply. The entry is used up.
+    /// Too few replicas have the grant of the last reply. The entry must not be used again.
     Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
-    /// No thread of the process wants the lock now. The entry is used up.
+    /// No thread of the process wants the lock now. The entry must not be used again.
     Ends { inbox: Inbox<D> },
 }
 
@@ -144,13 +146,13 @@ pub(crate) enum EntryReply<D> {
         /// How long the owner sleeps without a message, within [`POLL`].
         poll: u64,
     },
-    /// The owner has an entry in a fair lock's queue, or has just lost it.
+    /// The owner has an entry in a fair lock's queue, or has just lost its entry.
     Waits {
         /// The server's clock, in ms.
         now: u64,
         /// How long the owner sleeps without a message.
         sleep: Duration,
-        /// Whether the owner had lost its entry and has it again.
+        /// Whether the owner had lost its entry and has an entry again.
         came_back: bool,
     },
     /// Another owner has the lock, and this owner has no entry.
@@ -162,8 +164,8 @@ pub(crate) enum EntryReply<D> {
 pub(crate) struct Actions<D> {
     /// The channels to listen to from here on.
     pub(crate) listens: Listens,
-    /// Whether a message should have come before this reply. If it does not come later, the
-    /// subscription is broken and no error has shown it.
+    /// Whether a message should have arrived before this reply. If the message does not arrive
+    /// later, the subscription is broken, although there was no error.
     pub(crate) suspects: bool,
     pub(crate) then: Action<D>,
 }
@@ -184,17 +186,18 @@ pub(crate) enum Action<D> {
     Ask { again: Option<Again> },
     /// The owner has the lock.
     Granted(Granted<D>),
-    /// End the wait, since grants repeatedly arrive after their own end.
+    /// End the wait with an error, because several grants in a row arrived after their leases had
+    /// ended.
     Fail,
-    /// Remove whatever the server may have of the owner: an entry, or the lock. `details` are those
-    /// of an unused grant by message.
+    /// Remove the owner's entry, or release the owner's lock. `details`: the details of an unused
+    /// grant by message.
     GiveBack { undo: Undo, details: Option<D> },
 }
 
 /// A grant that counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Granted<D> {
-    /// The request from whose time the lease counts.
+    /// The request whose time is the start of the lease.
     pub(crate) asked: Asked,
     /// Whether a copy of a request may take the lock again.
     pub(crate) in_doubt: bool,
@@ -203,16 +206,17 @@ pub(crate) struct Granted<D> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// The grant came by message. Its lease is this short one, since the process might be stopped.
+    /// The grant arrived in a message, with this short lease, because the process might be stopped.
     Message { lease: Duration, details: D },
-    /// The grant came by reply, with the requested lease, since the process is awake.
+    /// The grant arrived in a reply, with the requested lease, because the process is awake.
     Reply {
         /// Whether the owner had the lock before, by a message or by a copy of a request.
         already: bool,
         details: D,
         /// The details of a grant message that this reply confirms.
         message: Option<D>,
-        /// Whether a grant message to the owner may still come although it has the lock.
+        /// Whether a grant message to the owner may still arrive although the owner already has the
+        /// lock.
         may_be_named: bool,
     },
 }
@@ -256,9 +260,9 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// Begins a request. The first request, a poll and a request after a reconnect do not differ.
-    /// Without `queues`, the request takes the lock only if it is free, ahead of the queue, and
-    /// adds no entry.
+    /// Begins a request. The first request, a poll and a request after a reconnect are alike.
+    /// Without `queues`, the request ignores the queue: it takes the lock if it is free, and adds
+    /// no entry.
     #[inline]
     fn asks(&mut self, now: u64, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
         if self.is_asking {
@@ -284,7 +288,7 @@ impl<D> EntryMachine<D> {
                     InTime::Yes => {
                         let may_be_named = already || self.exchanges.may_stand();
                         let by = By::Reply { already, message, details, may_be_named };
-                        // `asks` has left the entry due. So if the gate does not admit the grant,
+                        // `asks` has set `ask_at` to zero. So if the gate does not admit the grant,
                         // the owner asks the server at once.
                         Action::Granted(Granted {
                             asked,
@@ -300,8 +304,8 @@ impl<D> EntryMachine<D> {
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.exchanges.refused(server);
-                // If the entry is new although the owner had one, the server granted the old entry
-                // the lock, and the message of that grant did not come.
+                // If the owner had an entry before and has a new entry now, the server granted the
+                // lock to the old entry, and the message of that grant did not arrive.
                 let suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
@@ -318,7 +322,7 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// Ends a request without an answer. The entry stays due.
+    /// Ends a request that got no reply. The entry is still due.
     fn unanswered(&mut self, in_doubt: bool) -> Action<D> {
         if std::mem::take(&mut self.is_asking) {
             self.exchanges.heard(in_doubt, false);
@@ -332,8 +336,8 @@ impl<D> EntryMachine<D> {
             self.ask_at = self.ask_at.min(until);
         }
         if is_public {
-            // The first waiter asks at once, and the second one 1 ms later, in case the first is
-            // dead.
+            // The first waiter asks at once, and the second waiter asks 1 ms later, in case the
+            // first is dead.
             let place = self.place.unwrap_or(0);
             if place < FIRST {
                 self.ask_at = self.ask_at.min(now.saturating_add(u64::from(place) * MS));
@@ -343,8 +347,8 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let Some(granted) = grant else { return self.sleeps() };
-        // If the grant may not count, or if the gate does not admit it, the owner asks the server
-        // next.
+        // If the grant does not count, or if the gate does not admit the grant, the owner asks the
+        // server next.
         self.ask_at = 0;
         let lease = granted.lease;
         match self.exchanges.collect(now, granted, collector) {
@@ -407,8 +411,8 @@ impl<D> Inbox<D> {
     }
 }
 
-/// How long a waiter sleeps without a message: until the end that the server named, or until the
-/// next poll if that is sooner.
+/// Returns when a waiter that receives no message asks again: at the end of the lease or window, or
+/// at the next poll if that is earlier.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;

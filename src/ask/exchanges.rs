@@ -1,10 +1,9 @@
-//! The exchanges of one owner with the server. They determine what the server may have of the
-//! owner, and for how long a grant counts.
+//! The requests and replies of one owner. They show whether the server may have an entry or a hold
+//! of the owner, and for how long a grant counts.
 //!
-//! This file is pure: the time goes in, and decisions come out. It sends nothing and reads no
-//! clock. The random models of the scripts (`tests/models/`) compile it, too, so it imports only
-//! what the parent module names. It does not know the owner's number, so two owners with equal
-//! histories are equal.
+//! This file is pure: its functions take the time as an argument, send nothing and read no clock.
+//! The models of the scripts (`tests/models/`) compile this file, too, so it imports only what the
+//! parent module imports. It has no owner number, so two owners with equal histories are equal.
 //!
 //! ```text
 //!          asks            refused (at the server's time)
@@ -15,10 +14,10 @@
 //!        until = asked + lease          until = anchor's time + (grant's now - anchor's now) + lease
 //! ```
 //!
-//! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, on
-//! the server's clock. Without such an exchange it counts from the first request. It must not count
-//! from the time at which the process reads the message: the process may have been stopped, and
-//! another process may have the lock by then:
+//! Anchor: the deadline of a grant by message is computed from an earlier exchange of the same
+//! wait, with the server's times. If there was no such exchange, the lease counts from the first
+//! request. The lease must not count from the time at which the process reads the message: the
+//! process may have been stopped, and another process may have the lock by then:
 //!
 //! ```text
 //! server    grant to A (2 s)              its end: grant to B
@@ -29,14 +28,14 @@
 //! the refusal first. A grant message and a reply come over two connections, so the reply may
 //! overtake the message.
 //!
-//! Acknowledged: if replicas must have a grant, a grant message only makes the owner ask. Another
-//! connection has written the grant, and the server's WAIT covers only the writes of its own
-//! connection. So the owner's request finds the hold and writes it again. An owner that cannot use
-//! the short lease of a message asks, too: its request raises the lease.
+//! Acknowledged: if replicas must have a grant, a grant message only makes the owner send a
+//! request. Another connection has written the grant, and WAIT covers only the writes of the
+//! connection that sends it. So the owner's request writes the hold again. If an owner cannot use
+//! the short lease of a grant by message, it also sends a request, which raises the lease.
 //!
 //! Silent: the owner may report other owners as silent only while the server answers it promptly,
-//! without a pause, and with a clock that does not jump. After a pause, this process may have been
-//! the one that was stopped, and the others may have asked in the meantime.
+//! without a pause, and with a clock that does not jump. After a pause, this process itself may
+//! have been stopped, and the other owners may have sent requests in the meantime.
 
 use std::time::Duration;
 
@@ -56,17 +55,17 @@ const PAUSE: u64 = 1_500 * MS;
 /// The number of grants in a row, each read after its own end, at which the wait fails.
 const MOST_LATE: u32 = 3;
 
-/// The state at the time of a leader's request. The leader reads all fields before it sends the
-/// request.
+/// What a leader reads before it sends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
-    /// The number of forced unlocks of this process that the server had answered.
+    /// The number of this process's forced unlocks that the server has answered.
     pub(crate) forced: u64,
-    /// The incarnation of the server that the client met last. If a later incarnation granted the
-    /// hold, the release of the hold may report a loss that did not happen, but never hides a loss.
+    /// The incarnation of the server to which the client last connected. If a later incarnation
+    /// granted the hold, the release of the hold may report a loss that did not happen, but never
+    /// hides a loss.
     pub(crate) incarnation: u64,
-    /// The time on the process's own clock, in nanoseconds, as are all times here except the
-    /// server's.
+    /// The time on the process's own clock in nanoseconds. (In this file all times are such times,
+    /// except the server's times.)
     pub(crate) at: u64,
 }
 
@@ -80,24 +79,24 @@ pub(crate) struct Exchanges<D> {
     asked_again: bool,
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
-    /// The time since which the owner has an entry, on the server's clock: that of the first reply
-    /// that reported the entry.
+    /// The server's time in the first reply that reported the owner's entry.
     came: Option<u64>,
-    /// The beginning and the end of the time for which the server has answered the owner promptly,
+    /// The beginning and the end of the period in which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
-    /// Whether a request was sent twice or has an unknown outcome, so that a copy may arrive later.
+    /// Whether a copy of a request may arrive later: a request was sent twice, or its outcome is
+    /// unknown.
     in_doubt: bool,
     /// Whether the server may have the owner in a queue or as the holder.
     is_known: bool,
     longest: Duration,
-    /// The number of grants in a row that were read after their own end.
+    /// The number of grants in a row that were read after their leases had ended.
     late: u32,
-    /// The details of a grant by message, while the owner asks the server to confirm it.
+    /// The details of a grant by message, while the owner asks the server to confirm the grant.
     message: Option<D>,
 }
 
-/// An exchange whose reply named the server's time. That time is not earlier than `sent`.
+/// A request and the server's time in its reply. The server's time is not earlier than `sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Anchor {
     sent: u64,
@@ -120,31 +119,31 @@ pub(crate) struct ReceivedGrant<D> {
 pub(crate) struct Collector {
     /// The lease that the thread wants.
     pub(crate) lease: Duration,
-    /// The incarnation of the server that the client met last.
+    /// The incarnation of the server to which the client last connected.
     pub(crate) incarnation: u64,
-    /// Whether the thread needs a reply, since replicas must have the grant or the grant must have
-    /// the full lease.
+    /// Whether the thread needs a reply, because replicas must have the grant, or because the grant
+    /// must have the full lease.
     pub(crate) needs_reply: bool,
 }
 
-/// Whether a grant by reply was read before its end.
+/// Whether a grant by reply was read before its lease ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum InTime {
     Yes,
-    /// Only the server knows whether the hold is still the owner's.
+    /// The lease has ended: the owner must ask the server whether it still has the hold.
     Ask,
-    /// The wait fails, since too many grants were read after their end.
+    /// The wait fails, because too many grants were read after their leases had ended.
     Fail,
 }
 
-/// What must be undone at the server at the end of a wait.
+/// What the client must undo at the server when a wait ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Undo {
-    /// Nothing, since no request of the owner has reached the server.
+    /// Nothing, because no request of the owner has reached the server.
     Nothing,
     /// An entry, or the lock.
     Once,
-    /// An entry, or the lock, now and again later, since a copy of a request may still arrive.
+    /// An entry, or the lock, now and again later, because a copy of a request may still arrive.
     NowAndLater,
 }
 
@@ -170,8 +169,8 @@ impl<D> Exchanges<D> {
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // The server is another one with another clock, or was restarted. Other owners may not
-            // have asked it yet.
+            // The server was restarted, or is another server with another clock. Other owners may
+            // not have sent a request to it yet.
             (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
@@ -179,7 +178,7 @@ impl<D> Exchanges<D> {
         self.longest = self.longest.max(lease);
     }
 
-    /// Takes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
+    /// Notes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
     /// later. `is_there`: the reply says that the owner is in the queue or is the holder now.
     #[inline]
     pub(crate) fn heard(&mut self, in_doubt: bool, is_there: bool) {
@@ -200,7 +199,7 @@ impl<D> Exchanges<D> {
     }
 
     /// Whether the server may have had the owner in a queue: the owner has sent more than one
-    /// request, or the server may have run its request twice.
+    /// request, or the server may have run a request twice.
     pub(crate) fn may_stand(&self) -> bool {
         self.in_doubt || self.asked_again
     }
@@ -217,14 +216,13 @@ impl<D> Exchanges<D> {
         Some(Again { came, sent })
     }
 
-    /// Takes a reply that says that the owner has an entry. `server`: the server's time in the
-    /// reply. The caller calls this before [`refused`](Self::refused), which replaces the anchor
-    /// that this reads.
+    /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
+    /// reply. Must be called before [`refused`](Self::refused), which replaces the anchor.
     pub(crate) fn stands(&mut self, now: u64, server: u64) {
         self.came.get_or_insert(server);
         let Some(asked) = self.asked else { return };
-        // A jump of the server's clock also ends the steady time: by the new time, owners that have
-        // just asked may seem silent.
+        // A jump of the server's clock also ends the steady period: with the new time, owners that
+        // have just sent a request may seem silent.
         let is_expected = self.anchor.is_none_or(|anchor| {
             let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
             expected.abs_diff(server) <= PROMPT / MS
@@ -238,8 +236,8 @@ impl<D> Exchanges<D> {
         };
     }
 
-    /// Takes a reply that says that the owner is not the holder. `server`: the server's time in the
-    /// reply. A grant before that time is over, even if this process reads it later.
+    /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
+    /// reply. A grant from before that time is over, even if this process reads it later.
     pub(crate) fn refused(&mut self, server: u64) {
         (self.late, self.message) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
@@ -247,15 +245,15 @@ impl<D> Exchanges<D> {
         }
     }
 
-    /// Takes a grant by reply. If the owner `already` had the lock, returns the details of the
+    /// Notes a grant by reply. If the owner `already` had the lock, returns the details of the
     /// grant message that this reply confirms.
     #[inline]
     pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
         self.message.take().filter(|_| already)
     }
 
-    /// Whether the owner reads the reply to the last request, which granted this lease, before the
-    /// end of the lease. `waits`: the owner may ask again.
+    /// Whether the reply to the last request, which granted this lease, is read before the lease
+    /// ends. `waits`: the owner may ask again.
     #[inline]
     pub(crate) fn in_time(&mut self, now: u64, lease: Duration, waits: bool) -> InTime {
         if self.asked.is_some_and(|asked| now < deadline(asked.at, lease)) {
@@ -265,8 +263,8 @@ impl<D> Exchanges<D> {
         if self.late == MOST_LATE || !waits { InTime::Fail } else { InTime::Ask }
     }
 
-    /// Takes a grant by message. Returns the time from which its lease counts, and its details.
-    /// `None`: the owner must ask, since it may no longer have the lock, or the grant needs a
+    /// Notes a grant by message. Returns the time from which its lease counts, and its details.
+    /// `None`: the owner must ask, because it may have lost the lock, or because the thread needs a
     /// reply.
     pub(crate) fn collect(
         &mut self,
@@ -274,8 +272,8 @@ impl<D> Exchanges<D> {
         granted: ReceivedGrant<D>,
         collector: Collector,
     ) -> Option<(Asked, D)> {
-        // The server has refused the owner after this grant, by the server's clock: the grant has
-        // ended, or that clock was set back in between.
+        // The server has refused the owner after this grant, by the server's times: the grant has
+        // ended, or the server's clock was set back.
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
@@ -284,8 +282,8 @@ impl<D> Exchanges<D> {
             return None;
         }
         let asked = self.asked.filter(|asked| asked.incarnation == collector.incarnation)?;
-        // The server granted the lock at this time or later, however late this process reads the
-        // message.
+        // The server granted the lock at this time or later. The time does not depend on when this
+        // process reads the message.
         let not_before = match self.anchor {
             // The arithmetic saturates, since any client may publish any number on the channel.
             Some(anchor) => {
@@ -294,7 +292,8 @@ impl<D> Exchanges<D> {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        // If the wanted lease is shorter, it counts, since a renewal cuts the hold to it.
+        // If the thread wants a shorter lease, the shorter lease counts, because a renewal cuts the
+        // hold to it.
         let counts = granted.lease.min(collector.lease);
         (now < deadline(asked.at, counts)).then_some((asked, granted.details))
     }

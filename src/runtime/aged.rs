@@ -1,4 +1,5 @@
-//! The leases of a client that uses a server in memory. They end when a test says so.
+//! Ends the leases of a client that uses a server in memory, when a test advances the server's
+//! time.
 
 use std::sync::Weak;
 use std::time::Duration;

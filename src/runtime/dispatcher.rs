@@ -1,10 +1,10 @@
 //! The dispatcher of a cluster's client, which gives each job to the renewer of its server. The
-//! dispatcher's thread has no connection and waits for no server. So a server that does not answer
-//! never delays the jobs of other servers.
+//! dispatcher's thread does no I/O. So a server that does not answer never delays the jobs of other
+//! servers.
 //!
-//! A server that has lost all its slots may be gone for good. Its renewer ends and hands its jobs
-//! back to the dispatcher. Its subscriber's thread ends, too. Its lanes are closed when no command
-//! is unanswered.
+//! A server that has lost all its slots may never come back. Its renewer ends and returns its jobs
+//! to the dispatcher. Its subscriber thread ends, too. Its lanes are closed when all commands are
+//! answered.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +35,7 @@ pub(super) struct Dispatcher {
 struct Hired {
     node: Arc<Node>,
     jobs: Sender<Job>,
-    /// The queue of jobs, while the system has no thread for the renewer.
+    /// The queue of jobs, while the system cannot start the renewer's thread.
     idle: Option<Receiver<Job>>,
 }
 
@@ -62,7 +62,7 @@ impl Dispatcher {
             }
             if is_idle {
                 for hired in self.renewers.values_mut() {
-                    // The first failure was logged already.
+                    // The first failure has already been logged.
                     let _again = hired.start(&self.core, &self.alive);
                 }
             }
@@ -76,7 +76,7 @@ impl Dispatcher {
     fn let_go(&mut self) {
         for node in self.cluster.nodes() {
             if !self.cluster.is_master(&node) {
-                // The renewer's thread does its remaining jobs, and then finds the channel
+                // The renewer's thread does its remaining jobs, and ends when it finds the channel
                 // disconnected.
                 let number = node.number();
                 self.renewers.retain(|server, hired| *server != number || hired.idle.is_some());
@@ -98,7 +98,7 @@ impl Dispatcher {
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
-                // The new server may also have holds of owners that no thread uses now.
+                // The new server may also have holds of owners that no thread uses any longer.
                 for node in homes.values() {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }
@@ -137,7 +137,7 @@ impl Dispatcher {
         }
     }
 
-    /// Runs `work`. If it panics, the jobs of the other synchronizers go on.
+    /// Runs `work`. A panic in `work` does not stop the dispatcher.
     fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work)).ok();
         if done.is_none() {
@@ -163,7 +163,7 @@ impl Dispatcher {
 
     fn give_all(&self, job: impl Fn() -> Job) {
         for hired in self.renewers.values() {
-            // The channel is closed only after the renewer's end.
+            // The channel is closed only after the renewer has ended.
             let _ = hired.jobs.send(job());
         }
     }
@@ -190,7 +190,7 @@ impl Dispatcher {
 }
 
 impl Hired {
-    /// Starts the thread if it does not run yet.
+    /// Starts the renewer's thread if it has not been started.
     fn start(&mut self, core: &Arc<Core>, alive: &Sender<()>) -> io::Result<()> {
         let Some(jobs) = self.idle.clone() else { return Ok(()) };
         let renewer = Renewer::new(Arc::clone(core), &self.node);

@@ -9,9 +9,9 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{Rights, Trouble, refused, unreachable};
 
-/// The test script. All clients send the same text, so their number does not fill the server's
-/// cache. The script tests for `acl_check_cmd`, by which other scripts ask before their first write
-/// whether all their writes are allowed. Servers before Redis 7.0 lack this function.
+/// The test script. All clients send the same text, so the server caches only one script. The
+/// script checks that the server has `acl_check_cmd`, with which other scripts check their writes
+/// before the first write. Servers before Redis 7.0 lack this function.
 const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
@@ -19,12 +19,12 @@ const WORD: &[u8] = b"redlatch";
 pub(crate) struct Greeting {
     /// The shortest of a few round trips.
     pub(crate) round_trip: Duration,
-    /// Lines for the log about things that work now and will fail later.
+    /// Log lines about settings that work now but will cause failures later.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Finds out whether this library can work with a server, over an open connection. `is_cluster` is
-/// true if the client uses a cluster.
+/// Checks over an open connection whether this library can work with the server. `is_cluster`: the
+/// client uses a cluster.
 pub(crate) fn greet(
     endpoint: &Endpoint,
     server: &ServerInfo,
@@ -48,7 +48,7 @@ pub(crate) fn greet(
     for (verb, script) in [(b"EVAL".as_slice(), text), (b"EVALSHA", hash), (b"EVALSHA", hash)] {
         let mut outcome = call(verb, script, keys);
         // Some services choose a server by a script's key, and refuse a script without a key. (The
-        // first attempt has no key, since the user may have no right to this key.)
+        // first attempt has no key, because the user may have no right to this key.)
         if matches!(&outcome, Err(Failure::Refused(cause)) if is_odd(&cause.error)) {
             keys = &[b"1", b"redlatch"];
             outcome = call(verb, script, keys);
@@ -100,7 +100,7 @@ impl Info {
         self.field(name) == Some(value)
     }
 
-    /// The warnings about things that work now and will fail later.
+    /// Returns warnings about settings that work now but will cause failures later.
     fn warnings(&self, endpoint: &Endpoint, config: &Config, is_cluster: bool) -> Vec<String> {
         let (server, mut warnings) = (format!("the server at {}", endpoint.address()), Vec::new());
         let mode = |value| self.says("redis_mode", value) || self.says("server_mode", value);
@@ -131,7 +131,8 @@ impl Info {
     }
 }
 
-/// Checks that the client may wait for replicas. Does not count them, since they come and go.
+/// Checks that the user may run WAIT. Does not count the replicas, because their number may change
+/// at any time.
 fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
     match ask(&Command::wait(none)) {
@@ -140,7 +141,7 @@ fn may_wait(ask: Ask<'_>) -> Result<(), Error> {
     }
 }
 
-/// Returns the error for a request without a reply on an open connection.
+/// Returns the error for a request that got no reply over an open connection.
 fn unanswered(failure: Failure) -> Error {
     match failure {
         Failure::TimedOut(_) | Failure::Unacknowledged(..) => {
@@ -152,7 +153,7 @@ fn unanswered(failure: Failure) -> Error {
     }
 }
 
-/// Checks whether this library can work with the server, according to the server's own description.
+/// Checks whether this library can work with the server, according to the server's reply to INFO.
 fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
@@ -172,7 +173,7 @@ fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that the reply is that of the test script.
+/// Checks that the reply is the test script's reply.
 fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
@@ -203,13 +204,13 @@ fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
              them on, or the server was built without scripts"
         }
         "ERR" => "the server refuses one",
-        // The server cannot run a script now, since it is loading or busy, but will later.
+        // The server is loading or busy, and can run scripts later.
         _ => return Ok(()),
     };
     Err(lacks_scripts(why).caused_by_shared(error.clone()))
 }
 
-/// Whether this is an error of no known kind.
+/// Whether no known code begins this error.
 fn is_odd(error: &RedisError) -> bool {
     error.code() == Some("ERR") && !is_unknown(error)
 }
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
     use crate::config::ClientBuilder;
 
-    /// The texts are taken from the documentation of each program.
+    /// The texts of the errors come from the documentation of each program.
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
         let garnet = ServerInfo::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");

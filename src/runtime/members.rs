@@ -18,22 +18,21 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Called at the end of the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// Returns for each hold a renewal before it is due, or a query whether the hold exists.
+    /// Returns a renewal for each hold, even if it is not due, or a query whether the hold exists.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
 
-    /// Returns a query whether others wait, for each hold that listens for the message that they
-    /// do.
+    /// For each hold that must know whether others wait, returns a query to the server.
     fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
 
-    /// Takes the message that others wait for the lock that this owner has.
+    /// Called when a message says that others wait for the lock that this owner has.
     fn hear_wanted(&self, _owner: u64) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
-    /// then.
+    /// after this.
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, _by: u64) -> Vec<Renewal> {
         Vec::new()
@@ -49,7 +48,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
-    /// Whether this is a lock, so that owners of this client may hold it.
+    /// Whether this is a lock or a read-write lock, which this client's owners may hold.
     fn has_owners(&self) -> bool {
         false
     }
@@ -59,7 +58,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
-    /// Removes an unused owner from the lock.
+    /// Removes an owner that no thread uses from the lock and its queue.
     fn give_up_owner(&self, _owner: &str) {}
 }
 
@@ -157,7 +156,7 @@ impl Members {
         members
     }
 
-    /// Drops the state of names that were unused for a while.
+    /// Drops the state of names that have not been used for a while.
     pub(super) fn sweep(&self) {
         self.kinds().iter().for_each(|kind| kind.sweep());
     }

@@ -1,7 +1,8 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! Each client has one channel, so a message names its owner. With a channel for each owner and a
-//! pattern for all, the server would have to match every message of any sender.
+//! Each client has one own channel, so each message names its owner. If each owner had a channel
+//! and the client subscribed to a pattern, the server would compare every message of any sender
+//! with the pattern.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,8 +20,8 @@ pub(crate) enum Message<'a> {
     Ask { lock: &'a str },
     /// The owner now holds the lock.
     Grant(GrantMessage<'a>),
-    /// The owner is the first in the queue. The lock is left to other clients for the time `left`
-    /// (which may be zero), and the owner should ask after that time.
+    /// The owner is the first in the queue. The owner should ask after the time `left` (which may
+    /// be zero). Until then Redisson's clients may take the lock.
     Open { left: Duration, database: i64, lock: &'a str },
     /// Others wait for this lock, which the owner has.
     Wanted { database: i64, lock: &'a str },
@@ -28,7 +29,7 @@ pub(crate) enum Message<'a> {
     Notified { database: i64, waiting: &'a str },
 }
 
-/// The message that a script has made an owner the holder.
+/// A script has made an owner the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantMessage<'a> {
     /// The time of the grant, on the server's clock in ms.
@@ -76,7 +77,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the number before the first space, and the text behind the space.
+/// Returns the value before the first space, and the text after the space.
 fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
     let (word, rest) = text.split_once(' ')?;
     Some((word.parse().ok()?, rest))
@@ -84,16 +85,16 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 
 /// The receiver of the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
-    /// Called on the subscriber's thread with no mutex held. Must not block. Returns `false` if no
-    /// thread will read the message: then the client handles it as a message to an owner that no
-    /// longer waits.
+    /// Called on the subscriber thread with no mutex held. Must not block. Returns `false` if no
+    /// thread will read the message. The client then handles the message as a message to an owner
+    /// that no longer waits.
     fn receive(&self, message: &Message<'_>) -> bool;
 }
 
 /// The registered owners of this client by their numbers, with the recipients of their messages. An
-/// owner is registered before its first request, and for as long as it has a queue entry, or the
-/// lock that it got by this entry. Scripts send messages only to owners that had an entry. So if a
-/// grant names an owner that is not registered, no thread has this hold.
+/// owner is registered before its first request. It remains registered as long as it has a queue
+/// entry, or the lock that it got through this entry. Scripts send messages only to owners that had
+/// an entry. So if a grant names an owner that is not registered, no thread has this hold.
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,
@@ -112,7 +113,7 @@ impl Recipients {
         registered
     }
 
-    /// Returns the registered owner with that number.
+    /// Returns the registered owner with this number.
     pub(super) fn named(&self, owner: u64) -> Option<Arc<Registered>> {
         self.registered.lock().get(&owner).and_then(Weak::upgrade)
     }
@@ -124,10 +125,10 @@ impl fmt::Debug for Recipients {
     }
 }
 
-/// The registration of an owner, with the recipient of the messages that name the owner. An owner
-/// that [may have stood](crate::ask) in a queue stays registered while it holds the lock. If a
-/// request found the grant, the grant's message comes later, and the client must not give the grant
-/// back.
+/// The registration of an owner, with the recipient of the messages that name the owner. If an
+/// owner [may have had](crate::ask) a queue entry, it remains registered while it holds the lock:
+/// after a reply that reports the grant, the grant's message may still arrive, and the client must
+/// not give the grant back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

@@ -1,5 +1,4 @@
-//! A client and its view of the servers: its connections, subscribers and renewers, and its state
-//! for each name.
+//! A client: its connections, subscribers and renewers, and its state for each name.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -55,7 +54,7 @@ use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, S
 
 /// The assumed time of a round trip before the first exchange with the server.
 const UNMEASURED: Duration = Duration::from_micros(500);
-/// How long the client follows redirects of commands to other servers.
+/// How long the client sends a command again when servers redirect it.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
@@ -75,21 +74,22 @@ pub(crate) struct Core {
     pub(crate) returned: Returned,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<ChangedNames>,
-    /// Whether the log has already warned that this client makes more changes to semaphores than it
-    /// can keep for a repetition after a failover.
+    /// Whether the client has logged that it changes more semaphores than it can remember for a
+    /// repetition after a failover.
     forgets: AtomicBool,
-    /// Whether a hold has ever listened for the message that others wait.
+    /// Whether a hold of this client has ever had to know whether others wait.
     listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
-    /// The long waits. Each wait adds and removes itself.
+    /// The waits that have lasted for long. Each waiting thread adds and removes its own wait.
     pub(crate) waits: Mutex<Waits>,
     slow_lines: Mutex<SlowLines>,
-    /// Makes the text of a log line about a slow wait.
+    /// Returns the text of a log line about a slow wait.
     pub(crate) slow_line: OnceLock<SlowLine>,
     /// The shortest lease of any handle that the watchdog renews, in nanoseconds.
     shortest_watched: AtomicU64,
-    /// Each thread of the client keeps a clone until it ends. `None` after the client's end.
+    /// Each thread of the client keeps a clone until the thread ends. `None` after the client's
+    /// end.
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
@@ -97,8 +97,8 @@ pub(crate) struct Core {
     closed: AtomicBool,
 }
 
-// Only callbacks keep the compiler from deriving this: those of the user (see `Config`), and those
-// of the client, whose state is in a `Mutex` or an atomic.
+// The compiler does not derive this because of the callbacks: the user's callbacks (see `Config`),
+// and the client's own, whose state is in a `Mutex` or an atomic.
 impl RefUnwindSafe for Core {}
 
 impl Core {
@@ -158,7 +158,7 @@ impl Core {
         (core, jobs)
     }
 
-    /// The time of a round trip to the server, as measured by the first exchange with it.
+    /// The time of a round trip to the server, measured in the first exchange.
     pub(crate) fn round_trip(&self) -> Duration {
         self.measured.get().copied().unwrap_or(UNMEASURED)
     }
@@ -208,9 +208,9 @@ impl Core {
         self.servers.route(name, self.hasher.hash_one(name) as u32)
     }
 
-    /// Returns the sequence of numbered requests of a name. Each open request keeps the sequence
-    /// alive, so that it outlives the name's handles. Two names may share one sequence, as `x` and
-    /// `{x}` do.
+    /// Returns the sequence of numbered requests of a name. Each open request keeps a reference to
+    /// the sequence, so the sequence may outlive the name's handles. Two names may share one
+    /// sequence, as `x` and `{x}` do.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = scripts::requests(name, self.id.as_str());
         self.changes.requests.find(&key, |key| {
@@ -222,11 +222,11 @@ impl Core {
         self.config.connection.response_timeout
     }
 
-    /// Notes that a handle has a lease of this length, which the watchdog renews. From here on no
-    /// renewal waits longer than this lease allows. The bound stays for ever, since a thread may
-    /// take a lock on the handle at any time.
+    /// Notes that a handle has a lease of this length, which the watchdog renews. After this call
+    /// no renewal waits longer than this lease allows. The client keeps this bound until its end,
+    /// because a thread may take a lock with the handle at any time.
     pub(crate) fn watches_for(&self, lease: Duration) {
-        // If the lease is out of range, the verbs of the lock refuse it.
+        // If the lease is out of range, the lock's methods return an error.
         if config::check_watchdog("", lease).is_ok() {
             self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
         }
@@ -238,7 +238,7 @@ impl Core {
         schedule::patience(Duration::from_nanos(shortest))
     }
 
-    /// The deadline of a call over this lane that begins now.
+    /// Returns the deadline of a call that begins now on this lane.
     pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
         let deadline = lane.deadline();
         // No timeout is longer than a year.
@@ -274,7 +274,7 @@ impl Core {
         self.servers.first().endpoint.lasting_address()
     }
 
-    /// Whether both clients have a server in common.
+    /// Whether the two clients have a server in common.
     pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
         self.servers.overlaps(&other.servers)
     }
@@ -283,8 +283,8 @@ impl Core {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Returns an error if the client has ended, or belongs to the parent process. Called before a
-    /// mutex of the client is taken.
+    /// Returns an error if the client has ended, or belongs to the parent process. Must be called
+    /// before a thread takes a mutex of the client.
     #[inline]
     pub(crate) fn check(&self, name: &Name) -> Result<(), Error> {
         Error::if_forked(name)?;
@@ -299,8 +299,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sends a command without waiting for its reply. After the client's end this waits for the
-    /// reply, since no other thread would read it. In a forked child this sends nothing.
+    /// Sends a command without waiting for its reply. After the client's end, waits for the reply,
+    /// because no other thread would read it. In a forked child, sends nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if is_forked() {
             return;
@@ -309,15 +309,15 @@ impl Core {
         if !self.is_cluster() {
             return self.post_to(&lane, command, receiver);
         }
-        // No thread follows a redirect of this command: its receiver sends the command again.
+        // If the server redirects this command, its receiver sends the command again.
         let receiver = move |outcome| receiver.receive(unfollowed(outcome));
         self.post_to(&lane, command, Arc::new(receiver));
     }
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if self.closed.load(Ordering::SeqCst) {
-            // No thread sends the command again after this, so the caller's limit does not apply: a
-            // call that was cut off could leave a hold behind.
+            // The caller's limit must not apply: if the limit stopped this release, no thread would
+            // send it again, and the hold would remain at the server.
             let _unlimited = Limit::set(None);
             let mut outcome = lane.call_unless_out(&command);
             if let Some(cluster) = self.servers.cluster() {
@@ -335,9 +335,8 @@ impl Core {
         }
     }
 
-    /// Notes that a hold is about to listen for the message that others wait. From now on, the
-    /// holds that listen ask the server each time that a subscription to the client's own channel
-    /// is confirmed.
+    /// Notes that a hold must know whether others wait. After this call, such holds ask the server
+    /// each time the server confirms a subscription to the client's own channel.
     pub(crate) fn listens_for_wants(&self) {
         self.listens_for_wants.store(true, Ordering::SeqCst);
     }
@@ -355,7 +354,7 @@ impl Core {
         self.post_to(node.any_lane(), message, Arc::new(receiver));
     }
 
-    /// Checks whether other clients use the other kind of channels.
+    /// Checks whether other clients use the other kind of channels (sharded or not).
     fn compare_channels(&self, node: &Arc<Node>) {
         for question in self.pubsub.comparisons(node) {
             let core = Weak::clone(&self.itself);
@@ -370,11 +369,11 @@ impl Core {
         }
     }
 
-    /// Handles the outcome of a control message. Only the arrival of the message matters.
+    /// Handles the outcome of the PUBLISH of a control message.
     fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
             Err(Failure::Refused(cause)) => {
-                // The client sends the control message again every few seconds.
+                // The heartbeat sends another control message within a few seconds.
                 if !self.pubsub.is_muted(true) {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
@@ -383,7 +382,7 @@ impl Core {
                 }
             }
             Ok(_) => drop(self.pubsub.is_muted(false)),
-            // Until a control message arrives, the subscriber does not look at its queue.
+            // The subscriber reads its queue only after it has received a control message.
             Err(_) if !self.is_shut_down() => {
                 let name = Name::from("the subscriber");
                 let message = self.pubsub.control_message(node);
@@ -403,7 +402,7 @@ impl Core {
     }
 }
 
-/// Makes the text of a log line about a long wait. Returns `None` if there is nothing to say yet.
+/// Returns the text of a log line about a slow wait, or `None` if there is nothing to log.
 type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 
 /// See [`Session::open`].
@@ -451,7 +450,7 @@ impl Host for Hosted {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        // A message for a holder goes to `unclaimed`, since a holder need not be registered.
+        // A message for a holder goes to `unclaimed`, because a holder need not be registered.
         let is_for_holder = matches!(message, Message::Wanted { .. });
         let named = self.recipients.named(owner).filter(|_| !is_for_holder);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {

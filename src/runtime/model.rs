@@ -1,5 +1,5 @@
-//! Clients for the model tests. They use a model's server, and lack the threads that wait for time
-//! to pass, since no time passes in a model.
+//! Clients for the model tests. They use a model's server. They lack the threads that wait for time
+//! to pass, because no time passes in a model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +25,12 @@ impl Core {
         Self::model_with_jobs(server).0
     }
 
-    /// As [`model`](Self::model), with the jobs that its renewer would get.
+    /// Returns a client as [`model`](Self::model) does, and the jobs that its renewer would get.
     pub(crate) fn model_with_jobs(server: &ModelServer) -> (Arc<Self>, Receiver<Job>) {
         let mut config = ClientBuilder::new(URL).config;
         config.slow_wait = Duration::MAX;
         config.connection.dialer = Some(server.dialer());
-        // The timeouts are long, since each step of a model takes some time.
+        // The timeouts are long, because each step of a model takes some time.
         config.connection.connect_timeout = HOUR;
         config.connection.response_timeout = HOUR;
         let endpoint = Endpoint::of(URL, &config.connection);
@@ -54,7 +54,7 @@ impl Core {
     }
 
     /// Reads replies, as the background thread does soon after a post. At the limit of unread
-    /// replies, further posts are written only after this.
+    /// replies, further posts are written only after this call.
     pub(crate) fn read_replies(&self) {
         let node = self.servers.first();
         while !node.any_lane().service(MINUTE, MINUTE) {
@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// Ends the subscriber, as the client's end does.
+    /// Ends the subscriber as at the client's end.
     pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
         self.pubsub.shut_down();
         subscriber.join().unwrap();

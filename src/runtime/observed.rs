@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The longest time for the query for the holder. The callback of a loss may wait behind it.
+/// The longest time for the query for the holder. The callback of a loss may wait for this query.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -37,9 +37,9 @@ pub(crate) enum Count {
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     counts: [AtomicU64; Count::LeftOut as usize + 1],
-    /// The number of events that wait for the callbacks' thread.
+    /// The number of events in the queue of the callbacks' thread.
     queued: AtomicUsize,
-    /// Whether events have been left out since the queue was last empty.
+    /// Whether an event was dropped since the queue was last empty.
     leaves_out: AtomicBool,
 }
 
@@ -59,20 +59,22 @@ const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// The times, by [`clock`], from which the log may have another line about a slow wait. This keeps
-/// a crowd of waiters from filling the log, and from sending one query after another.
+/// The times, by [`clock`], from which the client may log another line about a slow wait. These
+/// times limit the log lines and queries of many waiters.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
-    /// Whether a query runs on the callbacks' thread, which may hang. Only one runs at a time.
+    /// Whether a query runs on the callbacks' thread, which may hang. Only one query runs at a
+    /// time.
     is_asking: bool,
     next: u64,
-    /// The names and deadlocks that had a line within the last minute, each with the time from
-    /// which it may have the next line.
+    /// The names and deadlocks for which a line was logged within the last minute, each with the
+    /// time from which the next line may be logged.
     names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Begins a query about a name. If it must not begin now, returns when to try again.
+    /// Begins a query about a name. If the query must not begin now, returns the time after which
+    /// to try again.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {
             return Some(SLOW_LINES_SPACED);
@@ -83,7 +85,8 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock is new within the last minute. If so, notes it as logged.
+    /// Whether a line about a deadlock was not logged within the last minute. If so, notes the line
+    /// as logged now.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
@@ -94,7 +97,7 @@ impl SlowLines {
         is_new
     }
 
-    /// Ends a query about a name. `is_said` means that it led to a line.
+    /// Ends a query about a name. `is_said`: the query led to a log line.
     fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
         (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
@@ -108,20 +111,22 @@ impl SlowLines {
 #[derive(Debug)]
 pub(crate) struct SlowWait {
     pub(crate) name: Name,
-    /// The kind, and the number of permits.
+    /// The kind of synchronizer, and the number of permits.
     pub(crate) what: (Kind, u32),
     pub(crate) waited: Duration,
-    /// Whether the log has a line about the wait, or the wait is over.
+    /// Whether a line about the wait was logged, or the wait is over.
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
 /// The most events that wait behind a slow callback. The second limit is for losses and ends of
-/// outages. These are few, and without each loss an observer's count of holds would stay wrong.
+/// outages. These events are few, and if a loss were dropped, an observer's count of holds would
+/// remain wrong.
 const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
-/// The waits that have lasted for a while, by their beginnings and threads. Each has a name, its
-/// kind, a thread, and the thread's arrival number in the process's queue. A leader has zero.
+/// The waits that have lasted for a while, by the time of their start and the id of the thread.
+/// Each has a name, its kind, a thread, and the thread's arrival number in the process's queue
+/// (zero for a leader).
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 
@@ -131,7 +136,8 @@ impl Core {
         !self.config.observers.is_empty()
     }
 
-    /// Calls each observer on this thread, which holds no mutex. A panic does not stop the others.
+    /// Calls each observer on the current thread, which must hold no mutex. If an observer panics,
+    /// the other observers are still called.
     #[inline]
     pub(crate) fn tell_observers(&self, tell: impl Fn(&dyn Observer)) {
         for observer in &self.config.observers {
@@ -141,15 +147,15 @@ impl Core {
         }
     }
 
-    /// As [`tell_observers`](Self::tell_observers), and counts the event once for each permit.
+    /// Counts the event once for each permit, and calls [`tell_observers`](Self::tell_observers).
     #[inline]
     pub(crate) fn observe(&self, what: Count, permits: u32, tell: impl Fn(&dyn Observer)) {
         self.counts.add(what, permits.into());
         self.tell_observers(tell);
     }
 
-    /// Counts the event, and reports it on the callbacks' thread after all earlier events. Leaves
-    /// out the report if too many events wait there.
+    /// Counts the event, and reports it on the callbacks' thread after all earlier events. Drops
+    /// the report if too many events wait in the queue.
     pub(crate) fn observe_soon<T: Fn(&dyn Observer) + Send + 'static>(
         &self,
         what: Count,
@@ -174,7 +180,7 @@ impl Core {
             }
             return;
         }
-        // The reference is weak, since the core owns the queue in which the event waits.
+        // The reference is weak, because the core owns the queue in which the event waits.
         let (core, tell) = (Weak::clone(&self.itself), event());
         self.watchdog.call(move || {
             let Some(core) = core.upgrade() else { return };
@@ -185,7 +191,7 @@ impl Core {
         });
     }
 
-    /// Reports the changes that the client could not keep since its last report.
+    /// Reports the changes that the client has dropped since its last report.
     pub(super) fn tell_forgotten(&self) {
         let forgotten = self.changes.forgotten();
         if forgotten == 0 {
@@ -211,8 +217,8 @@ impl Core {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut waits: Vec<_> = self.waits.lock().clone().into_iter().collect();
-        // The waits are sorted in the order of the queue. If each thread is a leader, they are
-        // sorted by their beginnings.
+        // The waits are sorted in the order of the queue. If all threads are leaders, the waits are
+        // sorted by the time of their start.
         waits.sort_by_key(|(began, (.., arrival))| (*arrival, *began));
         let mut before = BTreeMap::<_, usize>::new();
         let waiting = waits.iter().map(|((since, _), (name, kind, thread, _))| {
@@ -244,10 +250,10 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. Returns the
-    /// time after which to call this again if the log does not have the reason by then: a certain
-    /// time must pass between two lines, and only one query runs at a time. Returns `None` if the
-    /// caller must not call this again.
+    /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. There is a
+    /// least time between two lines, and only one query runs at a time. So the reason may not be
+    /// logged now: then returns the time after which to call this function again. Returns `None` if
+    /// the caller must not call this function again.
     pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
@@ -255,7 +261,7 @@ impl Core {
         if let Some(later) = self.slow_lines.lock().begins(clock::now(), &wait.name) {
             return Some(later);
         }
-        // The longer a thread has waited, the less often it tries to be the one that asks.
+        // The longer a thread has waited, the less often it tries to start a query.
         let later = SLOW_LINES_SPACED.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
         self.watchdog.call(move || {
@@ -264,7 +270,7 @@ impl Core {
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
             let lasts = || !wait.is_said.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
-            // If the query was cut off, the line may lack the holder.
+            // If the query's limit ended it, the line may lack the holder.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
@@ -276,9 +282,8 @@ impl Core {
         Some(later)
     }
 
-    /// Logs at once which other locks a thread holds that has waited for long. Another line may
-    /// explain the wait, but no other client knows which locks this thread holds, and perhaps no
-    /// other line names them.
+    /// Logs at once which other locks a thread holds that has waited for long. Only this client
+    /// knows which locks its thread holds, so only this line may show the deadlock.
     pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {
@@ -295,7 +300,8 @@ impl Core {
         }
     }
 
-    /// Logs that nobody has set the permits that threads need, unless the name just had a line.
+    /// Logs that threads wait for permits of a semaphore that does not exist, unless a line about
+    /// the name was logged a short time ago.
     pub(crate) fn tells_no_permits(&self, name: &Name, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
         if lines.begins(now, name).is_some() {
@@ -333,7 +339,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// An observer that hangs in its first callback until it may go on.
+    /// An observer that blocks in its first callback until the test lets it continue.
     struct Hangs {
         may: Mutex<Option<Receiver<()>>>,
         heard: Sender<&'static str>,
@@ -412,7 +418,7 @@ mod tests {
         let told: Vec<_> = (0..=MOST_EVENTS).map(|_| hears.recv_timeout(SOON).unwrap()).collect();
         assert_eq!(told.iter().filter(|it| **it == "renewed").count(), MOST_EVENTS);
         assert_eq!(told.last(), Some(&"lost"));
-        // There is room again.
+        // The queue has room again.
         renewed();
         assert_eq!(hears.recv_timeout(SOON), Ok("renewed"));
         assert_eq!(core.snapshot().counts.left_out, 7);

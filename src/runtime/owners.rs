@@ -1,8 +1,8 @@
-//! The live owners: those under which this process requests or holds locks.
+//! The live owners: the owners for which this process requests or holds locks.
 //!
-//! If a release reached only the old master, a new master may have a hold of an owner that no
-//! thread of this client uses. Numbers are never used again, so an owner that is not live never
-//! becomes live again. All holds of such owners can be released.
+//! If a release reached only the old master, the new master may have a hold of an owner that no
+//! thread of this client uses. A number is never used again, so such an owner never becomes live
+//! again, and its hold can be released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,20 +13,22 @@ use redlatch_client::sync::{Mutex, is_forked};
 use super::Core;
 use crate::scripts::{Mode, Owner};
 
-/// The numbers of the live owners. (Hash sets would cost each lock more than these trees.)
+/// The numbers of the live owners. (Hash sets would make each lock more expensive than these trees
+/// do.)
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live, from before its first request until its hold ends or no thread needs it.
+/// Keeps an owner live: from the time before its first request until its hold ends or no thread
+/// needs the owner.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,
 }
 
 impl Core {
-    /// Makes a new owner, which is live as long as the returned `LiveOwner`. `hears`: see
+    /// Makes a new owner, which is live as long as the returned `LiveOwner` exists. `hears`: see
     /// [`ClientId::next_owner_to`](crate::scripts::ClientId::next_owner_to).
     pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode, hears: bool) -> (Owner, LiveOwner) {
         let owner = self.id.next_owner_to(mode, hears);
@@ -43,7 +45,7 @@ impl Core {
 }
 
 impl LiveOwner {
-    /// Notes that the owner's hold was released, so that the owner is unused from here on.
+    /// Notes that the owner's hold was released, so the owner is no longer live.
     pub(crate) fn end(&self) {
         self.core.owners.live.lock().remove(&self.number);
     }

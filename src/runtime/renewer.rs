@@ -25,13 +25,13 @@ use super::{Core, Member};
 use crate::lease::{Cleanup, Job};
 use crate::scripts;
 
-/// The most names that one script call renews. More would block the server's other clients for
-/// longer.
+/// The most names that one script call renews. A longer call would block the server's other clients
+/// for too long.
 const NAMES_A_CALL: usize = 128;
 /// The most names whose renewals are written before a reply is read.
 const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
-/// How long a reply for which no caller waits may take, besides some round trips. After that, the
-/// lane of the reply is closed.
+/// How long a reply for which no caller waits may take, in addition to some round trips. After this
+/// time, the lane of the reply is closed.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
@@ -47,13 +47,13 @@ pub(crate) struct Renewer {
     own: OwnLink,
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
-    /// The time of the next query for the holds, if the server did not answer the last query.
+    /// The time at which to query the holds again, if the server did not answer the last query.
     ask_again: Option<u64>,
     /// The last run of the server at which the renewer repeated earlier releases.
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
     mending: VecDeque<Mending>,
-    /// Whether the server forbade some of these changes, which is logged once.
+    /// Whether the server refused some of these changes for lack of rights, which is logged once.
     is_forbidden: bool,
     /// Whether the client has opened no connection to the server so far.
     is_unmet: bool,
@@ -83,10 +83,10 @@ impl Renewer {
         }
     }
 
-    /// Opens the connection now. Later, at the first renewal, the server may be full or have
-    /// another password, and refuse a new connection.
+    /// Opens the connection now: at the first renewal, the server might refuse a new connection,
+    /// because it is full or its password has changed.
     pub(crate) fn connect(mut self) -> Self {
-        // A failure is logged. Until there is a connection, the lanes are used.
+        // If this fails, the failure is logged, and the renewer uses the lanes.
         let _none_now = self.own.opens();
         self
     }
@@ -98,7 +98,7 @@ impl Renewer {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    // A cleanup that stays in the list may have further commands to send.
+                    // A cleanup that is still in the list may have more commands to send.
                     while !self.mending.is_empty() {
                         self.try_to(Self::mend_some);
                     }
@@ -124,7 +124,7 @@ impl Renewer {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
             self.try_to(Self::mend_some);
-            // Cleanups come after urgent jobs: their packet takes long while the server is away.
+            // Urgent jobs go first: while the server is away, a packet of cleanups takes long.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.send_due_cleanups(now));
             }
@@ -144,7 +144,7 @@ impl Renewer {
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
 
-    /// Runs `work`, whose panic must not end all later renewals. Returns `false` if it panicked.
+    /// Runs `work`. Returns `false` if `work` panicked: a panic must not end all later renewals.
     fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
@@ -154,7 +154,7 @@ impl Renewer {
         done
     }
 
-    /// The outcome for receivers of a job that panicked, as if the connection had broken.
+    /// The outcome for the receivers of a job that panicked: a broken connection.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
@@ -165,8 +165,8 @@ impl Renewer {
             Job::Renew(renewals) => self.renew_each(renewals),
             Job::RenewAll => {
                 self.ask_again = None;
-                // The old connection may lead to a server that is no longer the master but still
-                // answers.
+                // The server at the other end of the old connection may still answer, but be no
+                // longer the master.
                 self.own.close();
                 self.cleanups.iter_mut().for_each(Cleanup::start_anew);
                 let mut members = self.core.members.all();
@@ -199,7 +199,7 @@ impl Renewer {
             }
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
-                // A renewal may have reached the server since.
+                // Since this job was queued, a renewal may have reached the server.
                 if node.endpoint.health().is_to_be_looked_at() {
                     self.own.look();
                 }
@@ -219,7 +219,7 @@ impl Renewer {
         }
     }
 
-    /// Logs that this server now has these names of a cluster.
+    /// Logs that these names of a cluster have moved to this server.
     fn log_moved(&self, members: &[Arc<dyn Member>]) {
         let Some(first) = members.first() else { return };
         let address = self.own.endpoint.health().address();
@@ -242,15 +242,14 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Releases holds that exist again after their release. This happens if another server becomes
-    /// the master, or if this server comes back with older data. No thread uses the owner of such a
-    /// hold, and its waiters would wait for the end of the lease. (A list of all released holds
-    /// would grow without limit, so the renewer asks for the owners of the locks that this client
-    /// knows.)
+    /// Releases holds that this client has already released. Such a hold exists again if another
+    /// server becomes the master, or if this server comes back with older data. Without this,
+    /// waiters would wait until the lease ends. (A list of all released holds would grow without
+    /// limit. So the renewer asks the server for the owners of the locks that this client knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, this keeps the later one: a fair lock's queue, which knows
-        // more.
+        // If a name has two members, this keeps the later member: a fair lock's queue, which knows
+        // more owners.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();
@@ -266,7 +265,7 @@ impl Renewer {
                 if outcome.as_ref().is_err_and(may_pass) {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                 }
-                // If the user has no right to ask, such holds end with their leases.
+                // If the user may not run this script, such holds end with their leases.
                 let Ok(owners) = scripts::lock::owners(outcome) else { continue };
                 for ((_, member), owners) in call.iter().zip(owners) {
                     let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
@@ -278,22 +277,22 @@ impl Renewer {
 
     fn service(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip().saturating_mul(4);
-        // Renewals wait in the meantime. So in an outage no connection is opened here: a posted
-        // command fails, and is then sent as a cleanup.
+        // Renewals wait while this runs. So in an outage this opens no connection: a posted command
+        // then fails, and is sent again as a cleanup.
         let to_open = if self.own.endpoint.health().is_out() {
             Duration::ZERO
         } else {
             patience.saturating_mul(10).min(self.own.endpoint.connect_timeout())
         };
-        // `false` means that a combiner is at work, which may not read the replies to later posts,
-        // or that there is more to read.
+        // `false`: a combiner is at work, which may not read the replies to later posts, or there
+        // is more to read.
         if !lane.service(patience, to_open) && lane.request_service() == Posted::NeedsService {
             self.core.watchdog.service(lane);
         }
     }
 }
 
-/// Whether to ask the server again, since it did not answer or its refusal may be transient.
+/// Whether to send the command again: the server did not answer, or its refusal may be transient.
 fn may_pass(failure: &Failure) -> bool {
     match failure {
         Failure::Refused(cause) => scripts::is_transient(&cause.error) || is_redirect(&cause.error),

@@ -1,11 +1,10 @@
 //! The permits of expirable semaphores that this process has just released.
 //!
-//! A server that becomes the master may lack a release that the old master has answered. The permit
-//! then stays taken on the new master until its lease ends. The list of permits that the process
-//! still has does not help here, since any thread that knows a permit's id may have the permit. So
-//! this module remembers each released permit, whoever took it, and the client releases it again on
-//! the new master. An id stands for one acquisition, so a second release takes no permit from
-//! anybody.
+//! A new master may lack a release that the old master has answered. The permit is then taken on
+//! the new master until its lease ends. So this module remembers each released permit, and the
+//! client releases it again on the new master. (A list of the permits that this process has would
+//! not help, because any process that knows a permit's id may have the permit.) An id names one
+//! acquisition, so a second release frees no other permit.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,14 +14,15 @@ use redlatch_client::sync::{Mutex, clock};
 
 use crate::scripts::PermitId;
 
-/// A permit is remembered until another permit is released this much later. No replica that becomes
-/// the master is further behind. Elapsed time alone does not count, since nothing is released in an
-/// outage, however long it lasts.
+/// A permit is remembered until another permit is released this much later. A replica that becomes
+/// the master is not further behind the old master. (Time without a release does not count, because
+/// an outage may last longer than this.)
 const REMEMBERED: u64 = 10_000_000_000;
-/// The time after which a permit is forgotten if no other is released. It is longer than any outage
-/// that a client waits for.
+/// The time after which a permit is forgotten if no other permit is released. No client waits so
+/// long for the end of an outage.
 const IDLE: u64 = 300_000_000_000;
-/// The most permits that are remembered. Others come back when their leases end.
+/// The most permits that are remembered. If a forgotten permit is taken on the new master, it is
+/// free again when its lease ends.
 const MOST: usize = 10_000;
 
 /// The released permits, the oldest first.
@@ -58,7 +58,7 @@ impl Returned {
         self.0.lock().is_empty()
     }
 
-    /// The permits of those semaphores for which `is_meant` is true, by name.
+    /// Returns the permits of the semaphores for which `is_meant` is true, by name.
     pub(super) fn to(&self, is_meant: impl Fn(&str) -> bool) -> HashMap<Arc<str>, OfOne> {
         let all = self.0.lock();
         let mut by_name = HashMap::<Arc<str>, OfOne>::new();

@@ -1,4 +1,4 @@
-//! The start and the end of a client's threads, which live as long as its handles.
+//! The start and the end of a client's threads, which run as long as the client has handles.
 
 use std::fmt;
 use std::io;
@@ -26,8 +26,8 @@ use crate::lease::Job;
 use crate::observe::{Event, Kind};
 use crate::scripts::{ClientId, not_connected, unfit, unreachable};
 
-/// A client's life. Each handle and guard keeps a clone, and the last drop ends the client, as
-/// [`shut_down`](Self::shut_down) does.
+/// The lifetime of a client. Each handle and guard keeps a clone. The drop of the last clone ends
+/// the client, as [`shut_down`](Self::shut_down) does.
 #[derive(Clone)]
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
@@ -40,7 +40,8 @@ impl Session {
         })
     }
 
-    /// As [`open`](Self::open), but the first thread that needs the server connects.
+    /// Like [`open`](Self::open), but does not connect: the first thread that needs the server
+    /// connects.
     pub(crate) fn open_lazily(
         url: &str,
         config: Config,
@@ -55,7 +56,7 @@ impl Session {
         unclaimed: Unclaimed,
         find: impl FnOnce(&str, &Config) -> Result<(Servers, Option<Greeting>), Error>,
     ) -> Result<Self, Error> {
-        // This check comes before any mutex, which a thread of the parent may have left locked.
+        // This check comes before any mutex: a thread of the parent may have left a mutex locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
@@ -88,7 +89,7 @@ impl Session {
         core.watch_servers();
         #[cfg(feature = "in-memory")]
         core.age_with_others();
-        // From here on a failure drops the session, which ends the threads that have started.
+        // After this line, an error drops the session, which ends the threads that have started.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
         session.0.start(jobs, alive).map_err(|source| {
             let message = "the client's background threads cannot be started".to_owned();
@@ -97,7 +98,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Connects to the server, or to one server of a cluster.
+    /// Connects to the server, or to one server of the cluster.
     fn find(url: &str, config: &Config) -> Result<(Servers, Greeting), Error> {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
         if let Some(cluster) = Cluster::connect(url, &config.connection).map_err(not_connected)? {
@@ -108,7 +109,7 @@ impl Session {
                         cluster.set_lanes(lanes(greeting.round_trip));
                         return Ok((Servers::Cluster(cluster), greeting));
                     }
-                    // This server may only be away for a while.
+                    // The outage of this server may be short.
                     Err(error) if error.is_transient() => refusal = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -172,16 +173,16 @@ impl fmt::Debug for Session {
 }
 
 impl Core {
-    /// Makes the thread that opens the first connection find out whether this library can work with
-    /// the server. If not, no connection opens, and each call gets the reason.
+    /// Makes the thread that opens the first connection check whether this library can work with
+    /// the server. If not, the connection is closed, and each call returns the reason.
     fn greet_at_first_contact(&self, node: &Node) {
         let core = Weak::clone(&self.itself);
         node.endpoint.on_first_contact(move |endpoint, server, ask| {
-            // The client's end is no reason to refuse the server.
+            // After the client's end, no check is needed.
             let Some(core) = core.upgrade() else { return Ok(()) };
             if let Some(cluster) = core.servers.cluster() {
                 cluster.meet(endpoint, ask).map_err(not_connected).map_err(unfit)?;
-                // A replica serves no key. It only names the masters.
+                // The client asks a replica only for the cluster's masters.
                 if core.is_met() || server.is_replica() {
                     return Ok(());
                 }
@@ -251,14 +252,14 @@ impl Core {
 }
 
 impl Core {
-    /// Sends new credentials over open connections. The renewers reopen theirs by themselves.
+    /// Sends new credentials over open lanes. The renewers open new connections themselves.
     fn log_in_again(&self, credentials: &Credentials) {
         let command = Command::auth(credentials);
         for node in self.servers.all() {
             // A lane without a connection asks for the credentials when it opens one.
             for lane in node.lanes().iter().filter(|lane| lane.is_open()) {
-                // The reply is read in order with all others. After a refusal the connection goes
-                // on as before, and the next one asks for credentials anew.
+                // If the server refuses the new credentials, this connection keeps the old login,
+                // and the next connection asks for credentials again.
                 let core = Weak::clone(&self.itself);
                 let receiver = move |outcome: Outcome| {
                     if let Err(Failure::Refused(cause)) = outcome
@@ -282,7 +283,7 @@ impl Core {
     }
 }
 
-/// Starts the thread that calls the user's code, if there is any.
+/// Starts the thread that calls the user's provider, if there is one.
 fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Source<T>>>, Error> {
     let started = provider.map(Source::start).transpose().map_err(|source| {
         let message = format!("the thread that calls {} cannot be started", T::SETTING);
@@ -291,9 +292,10 @@ fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Sour
     Ok(started.map(Arc::new))
 }
 
-/// Returns the number of connections for this round trip. For a near server there are four, so that
-/// the server has work while threads write and read. (With more, each packet costs more than it
-/// saves.) Over a network there are enough to keep threads from waiting for the replies of others.
+/// Returns the number of lanes for this round trip. A near server gets four lanes, so that the
+/// server has work while threads write and read. (With more lanes, packets are smaller and cost
+/// more time.) A distant server gets so many lanes that threads rarely wait for the replies of
+/// other threads.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {
         0..500 => 4,
@@ -349,8 +351,8 @@ impl Threads {
         }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
-        // Every release must be answered or become a cleanup before the wheel stops. After this
-        // line, the caller of a post waits for its reply.
+        // Before the wheel stops, every release must be answered or become a cleanup. After this
+        // line, a thread that posts a command waits for the reply.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.connection.response_timeout;
         let begun = Instant::now();
@@ -359,7 +361,7 @@ impl Threads {
             if begun.elapsed() < patience {
                 lane.drain(begun + patience);
             }
-            // A command that is still queued or unanswered becomes a cleanup or is logged.
+            // A command without a reply becomes a cleanup or is logged.
             lane.close();
         }
         for node in nodes {
@@ -376,8 +378,8 @@ impl Threads {
         true
     }
 
-    /// Waits for the background threads, which began to end at `begun`. A thread in a write or a
-    /// read of a dead network ends when that times out.
+    /// Waits for the background threads, which began to end at `begun`. If a thread is in a write
+    /// or a read on a dead network, it ends when the write or read times out.
     fn await_threads(&self, begun: Instant) {
         if !on_own_thread() {
             let patience = self.core.config.connection.response_timeout.saturating_mul(2);

@@ -7,9 +7,10 @@ use redlatch_client::Lane;
 
 use crate::lease::Job;
 
-/// A renewer's jobs. Renewals come first. After each packet of renewals, one other job comes, since
-/// a packet may take as long as replicas need. Lanes come last, and one at a time: a lane that does
-/// not answer takes long, and a renewal that falls due then waits for one lane only.
+/// A renewer's jobs. Renewals come first. After each packet of renewals, the renewer does one other
+/// job, so that renewals that wait for replicas do not block the other jobs. Lanes come last, and
+/// one at a time: a lane that does not answer takes long, and a renewal then waits for only one
+/// lane.
 #[derive(Default)]
 pub(super) struct Todo {
     renewals: VecDeque<Job>,
@@ -23,8 +24,8 @@ pub(super) struct Todo {
 impl Todo {
     pub(super) fn put(&mut self, job: Job) {
         match job {
-            // Renewals that fell due during the last exchange go out together. One round trip for
-            // each tick would be too slow for a short lease at a distant server.
+            // The renewals that became due during the last exchange are sent together. With one
+            // round trip for each tick of the wheel, a short lease at a distant server could end.
             Job::Renew(more) => match self.renewals.back_mut() {
                 Some(Job::Renew(last)) => last.extend(more),
                 _ => self.renewals.push_back(Job::Renew(more)),
@@ -37,12 +38,12 @@ impl Todo {
         }
     }
 
-    /// Whether there are jobs other than lanes.
+    /// Whether there are jobs other than the service of lanes.
     pub(super) fn is_urgent(&self) -> bool {
         !self.renewals.is_empty() || !self.others.is_empty()
     }
 
-    /// Returns the next job. `End` comes when there is no other job.
+    /// Returns the next job. `End` is returned only when no other job is left.
     pub(super) fn next(&mut self) -> Option<Job> {
         let other = std::mem::take(&mut self.renewed).then(|| self.others.pop_front()).flatten();
         if other.is_some() {
@@ -60,7 +61,7 @@ impl Todo {
 mod tests {
     use super::*;
 
-    /// With replicas that must acknowledge, renewals may always be due.
+    /// If renewals wait for replicas, there may always be a due renewal.
     #[test]
     fn other_jobs_have_their_turn_while_renewals_never_end() {
         let mut todo = Todo::default();

@@ -10,7 +10,7 @@ use super::exchanges::{Asked, Collector, ReceivedGrant, Undo};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The time of the server's clock, in ms, when the process's own clock shows 0.
+/// The server's time in ms when the process's own clock shows 0.
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PROVISIONAL: Duration = Duration::from_secs(2);
@@ -34,7 +34,7 @@ fn granted(already: bool) -> EntryEvent<char> {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
-/// A refusal at this time of the server, in ms. The holder's lease lasts for longer than any poll.
+/// A refusal with this server time in ms. The holder's lease is longer than any poll.
 fn refused(now: u64, place: u32) -> EntryReply<char> {
     let left = LEASE;
     let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
@@ -46,7 +46,7 @@ fn waits() -> EntryEvent<char> {
     answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
 }
 
-/// A grant message with this time of the server, received at this time of the process, in ms.
+/// A grant message with this server time, received at this time of the process's clock, both in ms.
 fn grant(server: u64, received: u64) -> Received<char> {
     let (now, received) = (SERVER + server, received * MS);
     Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
@@ -67,7 +67,7 @@ fn asking() -> EntryMachine<char> {
     entry
 }
 
-/// The same owner after a refusal at this place. It polls at 1,101 ms.
+/// The owner of `asking` after a refusal with this number of entries ahead. It polls at 1,101 ms.
 fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
     entry.step(101 * MS, answered(refused(100, place)));
@@ -79,7 +79,7 @@ fn sleeping() -> EntryMachine<char> {
     sleeping_at(0)
 }
 
-/// The same owner after it has asked again, at 1,101 ms.
+/// The owner of `sleeping_at(0)` after it has asked again, at 1,101 ms.
 fn polling() -> EntryMachine<char> {
     let mut entry = sleeping();
     let again = Some(Again { came: SERVER + 100, sent: None });
@@ -128,7 +128,7 @@ fn each_state_is_left_as_the_table_says() {
         entry
     };
     let rows: [Row; 30] = [
-        // A request on its way.
+        // A first request is open.
         (
             "granted",
             asking,
@@ -238,7 +238,7 @@ fn each_state_is_left_as_the_table_says() {
             { Action::Sleep { until: 1_101 * MS } },
             1_101,
         ),
-        // A second request on its way.
+        // A second request is open.
         (
             "granted now",
             polling,
@@ -307,8 +307,8 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     }
 }
 
-/// If replicas must have a grant, a grant message makes the owner ask. The grant by reply then also
-/// has the details of the message.
+/// If replicas must have a grant, a grant message makes the owner ask. The grant in the reply then
+/// also has the details of the message.
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
@@ -325,8 +325,8 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(left, give_back.into());
 }
 
-/// A grant message comes while a request is on its way, and the server refuses that request. The
-/// later of the two counts, by the server's time.
+/// A grant message arrives during a request that the server refuses. Of the grant and the refusal,
+/// the one with the later server time counts.
 #[test]
 fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {
@@ -338,7 +338,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     }
 }
 
-/// This lets a model checker find each state once, whatever path leads there.
+/// A model checker needs this to visit each state only once.
 #[test]
 fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());

@@ -6,7 +6,7 @@ use super::exchanges::{Asked, Collector, Exchanges, InTime, ReceivedGrant, Undo}
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The time of the server's clock, in ms, when the process's own clock shows 0.
+/// The server's time in ms when the process's own clock shows 0.
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
 const HERE: Collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
@@ -23,7 +23,7 @@ fn asking(at: u64) -> Exchanges<char> {
     exchanges
 }
 
-/// Takes a reply to the last request that says that the owner has an entry.
+/// Notes a reply to the last request: the owner has an entry.
 fn stands(exchanges: &mut Exchanges<char>, now: u64, server: u64) {
     exchanges.heard(false, true);
     exchanges.stands(now * MS, SERVER + server);
@@ -37,7 +37,7 @@ fn waiting() -> Exchanges<char> {
     exchanges
 }
 
-/// A grant message with this time of the server, read at once, at this time of the process, in ms.
+/// A grant message with this server time, read at this time of the process's clock, both in ms.
 fn granted(server: u64, received: u64) -> ReceivedGrant<char> {
     let lease = Duration::from_secs(2);
     ReceivedGrant { now: SERVER + server, received: received * MS, lease, details: 'g' }
@@ -70,7 +70,7 @@ fn a_grant_by_message_counts_only_at_the_same_server_and_without_replicas() {
     assert_eq!(exchanges.collect(700 * MS, grant, replicated), None);
     assert_eq!(exchanges.clone().confirmed(true), Some('g'));
     assert_eq!(exchanges.confirmed(false), None, "another grant than that of the message");
-    // If the wanted lease is shorter, the wanted lease counts.
+    // If the thread wants a shorter lease, the shorter lease counts.
     let brief = Collector { lease: Duration::from_millis(50), ..HERE };
     assert_eq!(waiting().collect(700 * MS, grant, brief), None);
 }
@@ -91,8 +91,8 @@ fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
     assert_eq!(exchanges.in_time(late, LEASE, true), InTime::Ask);
 }
 
-/// The arguments of the next request of an owner that has asked every second. Its replies came
-/// after these times, with these jumps of the server's clock.
+/// Returns the arguments of the next request of an owner that has asked every second. Each pair is
+/// the delay of a reply and a jump of the server's clock.
 fn after_questions(delays: [(u64, i64); 4]) -> Option<Again> {
     let mut exchanges = asking(0);
     for (at, (delay, jump)) in (0..).zip(delays) {
@@ -116,7 +116,7 @@ fn only_an_owner_that_was_answered_steadily_may_report_others_as_silent() {
     ] {
         assert_eq!(after_questions(delays).and_then(|again| again.sent), None, "{what}");
     }
-    // A pause or another server ends the steady time.
+    // A pause or another server ends the steady period.
     let mut exchanges = waiting();
     for at in [1_000, 2_000, 3_000] {
         exchanges.asks(asked(at), LEASE);

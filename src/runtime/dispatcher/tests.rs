@@ -77,8 +77,8 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
     }
 }
 
-/// When the slot leaves the server, the server ends the subscription. After that it refuses to
-/// unsubscribe. So one request gets two replies.
+/// When the slot leaves the server, the server ends the subscription. The server then refuses the
+/// client's UNSUBSCRIBE. So this request gets two replies.
 #[test]
 fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     static HOLDS: AtomicBool = AtomicBool::new(true);
@@ -97,7 +97,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     let stays = core.pubsub.listen_to_own(&other);
     wait_until("both are heard", SOON, || moved.is_confirmed() && stays.is_confirmed());
     let version = stays.version();
-    // The subscriber's thread is stopped, and later finds all these events in this order.
+    // The subscriber thread is stopped, and later reads all these events in this order.
     let channel = LockKeys::own_channel(&other, core.id.as_str());
     let mut redis = cluster.home("moved").connection();
     let heard: u64 =
@@ -116,7 +116,8 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
 
-/// The server refuses the PING behind an unsubscription. No other request gets this refusal.
+/// The server refuses the PING that follows an UNSUBSCRIBE. The client does not take this refusal
+/// for the reply to another request.
 #[test]
 fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();

@@ -1,4 +1,4 @@
-//! The sending of cleanups until they are done.
+//! Sends cleanups until they are done.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::scripts;
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 impl Renewer {
-    /// Repeats the latest releases of permits with leases, which a new run of the server may lack.
+    /// Repeats the latest releases of expirable permits, which a new run of the server may lack.
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
         for (key, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             let name = self.core.name(key.clone());
@@ -25,16 +25,16 @@ impl Renewer {
         }
     }
 
-    /// Sends one packet of due cleanups, and keeps unfinished ones for later. The other due
-    /// cleanups wait for the next call: there may be thousands, each packet takes a round trip, and
-    /// a renewal that falls due in the meantime goes before the next packet.
+    /// Sends one packet of due cleanups, and keeps the unfinished cleanups. The other due cleanups
+    /// wait for the next call, so that a renewal can go before them: there may be thousands of
+    /// cleanups, and each packet takes a round trip.
     pub(super) fn send_due_cleanups(&mut self, now: u64) {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
         let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
         let mut due: VecDeque<_> = regular.collect();
         due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_A_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
-            // The server may be gone for good, and another server may have the slot.
+            // Another server may have the slot now, and this server may never come back.
             let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
                 Some(number) => number == self.server,
                 None => self.is_home(cleanup.name()),
@@ -44,12 +44,13 @@ impl Renewer {
             elsewhere.into_iter().for_each(|cleanup| self.core.watchdog.clean_up(cleanup));
         }
         self.try_to(|renewer| renewer.send_cleanups(&mut due));
-        // No cleanup is left, unless a job panicked.
+        // After a panic, some cleanups are left in `due`.
         while !due.is_empty() {
             let outcome = Err(self.panicked());
             if !self.try_to(|renewer| renewer.cleanup_heard(&mut due, &outcome, true)) {
                 let cleanup = due.pop_front();
-                // After the client's end, this one would be sent again and again without a pause.
+                // After the client's end, a regular cleanup would be sent again and again without a
+                // pause.
                 let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
                 let regular = cleanup.filter(goes_on);
                 self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
@@ -70,8 +71,8 @@ impl Renewer {
         }
     }
 
-    /// Handles the outcome of the first cleanup's command. The cleanup is removed afterwards, so
-    /// that a panic does not lose it.
+    /// Handles the outcome of the first cleanup's command. Removes the cleanup only after this, so
+    /// that a panic does not lose the cleanup.
     fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
         let goes_on = due
@@ -82,7 +83,7 @@ impl Renewer {
     }
 }
 
-/// Adds the command, if there is one, to the others. Returns whether there was a command.
+/// Adds `command` to `commands` if it is `Some`. Returns whether it was.
 fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
     let is_wanted = command.is_some();
     commands.extend(command);

@@ -1,4 +1,4 @@
-//! Mending: making changes of semaphores again, at a run of the server that lacks them.
+//! Mending: repeats changes of semaphores at a run of the server that lacks them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
-/// The time after which to try again if the server only forbids some changes.
+/// The time after which to try again if the user lacks a right for some changes.
 const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
 
-/// A pass over all changes of semaphores that may have to be repeated. It runs in steps of some
-/// names: there may be 100,000 names, and renewals go between the steps.
+/// A pass over all changes of semaphores that may have to be repeated. Each step handles only some
+/// names: there may be 100,000 names, and renewals run between the steps.
 #[derive(Default)]
 pub(super) struct Mending {
     cursor: Cursor,
@@ -36,8 +36,8 @@ struct Mended {
 }
 
 impl Renewer {
-    /// Finds out whether this is a new run of the server, or another server. If so, repeats the
-    /// changes that were made before.
+    /// Connects, and checks whether this is another run of the server or another server. If so,
+    /// plans to repeat earlier changes of semaphores.
     pub(super) fn meet_the_server(&mut self) {
         let mut members = self.core.members.all();
         members.retain(|member| member.is_a_count() && self.is_home(member.name()));
@@ -63,15 +63,15 @@ impl Renewer {
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
         let Some(mended) = self.send_mends(&mends) else {
-            // The next `RenewAll` then repeats all changes.
+            // The next `RenewAll` repeats all changes.
             if mending.slots.is_some() {
                 self.last_run = u64::MAX;
             }
             return;
         };
         if !mended.is_forbidden {
-            // Only the names that were sent are checked, not those that belong here now: a slot may
-            // have come here after the exchange.
+            // This checks only the names that were sent: a slot may have moved to this server after
+            // the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
                 requests.mended(run, asked, |name| sent.contains(name));
@@ -91,8 +91,8 @@ impl Renewer {
         } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
-        // A regular move of a slot loses nothing. If a server does not report its run, only a
-        // mended count shows that the run is new.
+        // A regular move of a slot loses no data. If a server does not report its run, only a
+        // repeated change shows that the run is new.
         let is_another =
             mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
         if is_another || (taken, given) != (0, 0) {
@@ -102,17 +102,17 @@ impl Renewer {
         }
     }
 
-    /// Plans to repeat all changes again, since the user may get the right while the changes are
-    /// known. Until then each later request in their sequences is refused (`lua/once.lua`).
-    /// To repeat a change that the server has applied changes nothing.
+    /// Plans to repeat all changes again, because the user may get the right later. Until then the
+    /// server refuses later requests in the same sequences (`lua/once.lua`). If the server has
+    /// already applied a change, its repetition has no effect.
     fn mend_again(&mut self) {
         self.last_run = u64::MAX;
         let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
         self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Repeats the changes of one sequence. The server replied to the last of them only after the
-    /// renewer had repeated the earlier ones here.
+    /// Repeats the changes of one sequence whose last reply came from an older run, after the
+    /// renewer had already repeated the earlier changes at this run.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,
@@ -126,7 +126,7 @@ impl Renewer {
                 self.is_forbidden = true;
                 self.mend_again();
             }
-            // This server has already applied the change, or the renewer has repeated it.
+            // This server has already applied the changes.
             Some(Mended { taken: 0, given: 0, .. }) => {}
             Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
@@ -176,7 +176,7 @@ impl Renewer {
         Some(mended)
     }
 
-    /// Logs the counts that cannot be mended.
+    /// Logs the semaphores whose counts cannot be restored.
     fn warn_of_counts(&self, members: &[Arc<dyn Member>], [taken, given]: [i64; 2]) {
         let mut names: Vec<_> =
             members.iter().map(|member| member.name().given().to_owned()).collect();

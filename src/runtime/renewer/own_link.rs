@@ -1,8 +1,8 @@
-//! The renewer's connection to its server, which is opened again when it breaks. While no
-//! connection can be opened, an open lane takes its place.
+//! The renewer's own connection to its server, which is opened again when it breaks. While no
+//! connection can be opened, the renewer uses an open lane.
 //!
-//! Every command gets an outcome within a limited time. The limit is that of the shortest lease,
-//! and grows after exchanges without a reply. The caller is told whether a command was sent twice.
+//! Every command gets an outcome within a time limit. The limit depends on the shortest lease, and
+//! grows after exchanges without a reply.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use redlatch_client::{
 use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
-/// The most doublings of the patience with a silent server. It grows from the patience of the
-/// shortest lease to that of any other.
+/// The most times that the time limit is doubled while the server does not reply. With so many
+/// doublings, the limit for the shortest lease reaches that for any other lease.
 const MOST_DOUBLED: u32 = 20;
 
 pub(super) struct OwnLink {
     core: Arc<Core>,
     pub(super) endpoint: Endpoint,
     link: Option<Link>,
-    /// The number of exchanges in a row that had no reply.
+    /// The number of exchanges in a row that got no reply.
     unanswered: u32,
     /// See [`Endpoint::login_renewals`].
     login_renewals: u64,
@@ -33,7 +33,7 @@ pub(super) struct OwnLink {
 }
 
 impl OwnLink {
-    /// A link that is not open yet.
+    /// Returns a link that is not open yet.
     pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
         let patience = schedule::patience(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
@@ -53,8 +53,8 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Opens a connection, which ends an outage if there was one. The time limit is that of a
-    /// renewal, and grows each time.
+    /// Tries to open a connection, which ends an outage if there was one. The time limit grows with
+    /// each failure.
     pub(super) fn look(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
@@ -62,11 +62,11 @@ impl OwnLink {
         }
     }
 
-    /// Sends commands in one packet and reads their replies. If the old connection breaks without a
-    /// reply, sends the commands again on a new one, since the old one may have been dead for a
-    /// while. Also returns whether the commands were sent twice. Then the first copies may have
-    /// run, whatever the outcome of the second ones. `within` is the time for the replies, or a few
-    /// round trips if those take longer.
+    /// Sends commands in one packet and reads their replies. An open connection may have been dead
+    /// for a while: if it breaks without a reply, sends the commands again over a new connection.
+    /// Also returns whether the commands were sent twice. If so, the first copies may have run,
+    /// even if the second copies failed. `within`: the time limit for the replies. If a few round
+    /// trips take longer, they are the limit.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],
@@ -81,10 +81,10 @@ impl OwnLink {
         self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if is_lost {
-            // Another server may have the slots now, and gets the next exchange.
+            // Another server may have the slots now: find it before the next exchange.
             cluster.look();
         }
-        // There is one limit for all commands, since their outcomes wait for each other.
+        // All commands share one limit, because the caller gets their outcomes together.
         let ended = self.core.is_shut_down();
         let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
         let until = Instant::now() + within;
@@ -93,7 +93,7 @@ impl OwnLink {
         (sent.map(followed).collect(), in_doubt)
     }
 
-    /// Like [`exchange`](Self::exchange), but sends nothing again over a connection that breaks.
+    /// Like [`exchange`](Self::exchange), but never sends the commands a second time.
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
         let (begun, patience) = (Instant::now(), self.patience());
         match self.link() {
@@ -113,17 +113,17 @@ impl OwnLink {
                 taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
-                // The limit includes the time spent on the connection, so that one attempt waits
-                // only once for a server that does not answer.
+                // The limit includes the time in which the connection could not be opened, so that
+                // one exchange does not wait twice for a server that does not answer.
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
         }
     }
 
-    /// Sends the commands over lanes, since no connection can be opened (`failure`). Open lanes may
-    /// still work: the server may be full, its password may have changed, or this process may open
-    /// no more files.
+    /// Sends the commands over open lanes, because no connection can be opened (`failure`). Open
+    /// lanes may still work if the server is full, if its password has changed, or if this process
+    /// can open no more files.
     fn exchange_over_lanes(
         &self,
         commands: &[Command],
@@ -141,8 +141,8 @@ impl OwnLink {
                     self.core.watchdog.service(lane);
                 }
             }
-            // The reply to a PING comes after all other replies. (If the server did not know a
-            // script, the script was sent again behind the PING. Its reply then comes before the
+            // The reply to a PING comes after all earlier replies. (If the server did not know a
+            // script, the script was sent again after the PING. Its reply then comes before the
             // reply to the next PING.)
             let ping = Command::plain(&[b"PING"]);
             let mut lost = None;
@@ -151,7 +151,7 @@ impl OwnLink {
             }
             let cause = || lost.as_ref().unwrap_or(failure).cause().clone();
             let taken = replies.iter().map(|reply| reply.lock().take());
-            // An unanswered command may still run.
+            // A command without a reply may still run.
             let outcomes: Vec<_> =
                 taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
             // If no command was sent, this lane's connection was broken, too.
@@ -162,9 +162,10 @@ impl OwnLink {
         commands.iter().map(|_| Err(failure.clone())).collect()
     }
 
-    /// How long an exchange waits for its replies. The renewal of the shortest lease may be in the
-    /// exchange, or may wait behind it. The patience grows after two exchanges without a reply:
-    /// with so slow a server the short lease is over, and the long ones must not be lost with it.
+    /// Returns how long an exchange waits for its replies. The renewal of the shortest lease may be
+    /// in this exchange, or wait for the next. The time grows after two exchanges without a reply:
+    /// the shortest lease has ended by then, and longer leases must still be renewed on so slow a
+    /// server.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
         let patience = self.core.shortest_patience().max(self.core.round_trip().saturating_mul(4));
@@ -189,7 +190,7 @@ impl OwnLink {
 
 type ReplySlot = Arc<Mutex<Option<Outcome>>>;
 
-/// For each command a receiver, and the place where the receiver puts the reply.
+/// Returns a receiver for each command, and the slot in which the receiver stores the reply.
 fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<ReplySlot>) {
     let reply = |_: &Command| {
         let reply = ReplySlot::default();
@@ -237,7 +238,7 @@ mod tests {
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         assert!(outcomes.iter().all(|it| matches!(it, Err(Failure::TimedOut(_)))), "{outcomes:?}");
         server.resume();
-        // No caller gets another caller's reply.
+        // Each caller gets its own reply.
         for lane in core.servers.first().lanes().iter().filter(|lane| lane.is_open()) {
             assert_eq!(lane.call_once(&echo(b"last")).unwrap(), Value::BulkString("last".into()));
         }

@@ -1,4 +1,4 @@
-//! The sending of due renewals, each of which gets an outcome.
+//! Sends due renewals. Each renewal gets an outcome.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::lease::{Renewal, schedule};
 use crate::scripts::renewal::{Longer, RenewalKind, Renewed, StillHeld};
 use crate::scripts::{self, Trouble};
 
-/// A time in which the server answers renewals but refuses them, from the first refusal until it
-/// accepts them again.
+/// A period in which the server refuses renewals, from the first refusal until it accepts them
+/// again.
 pub(super) struct Refusing {
     since: u64,
-    /// The holds that were refused last, and the time until which each is certainly held. There are
-    /// no renewals after that time.
+    /// The holds whose last renewal was refused, each with the end of its lease, after which it is
+    /// not renewed.
     holds: HashMap<Arc<str>, u64>,
 }
 
 impl Renewer {
-    /// Renews the due holds, and sends queries for the others. Each `Renewal` gets an outcome:
-    /// without one, its hold would never be renewed again. After a panic every renewal gets an
-    /// outcome, since it is not known which had one already.
+    /// Renews the due holds, and sends queries for the other holds. Each `Renewal` gets an outcome:
+    /// a hold without an outcome would never be renewed again. After a panic every renewal gets an
+    /// outcome, because some renewals may already have one and it is not known which.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
@@ -38,8 +38,8 @@ impl Renewer {
         }
     }
 
-    /// Sends renewals, the longest lease first. Each lease has its own call. The calls share
-    /// packets, since fixed leases may all differ.
+    /// Sends renewals, the longest lease first. Each length of a lease needs its own script call.
+    /// Many calls share a packet.
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
         renewals.sort_by_key(sort);
@@ -71,7 +71,7 @@ impl Renewer {
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner, due.wanted.is_some()));
-                // A query writes nothing, so it needs no replicas.
+                // A query writes nothing, so it does not wait for replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
             })
@@ -86,7 +86,8 @@ impl Renewer {
             if due.lease.is_some() || renewed == Ok(StillHeld::No) {
                 (due.renewed)(sent_at, renewed, resent);
             }
-            // Only a query must be repeated here. A renewal is tried again by its own alarm.
+            // Only a query must be repeated by the renewer. A renewal is repeated by its hold's
+            // alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
@@ -139,7 +140,7 @@ impl Renewer {
         }
         self.log_refusals(&address, &accepted, refusals);
         if refused {
-            // The connection may lead to a server that became a replica.
+            // The server of this connection may have become a replica.
             self.own.close();
         }
         if unanswered {
@@ -177,7 +178,7 @@ impl Renewer {
             refusing.holds.remove(name);
         }
         refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
-        // Holds that have ended are not renewed.
+        // Forget the holds whose leases have ended.
         refusing.holds.retain(|_, until| *until > now);
         if refusing.holds.is_empty() && !accepted.is_empty() {
             let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();

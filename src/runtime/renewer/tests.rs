@@ -1,5 +1,5 @@
-//! Tests that a panic of this library's code in one of a client's threads ends no thread and loses
-//! no waiter.
+//! Tests that a panic in a background thread of a client neither ends the thread nor leaves a
+//! waiter without an outcome.
 
 #![allow(clippy::unwrap_used)]
 
@@ -117,7 +117,7 @@ fn a_keep_alive_that_panics_ends_with_the_client() {
     let hopeless = Arc::new(Hopeless) as _;
     session.core().watchdog.schedule(&"hopeless".into(), &hopeless, LEASE);
     drop(session);
-    // The renewer has the core until it ends.
+    // The renewer keeps a reference to the core until it ends.
     wait_until("all threads have ended", SOON, || core.strong_count() == 0);
 }
 
@@ -146,7 +146,7 @@ fn a_cleanup_that_panicked_is_sent_again() {
     poor.0.wait_called(3);
 }
 
-/// Calls a function when its command was answered, and owes nothing after that.
+/// Calls a function when its command is answered, and is done then.
 struct Settles<F>(AtomicBool, F);
 
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {
@@ -174,7 +174,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
     let session = session(&server, ignore);
     let core = session.core();
     let (settled, renewed_after) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
-    // This cleanup holds up the renewer until all the others are there.
+    // This cleanup blocks the renewer until all the other cleanups are in its queue.
     let (go_on, all_are_there) = crossbeam_channel::bounded::<()>(0);
     Settles::adopted_by(core, move || assert!(all_are_there.recv().is_err()));
     for _ in 0..MANY {
