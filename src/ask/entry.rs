@@ -73,7 +73,7 @@ pub(crate) struct EntryMachine<D> {
     /// The number of entries ahead, according to the last reply. `None`: the owner had no entry.
     place: Option<u32>,
     is_asking: bool,
-    /// The time at which the owner asks even without a message. Zero: at once.
+    /// The time at which the owner asks, even without a message. Zero: at once.
     ask_at: u64,
 }
 
@@ -226,7 +226,7 @@ impl<D> EntryMachine<D> {
         Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
     }
 
-    /// The time at which the owner asks even without a message. Zero: at once.
+    /// The time at which the owner asks, even without a message. Zero: at once.
     pub(crate) fn ask_at(&self) -> u64 {
         self.ask_at
     }

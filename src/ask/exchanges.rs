@@ -100,7 +100,7 @@ pub(crate) struct Exchanges<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Anchor {
     sent: u64,
-    /// In ms.
+    /// `server` is in ms.
     server: u64,
 }
 

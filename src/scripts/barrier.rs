@@ -55,12 +55,12 @@ pub(crate) fn forgotten() -> Error {
     Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
-/// The reason why a party runs the script `arrive`. The script gets it as an argument.
+/// The reason why a party sends the script `arrive`, as an argument of the script.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Comes {
     Waits = b'0',
-    /// The party waits. If it is the last, it runs an action.
+    /// The party waits. If it is the last party, it runs an action.
     Acts = b'1',
     /// The party does not wait or has stopped waiting, and breaks its generation.
     Leaves = b'2',
@@ -70,7 +70,7 @@ pub(crate) enum Comes {
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
     /// The number of parties that are still missing. Zero: this is the last party, which trips the
-    /// barrier or runs the action. `None`: the thread has not arrived, since the generation is
+    /// barrier or runs the action. `None`: the thread has not arrived, because the generation is
     /// complete and the last party's action runs.
     pub(crate) index: Option<u32>,
 }
@@ -115,7 +115,7 @@ impl BarrierScripts<'_> {
         }
     }
 
-    /// The command that takes an arrival back. It has the number of the arrival's request.
+    /// Returns the command that takes an arrival back. It has the number of the arrival's request.
     pub(crate) fn leave_command(
         self,
         id: RequestId,
@@ -147,8 +147,8 @@ impl BarrierScripts<'_> {
         flag(self.once(&DELETE, id, &[self.keys.channel.as_bytes()])?)
     }
 
-    /// Asks for the state of a thread's generation, or of the present one. Renews the lease of a
-    /// party that has arrived there.
+    /// Asks for the state of a thread's generation, or of the present generation. If the thread's
+    /// party has arrived, renews the party's lease.
     pub(crate) fn look(
         self,
         waits: Option<(BarrierPosition, &Owner, Duration)>,
@@ -172,7 +172,7 @@ impl BarrierScripts<'_> {
         Command::script(&LOOK, &self.keys.both(), &arguments)
     }
 
-    /// Trips the generation after its last party's action, or breaks it.
+    /// Trips the generation after its last party's action, or breaks the generation.
     pub(crate) fn finish(
         self,
         generation: i64,

@@ -1,10 +1,10 @@
-//! The chain: for how long redlatch's processes have passed a lock among themselves. This file is
-//! pure and imports nothing of the crate, since the random models of the scripts (`tests/models/`)
-//! compile it, too.
+//! The chain: for how long redlatch's processes have passed a lock to each other. This file is pure
+//! and imports nothing of the crate, because the models of the scripts (`tests/models/`) compile
+//! it, too.
 
-/// The time since which redlatch's processes have had the lock without leaving it to Redisson's
-/// clients, and the number of grants in that time, the present one included. (A chain is small,
-/// since each hold and each name has one.)
+/// The time since which redlatch's processes have had the lock without a window, and the number of
+/// grants in that time, with the present grant. (A chain must be small, because each hold and each
+/// name has one.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     pub(crate) clock: ChainClock,
@@ -12,8 +12,8 @@ pub(crate) struct Chain {
     pub(crate) count: u32,
 }
 
-/// The clock of a chain's start. A process that was granted the lock by reply uses its own clock,
-/// since a look at the server's clock would cost each uncontended lock a command.
+/// The clock of a chain's start. If a process got the lock in a reply, it uses its own clock: to
+/// read the server's clock would cost one command for each uncontended lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ChainClock {
     /// The start is not known.
@@ -26,9 +26,9 @@ pub(crate) enum ChainClock {
 }
 
 const MS: u64 = 1_000_000;
-/// A release does not send a chain younger than this: its two arguments would cost the server as
-/// much as a command. So the next chain may begin up to 10 ms too late. It is AGE of
-/// `lua/hand_off.lua`.
+/// AGE of `lua/hand_off.lua`. A release does not send a chain that is younger than this: the two
+/// arguments would cost the server as much as a command. So the next chain may begin up to 10 ms
+/// too late.
 pub(super) const AGE: u64 = 10 * MS;
 
 /// The start of a chain as a release sends it, in ms.
@@ -44,12 +44,12 @@ impl Chain {
         Self { clock: ChainClock::Servers, start, count }
     }
 
-    /// A new chain, of a process that was granted the lock by the reply to a request of this time.
+    /// Returns a new chain for a process that got the lock in the reply to a request of this time.
     pub(crate) const fn begun(asked_at: u64) -> Self {
         Self { clock: ChainClock::Ours, start: asked_at, count: 1 }
     }
 
-    /// The start that a release at `now` sends. `None`: it sends no chain.
+    /// Returns the start that a release at `now` sends. `None`: the release sends no chain.
     #[inline]
     pub(crate) fn since(self, now: impl FnOnce() -> u64) -> Option<Since> {
         match self.clock {

@@ -1,14 +1,14 @@
 //! The log of a client's latest changes of semaphores, which the client can repeat at another
 //! master.
 //!
-//! A server that becomes the master has the changes of the old master up to some point. In a
-//! sequence the client opens a request only after it has closed the one before. So a server that
-//! remembers request k of a sequence has all changes of the sequence up to k and no later one. A
-//! server that remembers no request of a sequence has got no change of it for minutes. The client
+//! A new master has the changes of the old master up to some point. In a sequence the client opens
+//! a request only after it has closed the previous request. So if a server remembers request k of a
+//! sequence, it has all changes of the sequence up to k, and no later change. If a server remembers
+//! no request of a sequence, it has received no change of the sequence for minutes. The client
 //! repeats the changes that the server lacks (`lua/semaphore/mend.lua`), in the order of their
-//! numbers. Then the server remembers the last of them, so a copy changes nothing. The server
-//! applies no later request of the sequence before that, since each request names the change before
-//! it (`lua/once.lua`).
+//! numbers. Then the server remembers the last repeated change, so a copy changes nothing. Before
+//! that, the server applies no later request of the sequence, because each request names the change
+//! before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,39 +17,40 @@ use std::sync::Arc;
 use redis::Value;
 use redlatch_client::sync::clock;
 
-/// A change is kept until the same run of the server gives an answer this much later. A replica
-/// that becomes the master is expected to lag by less. An outage may last for long, so the change's
-/// age alone does not count.
+/// A change is kept until the same run of the server replies to another change this much later. A
+/// replica that becomes the master lags by less than this. (The age of the change does not count,
+/// because an outage may last longer than this.)
 pub(super) const KEPT: u64 = 10_000_000_000;
-/// The largest number of changes that are kept for a name. It bounds their memory, and the time of
-/// a script that repeats them.
+/// The largest number of changes that are kept for a name. This limits the memory, and the time of
+/// a script that repeats the changes.
 pub(super) const MOST_OF_A_NAME: usize = 10_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,
-    /// The run of the server that the client had met last when it made the change. After a mend,
-    /// the run at which the change was repeated.
+    /// The run of the server to which the client was last connected before the change. After a
+    /// mend, the run at which the change was repeated.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,
-    /// The latest time at which the server may make the change, by its own clock.
+    /// The latest server time at which the server may make the change.
     pub(super) latest: u64,
     /// The number of permits given back. Negative: permits were taken. Zero: the permits that the
     /// request took were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
-    /// The mark in the reply to the change. `None`: the change undid an earlier one, and the server
-    /// has the mark of the earlier change.
+    /// The mark in the reply to the change. `None`: the change undid an earlier change, and the
+    /// server has the mark of that change.
     pub(super) mark: Option<Mark>,
 }
 
-/// Distinguishes a semaphore from earlier and later ones of its name (`lua/semaphore/mark.lua`).
+/// Distinguishes a semaphore from earlier and later semaphores of the same name
+/// (`lua/semaphore/mark.lua`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(Arc<str>);
 
 impl Mark {
-    /// The mark in a reply to a change.
+    /// Returns the mark in the reply to a change.
     pub(crate) fn of(reply: &Value) -> Option<Self> {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
@@ -72,8 +73,8 @@ impl fmt::Display for Mark {
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) changes: VecDeque<Change>,
-    /// The number of each sequence's last change, and its run. Zero: the server need not know the
-    /// change.
+    /// The number and the run of each sequence's last change. A number of zero: the next request
+    /// names no change before it.
     last: Vec<(u64, u64)>,
     /// Whether the name is in the list of names with changes.
     pub(super) is_listed: bool,
@@ -85,13 +86,13 @@ impl Log {
     }
 
     /// Whether this run of the server made the sequence's last change, as far as this client knows.
-    /// If such a server does not remember the change, the record was evicted or deleted.
+    /// If so, and the server does not remember the change, the record was evicted or deleted.
     pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
 
-    /// Adds a change, and drops the oldest ones if there are too many. Returns the number of
-    /// dropped changes, and how many of these were old.
+    /// Adds a change, and drops the oldest changes if there are too many. Returns the number of
+    /// dropped changes, and how many of these were [old](Change::is_old).
     pub(super) fn add(&mut self, mut change: Change) -> (usize, usize) {
         // Most names have few changes.
         if self.changes.capacity() == 0 {
@@ -102,7 +103,7 @@ impl Log {
             self.last.resize(change.sequence + 1, (0, 0));
         }
         self.last[change.sequence] = (change.number, change.run);
-        // The mark is mostly that of the change before, and both then share one text.
+        // Most changes have the same mark as the previous change. They then share one text.
         if let Some(last) = self.changes.back()
             && last.mark == change.mark
         {
@@ -117,7 +118,7 @@ impl Log {
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
-    /// made before `asked`. From now on these changes count as made by this run.
+    /// made before `asked`. These changes then count as made by this run.
     pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {
@@ -147,8 +148,9 @@ impl Log {
         }
     }
 
-    /// The changes of one sequence, or of all, in parts and in the order in which they must be
-    /// made: by sequence, and in each by number. The changes of a part have the same mark.
+    /// Returns the changes of one sequence, or of all sequences, in parts. They are in the order in
+    /// which they must be repeated: by sequence, and by number within a sequence. The changes of a
+    /// part have the same mark.
     pub(super) fn parts(&self, sequence: Option<usize>) -> Vec<Vec<Change>> {
         let meant = |change: &&Change| sequence.is_none_or(|sequence| change.sequence == sequence);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();
@@ -173,9 +175,9 @@ impl Change {
         Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
-    /// Whether no replica can lack the change: the same run of the server answered another change,
-    /// at `answered`, long enough after it. (Another run may lack the change until the client
-    /// repeats it.)
+    /// Whether no replica can lack the change: the same run of the server has replied to another
+    /// change, at the time `answered`, more than [`KEPT`] later. (Another run may lack the change
+    /// until the client repeats it.)
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
         self.run == run && answered.saturating_sub(self.at) > KEPT
     }

@@ -24,13 +24,13 @@ pub(crate) struct ConditionScripts<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// The waiter waits, or waited until this request removed it.
+    /// The waiter waits, or waited until this request removed its entry.
     Waits,
-    /// The waiter has no entry any more, which counts as a notification.
+    /// The waiter has no entry, which counts as a notification.
     Notified,
 }
 
-/// What becomes of a notification.
+/// What a notified waiter does with its notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Used,
@@ -51,8 +51,8 @@ impl ConditionScripts<'_> {
         flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
     }
 
-    /// Notifies one waiter, or all. Returns the number of notified waiters. `None`: the owner has
-    /// lost the lock.
+    /// Notifies one waiter, or all waiters. Returns the number of notified waiters. `None`: the
+    /// owner has lost the lock.
     pub(crate) fn notify(
         self,
         route: &Route,
@@ -71,7 +71,7 @@ impl ConditionScripts<'_> {
         Ok(u64::try_from(number(reply)?).ok())
     }
 
-    /// Asks for the state of a waiter, and removes it if it `leaves`.
+    /// Asks for the state of a waiter. If it `leaves`, removes its entry.
     pub(crate) fn look(
         self,
         route: &Route,
@@ -84,14 +84,14 @@ impl ConditionScripts<'_> {
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 
-    /// The command that sends keep-alives of notified waiters.
+    /// Returns the command that sends keep-alives of notified waiters.
     pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
         let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
         let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();
         self.command(&KEEP_ALIVE, None, &waiters)
     }
 
-    /// The command that removes all data of a waiter.
+    /// Returns the command that removes all data of a waiter.
     pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
         let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
         self.command(&DONE, None, &[waiter, pass])

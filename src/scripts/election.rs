@@ -23,7 +23,7 @@ pub(crate) struct Recorded {
     pub(crate) token: u64,
     pub(crate) who: String,
     pub(crate) host: String,
-    /// The time at which it became the leader, since 1970, by the server's clock.
+    /// The server's time since 1970 at which the candidate became the leader.
     pub(crate) since: Duration,
     /// The leader's own value.
     pub(crate) value: Option<String>,

@@ -1,4 +1,4 @@
-//! A user's scripts, which run only while their owner has the lock.
+//! A user's scripts, which run only if an owner has the lock.
 
 use std::sync::{LazyLock, OnceLock};
 
@@ -7,7 +7,7 @@ use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, re
 
 use super::{Owner, Replied, Rights, Trouble, granted, unexpected};
 
-/// The code that stands behind the user's script.
+/// The code that is appended to the user's script.
 static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/eval.lua"));
 /// The script that runs one command.
 pub(crate) static COMMAND: LazyLock<Script> =
@@ -33,7 +33,7 @@ pub(crate) static COMMAND: LazyLock<Script> =
 #[derive(Clone, Debug)]
 pub struct Script {
     text: String,
-    /// The text for the server, and its hash.
+    /// The text that is sent to the server, and its hash.
     whole: OnceLock<(String, String)>,
     is_idempotent: bool,
 }
@@ -54,12 +54,12 @@ impl Script {
     }
 
     /// Whether the script begins with a shebang. The server reads flags only at the beginning of a
-    /// script, and there the client puts text of its own.
+    /// script, where the client puts its own text.
     pub(crate) fn has_shebang(&self) -> bool {
         self.text.starts_with("#!")
     }
 
-    /// The text for the server, and its hash. The user's text becomes the body of a function
+    /// The text that is sent to the server, and its hash. The user's text becomes the body of a function
     /// without upvalues. Its lines keep their numbers, so an error names the line of the user's
     /// text.
     pub(crate) fn whole(&self) -> &(String, String) {
@@ -107,7 +107,7 @@ impl Value {
         }
     }
 
-    /// Returns `None` for a reply that no script of Redis returns.
+    /// Returns `None` for a reply that no script can return.
     fn of(reply: Reply) -> Option<Self> {
         let list = |parts: Vec<Reply>| parts.into_iter().map(Self::of).collect::<Option<_>>();
         Some(match reply {
@@ -139,7 +139,7 @@ pub(crate) struct ScriptCall<'a> {
     pub(crate) script: &'a Script,
     pub(crate) keys: &'a [&'a str],
     pub(crate) arguments: &'a [&'a [u8]],
-    /// The argument behind the user's.
+    /// The argument after the user's arguments.
     pub(crate) last: Option<&'a str>,
 }
 
@@ -149,13 +149,13 @@ pub(crate) enum Ran {
     /// The owner does not have the lock, so the script has not run.
     NotHeld,
     Done(Value),
-    /// With this error.
+    /// The script has ended with this error.
     Failed(String),
 }
 
 impl ScriptCall<'_> {
-    /// Sends the script under this owner of a lock. Also returns whether a copy of it may still
-    /// run, whatever the result is.
+    /// Sends the script for this owner of a lock. Also returns whether a copy of the script may
+    /// still run, even if the result is an error.
     pub(crate) fn send(
         &self,
         route: &Route,
@@ -177,7 +177,7 @@ impl ScriptCall<'_> {
             let (again, is_copied) = send("EVAL", code);
             (outcome, in_doubt) = (again, in_doubt || is_copied);
         }
-        // Other data was written over the lock.
+        // The key holds data of another type, so the lock is lost.
         if is_refused(&outcome, "WRONGTYPE") {
             outcome = Ok(Reply::Int(0));
         }
@@ -214,7 +214,7 @@ fn ran(reply: Reply) -> Result<Ran, Trouble> {
         Reply::Array(parts) if parts.len() <= 2 => parts,
         other => return Err(unexpected(&other)),
     };
-    // A list ends at its first `nil`.
+    // Redis ends a list at its first `nil`.
     let result = if parts.len() == 2 { parts.pop() } else { None };
     match (parts.pop(), result) {
         (Some(Reply::Int(1)), result) => {

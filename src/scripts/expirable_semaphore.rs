@@ -28,8 +28,8 @@ static UPDATE_LEASE_TIME: LazyLock<Script> =
     script!(COUNT, "expirable_semaphore/update_lease_time.lua");
 static SET_PERMITS: LazyLock<Script> = script!(COUNT, "expirable_semaphore/set_permits.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua");
-// The free permits are a number as in a plain semaphore, but without a mark. So these scripts are
-// the same.
+// The number of free permits is stored as in a plain semaphore, but without a mark. So these
+// scripts are shared.
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
 
@@ -46,9 +46,9 @@ pub(crate) struct ExpirableScripts<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// Permits were taken: this many, under the first ids.
+    /// This many permits were taken. They have the first ids.
     Taken(usize),
-    /// There were too few permits for the first thread. The next lease ends after this time.
+    /// There were too few permits for the first thread. The first lease ends after this time.
     Refused(Option<Duration>),
     /// There is no such semaphore.
     Missing,
@@ -70,9 +70,9 @@ pub(crate) struct PermitCounts {
 }
 
 impl ExpirableScripts<'_> {
-    /// Takes permits for these needs, in order, as long as the whole next need is within the share
-    /// of one of `clients` clients. `ids` has an id for each needed permit. The taken permits get
-    /// the first ids.
+    /// Takes permits for these needs, in order, as long as the next need fits into the share of one
+    /// of `clients` clients. `ids` has an id for each needed permit. The taken permits get the
+    /// first ids.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,
@@ -99,14 +99,14 @@ impl ExpirableScripts<'_> {
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
-    /// The command that gives permits back. `all`: all of them or none. Otherwise those that are
-    /// still taken.
+    /// Returns the command that gives permits back. `all`: all of them or none; otherwise the
+    /// permits that are still taken.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
         release_command(self.keys(), self.channel, ids, all)
     }
 
-    /// The command that asks for permits. The reply has the end of each lease, or nil for an
-    /// unknown permit.
+    /// Returns the command that asks whether permits are taken. The reply has the end of each
+    /// lease, or nil for an unknown permit.
     pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
         let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];
         parts.extend(ids.iter().map(|id| &id.as_bytes()[..]));
@@ -120,7 +120,7 @@ impl ExpirableScripts<'_> {
         Ok(Replied::counts(reply, in_doubt))
     }
 
-    /// Returns the time left of a permit's lease: `None` if there is no such permit, and
+    /// Returns the remaining lease of a permit: `None` if there is no such permit, and
     /// `Duration::MAX` if the permit has no lease.
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
@@ -221,7 +221,7 @@ impl ExpirableScripts<'_> {
 
 const RIGHTS: Rights = Rights::ExpirableSemaphores;
 
-/// The command that gives back those of these permits that exist. It needs no site of the name.
+/// Returns the command that gives back those of these permits that exist.
 pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
     let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
     release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)

@@ -18,15 +18,16 @@ pub(crate) struct Expiry<'a> {
     pub(super) route: &'a Route,
     pub(super) rights: Rights,
     pub(super) key: &'a str,
-    /// Its other key.
+    /// The other key of the same semaphore or latch.
     pub(super) another: Option<&'a str>,
-    /// Whether it exists even if only the other key does.
+    /// Whether the semaphore exists even if only the other key exists.
     pub(super) is_either: bool,
     pub(super) requests: &'a Requests,
 }
 
 impl Expiry<'_> {
-    /// Sets the time to live, from now on. [`Duration::MAX`] removes it. `false`: there is no key.
+    /// Sets the time to live, or removes it if `after` is [`Duration::MAX`]. `false`: there is no
+    /// key.
     pub(crate) fn set(
         self,
         request_id: RequestId,

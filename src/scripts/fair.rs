@@ -38,13 +38,14 @@ pub(crate) enum FairAcquired {
         /// The owner had the lock before: the message of its grant is on its way, or was lost.
         already: bool,
         followers: Followers,
-        /// The server's time of the answer, in ms, if other owners came with this one.
+        /// The server's time of the reply in ms, if the request named other owners.
         now: u64,
     },
     Queued {
-        /// The server's time when it answered, in ms.
+        /// The server's time of the reply in ms.
         now: u64,
-        /// The time after which to ask again without a message. `None`: only after a message.
+        /// The time after which to ask again if no message arrives. `None`: ask only after a
+        /// message.
         ask_after: Option<Duration>,
         /// Whether the message may come from one of Redisson's clients, on the owner's own channel.
         by_redisson: bool,
@@ -53,7 +54,7 @@ pub(crate) enum FairAcquired {
     },
     /// The owner has lost its entry.
     Missing {
-        /// The server's time when it answered, in ms.
+        /// The server's time of the reply in ms.
         now: u64,
     },
 }
@@ -61,25 +62,25 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// The owner has not been queued. These owners come with its first request, and get the entries
-    /// behind it.
+    /// The owner has not been queued. Its first request also names these owners, which get the
+    /// entries behind it.
     Company {
         owners: &'a [Owner],
         /// Whether the client does not listen yet and has no other waiter in the queue. Each of
-        /// these owners asks again once the client listens.
+        /// these owners asks again when the client listens.
         just_come: bool,
     },
     /// The owner was queued before, and its request names no other owners.
     Nobody,
-    /// The owner was queued before and has lost its entry. The named owners were queued, too, and
-    /// come back with it if they have lost their entries.
+    /// The owner was queued before and has lost its entry. The named owners were queued, too. If
+    /// they have lost their entries, they also return to the queue.
     Requeued(&'a [Owner]),
 }
 
 /// The numbers of the owners of the same client directly behind a new holder, in their order.
 pub(crate) type Followers = VecDeque<u64>;
 
-/// Parses the scripts' text of these numbers.
+/// Parses these numbers from a script's text.
 pub(crate) fn followers(word: &str) -> Option<Followers> {
     let numbers = word.split(',').filter(|number| *number != "-");
     numbers.map(|number| number.parse().ok()).collect()
@@ -89,15 +90,15 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 pub(crate) struct KeptAlive {
     /// The time after which the next keep-alive is due, if that is sooner than usual.
     pub(crate) again: Option<Duration>,
-    /// The first in line of a free lock, if that owner should ask now.
+    /// The first waiter of a free lock, if it should ask now.
     pub(crate) first: Option<u64>,
     /// The owners that have lost their entries.
     pub(crate) missing: HashSet<u64>,
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or adds an entry to the queue. If the owner has an entry already, asks about
-    /// it.
+    /// Takes the lock or adds an entry to the queue. If the owner already has an entry, asks for
+    /// its state.
     pub(crate) fn acquire(
         self,
         route: &Route,
@@ -135,25 +136,25 @@ impl FairScripts<'_> {
         granted(outcome, in_doubt, Rights::FairLocks, flag)
     }
 
-    /// The command that removes the owner from the queue or from the lock.
+    /// Returns the command that removes the owner from the queue, or releases its lock.
     pub(crate) fn give_up_command(self, owner: &[u8]) -> Command {
         self.command(&GIVE_UP, &[owner, b"0"])
     }
 
-    /// The command that removes the owner from the queue, and leaves it the lock.
+    /// Returns the command that removes the owner from the queue, but does not release its lock.
     pub(crate) fn leave_command(self, owner: &[u8]) -> Command {
         self.command(&GIVE_UP, &[owner, b"1"])
     }
 
-    /// The command that releases a hold, and removes the owners to which it was passed from the
-    /// queue.
+    /// Returns the command that releases a hold, and removes from the queue the owners to which the
+    /// hold was passed.
     pub(crate) fn release_command(self, owner: &Owner, leaving: &[Owner]) -> Command {
         let owners: Vec<_> = iter::once(owner).chain(leaving).map(Owner::text).collect();
         let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&RELEASE, &arguments)
     }
 
-    /// The command that shortens the lease of a kept hold, which no thread has, to `rest`.
+    /// Returns the command that shortens the lease of a kept hold, which no thread has, to `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let passed: Vec<_> = passed.iter().map(Owner::text).collect();
@@ -166,8 +167,9 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// The command that sends a keep-alive of these owners. `steady`: the server has answered
-    /// this client for a while, so other owners that sent nothing in that time count as silent.
+    /// Returns the command that sends a keep-alive of these owners. `steady`: the server has
+    /// answered this client for a while, so other owners that sent nothing in that time count as
+    /// silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();
@@ -221,20 +223,21 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     })
 }
 
-/// The time after which a lease with `left` ms to go has certainly ended. `None`: `left` names no
-/// time. A script's time is rounded down to whole milliseconds, and a lease lasts until the
-/// millisecond of its end is over. So a request after exactly `left` ms may find the lock still
-/// held.
+/// Returns the time after which a lease with `left` ms remaining has certainly ended. `None`:
+/// `left` is no time. A script's time is rounded down to whole milliseconds, and a lease lasts
+/// until the end of its last millisecond. So a request after exactly `left` ms may find the lock
+/// still held.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }
 
-/// As [`ends_after`], for a lease that begins now.
+/// Returns the time after which a lease that begins now has certainly ended, as [`ends_after`]
+/// does.
 pub(crate) fn over(lease: Duration) -> Duration {
     lease.saturating_add(Duration::from_millis(1))
 }
 
-/// Reads the server's answer to a [`FairScripts::keep_alive_command`].
+/// Reads the reply to a [`FairScripts::keep_alive_command`].
 pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {

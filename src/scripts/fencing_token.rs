@@ -66,7 +66,7 @@ impl From<FencingToken> for i64 {
     }
 }
 
-/// The highest token, since Lua cannot count beyond it.
+/// The highest token: Lua cannot count beyond this number.
 const HIGHEST: u64 = 1 << 53;
 
 impl TryFrom<u64> for FencingToken {

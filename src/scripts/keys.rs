@@ -1,4 +1,4 @@
-//! Keys and channels, as Redisson makes them from a synchronizer's name.
+//! The keys and channels of a synchronizer's name, in Redisson's format.
 
 use redlatch_client::Pieces;
 
@@ -17,9 +17,9 @@ fn prefixed(prefix: &str, name: &str) -> String {
     pieces(prefix, name).to_string()
 }
 
-/// As [`pieces`], for a key that only redlatch uses. A name with a brace gives
-/// `prefix_tagged:name`, since the names `x` and `{x}` must not share such a key. (A release of one
-/// lock would grant it to a waiter of the other.)
+/// Like [`pieces`], for a key that only redlatch uses. A name with a brace gives
+/// `prefix_tagged:name`, because the names `x` and `{x}` must not share such a key: a release of
+/// one lock would grant it to a waiter of the other lock.
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])
@@ -36,15 +36,15 @@ fn suffixed(name: &str, suffix: &str) -> String {
 /// Makes a key or a channel from a name.
 pub(crate) type KeyOf = fn(&str) -> String;
 
-/// The text that `make` adds before and after a name with a brace of its own.
+/// Returns the text that `make` adds before and after a name that has a brace.
 fn around(make: KeyOf) -> (String, String) {
     let shape = make("{");
     let (before, after) = shape.rsplit_once('{').unwrap_or_default();
     (before.to_owned(), after.to_owned())
 }
 
-/// The name from which `make` makes this key or channel. If there are two such names, the one
-/// without braces.
+/// Returns the name from which `make` makes this key or channel. If there are two such names,
+/// returns the name without braces.
 pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     let (before, after) = around(make);
     let name = key.strip_prefix(&*before)?.strip_suffix(&*after)?;
@@ -53,9 +53,9 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     names.find(|name| make(name) == key).map(str::to_owned)
 }
 
-/// The patterns that match the keys of all names that match this pattern. A name with a brace of
-/// its own may match a pattern without a brace, but its key gets no further braces. The second
-/// pattern is for such keys.
+/// Returns the patterns for the keys of all names that match this pattern. A name with a brace may
+/// match a pattern without a brace, but its key has no added braces. The second pattern is for such
+/// keys.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
@@ -70,8 +70,8 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
     !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
 }
 
-/// The keys and channels of one lock besides the key that bears its name. They are made for each
-/// request: if stored, they would take a third of a hold's memory.
+/// The keys and channels of one lock, except the key that is the lock's name. They are made for
+/// each request, because stored keys would take a third of a hold's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockKeys<'a> {
     pub(super) name: &'a str,
@@ -89,7 +89,7 @@ impl<'a> LockKeys<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
 
-    /// The key that exists while a window is open, in which the lock is left to Redisson's clients.
+    /// The key that exists while a window is open, in which only Redisson's clients take the lock.
     pub(crate) fn window(self) -> Pieces<'a> {
         self.ours(["redlatch_window", "redlatch_rwlock_window"])
     }
@@ -98,14 +98,14 @@ impl<'a> LockKeys<'a> {
         ours(if self.mode == Mode::Lock { lock } else { read_write }, self.name)
     }
 
-    /// The channel for releases that concern all clients.
+    /// The channel on which a release informs all listeners.
     pub(crate) fn public(self) -> Pieces<'a> {
         let prefix = if self.mode == Mode::Lock { CHANNEL } else { "redisson_rwlock" };
         pieces(prefix, self.name)
     }
 
-    /// A second channel, to which redlatch's listeners of the [`public`](Self::public) channel also
-    /// listen. Redisson's clients know only the public channel, so scripts can count them.
+    /// A second channel, to which redlatch's listeners to the [`public`](Self::public) channel also
+    /// listen. Redisson's clients listen only to the public channel, so scripts can count them.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
@@ -123,7 +123,7 @@ impl<'a> LockKeys<'a> {
 }
 
 impl LockKeys<'_> {
-    /// The key that lasts as long as an owner reads. Scripts also make this key themselves.
+    /// The key that exists as long as an owner reads. Scripts also make this key themselves.
     pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
         suffixed(name, &format!("{owner}:rwlock_timeout:1"))
     }
@@ -138,39 +138,41 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, name)
     }
 
-    /// The channel on which scripts wake a client's waiters and grant them locks, and on which the
-    /// client sends messages to its own subscriber. It has the prefix of locks' channels, so that
-    /// access rights made for Redisson allow it. Scripts make this channel in `lua/prelude.lua`.
+    /// The client's own channel, on which scripts send messages to its owners, and on which the
+    /// client sends control messages to itself. The channel has the prefix of locks' channels, so
+    /// that access rights made for Redisson allow it. Scripts make this channel in
+    /// `lua/prelude.lua`.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
     /// The channel to which all clients of a cluster that use this kind of channels listen. No
-    /// message is ever published there. The other clients only ask for its number of listeners.
+    /// message is ever published on it. A client that uses the other kind asks for its number of
+    /// listeners.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
 
-    /// The counterpart of [`control_channel`](Self::control_channel) for a cluster. There the
+    /// The counterpart of [`control_channel`](Self::control_channel) for a cluster, where the
     /// channel must be in the slot of the script's first key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {
         format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }
 }
 
-/// The keys and channels of one fair lock besides the key that bears its name.
+/// The keys and channels of one fair lock, except the key that is the lock's name.
 #[derive(Debug)]
 pub(crate) struct FairKeys {
     /// The key of the queue of waiting owners.
     pub(crate) queue: String,
-    /// The key of the times up to which the waiting owners count as alive.
+    /// The key of the waiting owners' scores: the times until which the owners count as alive.
     pub(crate) timeouts: String,
-    /// The key of the last waiter, while all waiters in the queue are redlatch's. Only redlatch
+    /// The key that stores the queue's last waiter while all waiters are redlatch's. Only redlatch
     /// uses this key. It has the prefix of `timeouts`, so that access rights made for Redisson
     /// allow it.
     pub(crate) only_ours: String,
-    /// The prefix of waiters' channels, before the owner's id. Redisson's waiters have such
-    /// channels, and redlatch's waiters that Redisson may wake.
+    /// The prefix of waiters' channels, to which the owner's id is added. All of Redisson's waiters
+    /// listen to such channels, and those of redlatch's waiters that a Redisson client may wake.
     pub(crate) channel_prefix: String,
 }
 
@@ -190,7 +192,7 @@ impl FairKeys {
 pub(crate) struct ConditionKeys {
     /// The key of the list of waiters.
     pub(crate) waiting: String,
-    /// The key of the notified waiters that have not left the lock again.
+    /// The key of the notified waiters that have not yet taken and released the lock again.
     pub(crate) notified: String,
 }
 
@@ -198,13 +200,13 @@ impl ConditionKeys {
     const WAITING: &str = "redlatch_condition";
     const NOTIFIED: &str = "redlatch_notified";
 
-    /// The key ends with a length, which makes the keys of any two conditions differ.
+    /// The key ends with a length, so that any two conditions have different keys.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
         let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Returns the keys of the condition whose first key is `waiting`, as a message names it.
+    /// Returns the keys of the condition whose first key is `waiting`, which a message contains.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);
@@ -212,7 +214,7 @@ impl ConditionKeys {
     }
 }
 
-/// The channel of one semaphore, and its key besides the one that bears its name.
+/// The channel of one semaphore, and its keys except the key that is the semaphore's name.
 #[derive(Debug)]
 pub(crate) struct SemaphoreKeys;
 
@@ -228,8 +230,8 @@ impl SemaphoreKeys {
     }
 }
 
-/// The keys of one expirable semaphore besides the key that bears its name. Its channel is that of
-/// a plain semaphore.
+/// The keys of one expirable semaphore, except the key that is the semaphore's name. It has the
+/// same channel as a plain semaphore.
 #[derive(Debug)]
 pub(crate) struct ExpirableKeys;
 
@@ -253,8 +255,8 @@ impl ExpirableKeys {
 pub(crate) struct LatchKeys;
 
 impl LatchKeys {
-    /// The channel of the messages that the count has become zero or was set anew. The name is
-    /// always in braces here, even if it has braces of its own.
+    /// The channel of the messages that the count has become zero or was set. The name is always
+    /// put in braces, even if it already has braces.
     pub(crate) fn channel(name: &str) -> String {
         format!("redisson_countdownlatch__channel__{{{name}}}")
     }
@@ -267,8 +269,8 @@ pub(crate) struct BarrierKeys {
     pub(crate) barrier: String,
     /// The key of the parties that have arrived.
     pub(crate) parties: String,
-    /// The channel of the messages about the end of a generation: the first key, and behind it the
-    /// number of the database if that is not 0. (All databases share their channels.)
+    /// The channel of the messages about the end of a generation: the first key, then the number of
+    /// the database if that is not 0. (All databases share their channels.)
     pub(crate) channel: String,
 }
 
@@ -285,12 +287,14 @@ impl BarrierKeys {
     }
 }
 
-/// The key and the channel of one election besides those of its lock. Only redlatch uses them.
+/// The key and the channel of one election, except the keys and channels of its lock. Only redlatch
+/// uses them.
 #[derive(Debug)]
 pub(crate) struct ElectionKeys;
 
 impl ElectionKeys {
-    /// The key of the recorded leader. It is also the channel of the messages about a change.
+    /// The key of the recorded leader. It is also the channel of the messages about a change of the
+    /// leader.
     pub(crate) fn leader(name: &str) -> String {
         ours("redlatch_leader", name).to_string()
     }
@@ -410,14 +414,14 @@ mod tests {
             for name in ["a", "a:b", "{a}b", "b{a}", "a}b"] {
                 assert_eq!(name_of(&key(name), key).unwrap(), name);
             }
-            // If two names have this key, the name without braces comes back.
+            // If two names have this key, `name_of` returns the name without braces.
             let twin = name_of(&key("{a}"), key).unwrap();
             assert_eq!(twin, if key("a") == key("{a}") { "a" } else { "{a}" });
         }
         assert_eq!(name_of("of another program", SemaphoreKeys::channel), None);
     }
 
-    /// These keys and channels were seen on real Redisson clients.
+    /// The keys and channels in this test were read from real Redisson clients.
     #[test]
     fn channels_are_redissons() {
         for (name, channel) in [

@@ -25,8 +25,8 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// Whether a latch is open. If it is closed, also the time until its key expires, if the key has a
-/// time to live.
+/// Whether a latch is open. For a closed latch, also the time until its key expires, if the key has
+/// a time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LatchState {
     Open,
@@ -34,13 +34,13 @@ pub(crate) enum LatchState {
 }
 
 impl LatchScripts<'_> {
-    /// Counts down. `false`: the latch was open.
+    /// Lowers the count by one. `false`: the latch was already open.
     pub(crate) fn count_down(self, request_id: RequestId) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes()];
         flag(self.once(&COUNT_DOWN, request_id, &arguments).call(self.route)?)
     }
 
-    /// The copy of a count-down, to be sent as long as the outcome is unknown.
+    /// Returns a copy of a count-down, which is sent as long as the outcome is unknown.
     pub(crate) fn count_down_copy(self, request_id: RequestId) -> Command {
         let arguments = [self.channel.as_bytes()];
         self.once(&COUNT_DOWN, request_id, &arguments).command(true)

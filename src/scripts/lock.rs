@@ -1,4 +1,4 @@
-//! The scripts of a lock that one process hands to the next.
+//! The scripts of a lock and of a read-write lock.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -17,14 +17,14 @@ use super::{
 };
 use crate::scripts::{LockKeys, Mode, Owner};
 
-// Each script consists of these files of `lua/`, one behind the other.
+// Each script consists of these files of `lua/`, one after the other.
 static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
-/// As `ACQUIRE`, but with its two short scripts in reverse order.
+/// Like `ACQUIRE`, but with its two short scripts in reverse order.
 static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
@@ -56,8 +56,8 @@ static SCRIPTS: ScriptSet = ScriptSet {
     force_unlock: &FORCE_UNLOCK,
 };
 
-/// The scripts' argument for a chain, in ms: the server's time at which the chain began, or minus
-/// its age. `None`: no argument.
+/// Returns the scripts' argument for a chain, in ms: the server's time at which the chain began, or
+/// minus the chain's age. `None`: no argument.
 pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
@@ -72,14 +72,13 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
-/// The arguments of every request for an entry except the first. The times are in ms, by the
-/// server's clock.
+/// The additional arguments of an owner's second and later requests. They are server times in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
-    /// The time since which the owner has waited.
+    /// The time at which the owner began to wait.
     pub(crate) came: u64,
-    /// The time at which the request is sent. `Some` only if this process may judge others silent,
-    /// since the server has answered it promptly for a while.
+    /// The time at which the request is sent. `Some` only if the server has answered this process
+    /// promptly for a while, so the process may judge other owners silent.
     pub(crate) sent: Option<u64>,
 }
 
@@ -95,19 +94,19 @@ enum Behind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
-        /// The owner had the lock before: the message of its grant is on its way, or was lost.
+        /// The owner already had the lock: the message of its grant is on its way, or was lost.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,
         tokens: Option<Tokens>,
     },
     Refused(Refused),
-    /// The owner did not get the lock, as answer to [`LockScripts::try_acquire`].
+    /// The reply to [`LockScripts::try_acquire`]: the owner did not get the lock.
     NotTaken,
 }
 
 /// The fencing tokens of one hold. They are a range: the hold may be passed from thread to thread,
-/// and each thread gets the next token. No other hold has any of these tokens, and a later hold has
+/// and each thread gets the next token. No two holds have a token in common, and a later hold has
 /// higher tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
@@ -118,29 +117,29 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// The tokens of a hold whose last token is this. `None`: no hold can have such tokens.
+    /// Returns the tokens of a hold with this last token. `None`: no hold can have such tokens.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
 
-    /// The token that follows the first `used` tokens.
+    /// Returns the token after the first `used` tokens.
     pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
         let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
         NonZero::new(self.last.get() - left)
     }
 }
 
-/// The server's answer to an owner that did not get the lock and has an entry.
+/// The reply to an owner that did not get the lock and has an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     /// The server's clock, in ms.
     pub(crate) now: u64,
-    /// The time after which another request may succeed without a message.
+    /// The time after which another request may succeed, even if no message arrives.
     pub(crate) left: Duration,
     /// The number of entries ahead in the queue.
     pub(crate) place: u32,
-    /// Whether one of Redisson's clients holds the lock. The message of its release then comes on
-    /// the public channel.
+    /// Whether a Redisson client holds the lock. If so, the message of its release arrives on the
+    /// public channel.
     pub(crate) by_redisson: bool,
     pub(crate) is_new: bool,
 }
@@ -155,8 +154,8 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or adds an entry to the queue. `again`: the owner has an entry, or had one
-    /// and gets a new one. `is_held`: most likely another process has the lock.
+    /// Takes the lock or adds an entry to the queue. `again`: this is not the owner's first
+    /// request. `is_held`: another process probably has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
@@ -178,7 +177,8 @@ impl LockScripts<'_> {
         self.send(self.script_set().try_acquire, owner, lease, Behind::Nothing)
     }
 
-    /// As [`try_acquire`](Self::try_acquire), for a reader that may also be the writer.
+    /// Like [`try_acquire`](Self::try_acquire), for a reader whose thread may also hold the write
+    /// lock.
     pub(crate) fn read_beside(
         self,
         owner: &Owner,
@@ -239,17 +239,17 @@ impl LockScripts<'_> {
         needing(command, self.rights())
     }
 
-    /// The command that releases the lock, or grants it to the next process if one waits.
+    /// Returns the command that releases the lock, and grants it to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
         self.ending(self.script_set().release, &owner.text(), chain)
     }
 
-    /// The command that removes the owner from the queue and from the lock.
+    /// Returns the command that removes the owner from the queue, and releases its lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
         self.ending(self.script_set().give_up, owner, chain)
     }
 
-    /// The command that shortens the lease of a kept hold, which no thread has, to `rest`.
+    /// Returns the command that shortens the lease of a kept hold, which no thread has, to `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
@@ -284,8 +284,8 @@ impl LockScripts<'_> {
                 let count = decimal(chain.count.into(), &mut count);
                 self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
-            // The database comes after the chain, so zeros take the place of a chain that is not
-            // sent.
+            // The database's number comes after the chain, so two zeros are sent if there is no
+            // chain.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
                 self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
@@ -304,7 +304,7 @@ impl LockScripts<'_> {
     ) -> Command {
         let (keys, count) = self.keys.of_scripts();
         let keys = &keys[..count];
-        // The database is nearly always 0. Then it is not sent.
+        // The database is nearly always 0, which is not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
         if let (0, Behind::Nothing) = (database, behind) {
@@ -364,25 +364,24 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// The next process has the lock, and got the message.
+    /// The next process has the lock, and was sent a message.
     HandedOn,
     Done,
-    /// The lock is free, and the chain ends: the lock is left to Redisson's clients for a moment,
-    /// or none of them waits.
+    /// The lock is free, and the chain ends: a window is open, or no Redisson client waits.
     LeftToOthers,
-    /// As [`Done`](Self::Done), but the server refused the public message, so Redisson's waiters
+    /// Like [`Done`](Self::Done), but the server refused the public message, so Redisson's waiters
     /// sleep until the lease that they know ends.
     Untold,
     NotHeld,
-    /// The owner did not have the lock at the second request. Either the first copy released it and
-    /// the reply was lost, or the hold was lost before. (To tell these apart, the server would have
-    /// to record each release.)
+    /// The owner did not have the lock when the second copy of the request ran. Either the first
+    /// copy released the lock and its reply was lost, or the hold was lost before. (To distinguish
+    /// these cases, the server would have to record each release.)
     Unclear,
 }
 
 /// Sends a release of a lock of any kind and waits for the reply. If the connection breaks, sends
-/// it once more. "Not held" then most likely means that the first copy released the lock, unless
-/// the server was restarted and has lost the hold.
+/// the release once more. If the second reply is "not held", the first copy has probably released
+/// the lock, unless the server was restarted and has lost the hold.
 pub(crate) fn release(
     route: &Route,
     command: &Command,
@@ -398,7 +397,7 @@ pub(crate) fn release(
 }
 
 impl Released {
-    /// The result of a release. `in_doubt`: the request was sent twice.
+    /// Returns the result of a release. `in_doubt`: the request was sent twice.
     pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
         match self {
             Self::NotHeld if in_doubt && same_server() => Self::Unclear,
@@ -418,7 +417,7 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
     }
 }
 
-/// The command that asks which owners of a client have these locks or wait for them.
+/// Returns the command that asks which owners of a client have these locks or wait for them.
 pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
     Command::script(&OWNERS, &keys, &[client.as_bytes()])
@@ -437,28 +436,28 @@ pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
 }
 
-/// Sends a forced unlock of a lock of any kind. Never sends it twice, since a copy would take the
-/// lock from the next holder. `false`: there was nothing to unlock.
+/// Sends a forced unlock of a lock of any kind. Never sends it twice: a second copy would release
+/// the next holder's lock. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
     flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
 fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
-    // This query comes first, to find out whether the connection works.
+    // This query tests whether the connection works.
     is_locked(route, key)?;
     Ok(route.call_once(command))
 }
 
-/// Asks whether the lock is held in this mode. If the key holds other data, this is an error, as
-/// for an acquire.
+/// Asks whether the lock is held in this mode. If the key holds data of another type, returns the
+/// same error as an acquire.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
     let held = query(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
     Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
 }
 
-/// The mode of a held lock, and the time left.
+/// The mode of a held lock, and its time to live.
 struct HeldState {
-    /// The mode of a read-write lock.
+    /// `Some` for a read-write lock.
     mode: Option<Mode>,
     left: Duration,
 }
@@ -498,13 +497,13 @@ pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool
     query(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
-/// The command that asks whether an owner has the lock. The reply is 1 or 0.
+/// Returns the command that asks whether an owner has the lock. The reply is 1 or 0.
 pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
-/// Returns how long the lock lasts if it is not renewed. `None`: the lock is free, or the key holds
-/// other data.
+/// Returns the remaining lease of the lock. `None`: the lock is free, or the key holds data of
+/// another type.
 pub(crate) fn remaining_lease(
     route: &Route,
     key: &str,
@@ -531,8 +530,8 @@ mod tests {
     use super::super::chain::AGE;
     use super::*;
 
-    /// From this age on, a release makes the server look for Redisson's waiters. A chain that is
-    /// not sent is never so old.
+    /// If a chain has this age, a release makes the server look for Redisson's waiters. A younger
+    /// chain is not sent.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);

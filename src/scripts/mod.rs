@@ -1,6 +1,6 @@
-//! One typed function for each script. The server's replies become enums here.
+//! One typed function for each script. Each function converts the server's reply to an enum.
 
-/// The text of a file of `lua/`, or of the files that stand before several scripts.
+/// The text of a file of `lua/`, or of the files that are prepended to several scripts.
 macro_rules! lua {
     (HAND_OFF) => {
         concat!(lua!("prelude.lua"), lua!("hand_off.lua"))
@@ -32,7 +32,7 @@ macro_rules! lua {
     (PERMITS) => {
         concat!(lua!("number.lua"), lua!("expirable_semaphore/lapse.lua"))
     };
-    // As a function of its KEYS and ARGV.
+    // The script as a function of its KEYS and ARGV.
     ([$($part:tt),+]) => {
         concat!("local function one(KEYS, ARGV)\n", $(lua!($part)),+, "end\n")
     };
@@ -44,8 +44,9 @@ macro_rules! lua {
 #[cfg(all(test, models))]
 pub(crate) use lua;
 
-/// Makes a script of these parts, one behind the other. The kinds of its replies may come first,
-/// and before them `takes` if the script [takes](Script::takes) something for its caller.
+/// Makes a script of these parts, one after the other. Before the parts, the kinds of the script's
+/// replies may be given, and before these the word `takes` if the script [takes](Script::takes)
+/// something for its caller.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
@@ -128,14 +129,14 @@ pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;
 pub(crate) use requests::{ChangedNames, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
 
-/// Sends a command and waits for its reply. If the connection breaks, sends it once more on a new
-/// one, so the command must be safe to send twice. (If the copy must differ, use [`call_again`]. A
-/// forced unlock is sent only once, by [`Route::call_once`].)
+/// Sends a command and waits for its reply. If the connection breaks, sends the command once more
+/// over a new connection, so the command must be safe to send twice. (If the copy must differ, use
+/// [`call_again`]. To send a command only once, use [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
-/// Makes the command act only if its user has all these rights. (The server is asked for them once
+/// Makes the command fail if its user lacks one of these rights. (The server checks the rights once
 /// for each connection.)
 fn needing(command: Command, rights: Rights) -> Command {
     match rights.question() {
@@ -154,8 +155,8 @@ fn query<T>(
     call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
 }
 
-/// As [`call`], but the copy may differ from the first command. Also returns whether the copy was
-/// sent. If so, the first command may still run, whatever the reply to the copy is.
+/// Like [`call`], but the copy may differ from the first command. Also returns whether the copy was
+/// sent. If so, the first command may still run, even after the reply to the copy.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -177,8 +178,8 @@ fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, T
 
 const BROKE: &str = "the connection broke after the request was sent; then: ";
 
-/// A reply, and whether its request was sent twice. If so, the first copy may still run, and must
-/// be undone unless the request was granted.
+/// A reply, and whether its request was sent twice. If so, the first copy may still run. If the
+/// request was not granted, the client must undo the first copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
@@ -188,14 +189,14 @@ pub(crate) struct Replied<T> {
 }
 
 impl<T> Replied<T> {
-    /// A reply whose grant needs no replicas, or has enough of them.
+    /// A reply whose grant needs no replicas, or that enough replicas have.
     pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
         Self { reply, in_doubt, unacknowledged: None }
     }
 }
 
 /// Reads the reply to a request that may grant something. If too few replicas have the grant,
-/// returns the reply all the same, with that error.
+/// returns the reply together with an error.
 fn granted<T>(
     outcome: Outcome,
     in_doubt: bool,
@@ -210,7 +211,7 @@ fn granted<T>(
     Ok(Replied { reply, in_doubt, unacknowledged })
 }
 
-/// Returns the server's reply, or the trouble if it is an error.
+/// Returns the server's reply, or a `Trouble` if the reply is an error.
 fn accepted(outcome: Outcome, rights: Rights) -> Result<Value, Trouble> {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) => Trouble::Refused(refused(&cause, rights)),
@@ -233,12 +234,12 @@ fn read<T: FromRedisValue>(reply: &Value) -> Result<T, Trouble> {
     T::from_redis_value_ref(reply).map_err(|_| unexpected(reply))
 }
 
-/// Converts milliseconds to a time. Below zero, the time is unknown or has no end.
+/// Converts milliseconds to a time. A negative number is an unknown time or no end.
 pub(crate) fn time(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Writes a duration in milliseconds. No other place converts durations for the server.
+/// Writes a duration in milliseconds. Only this function converts durations for the server.
 fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
     decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
 }

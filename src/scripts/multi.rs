@@ -31,12 +31,12 @@ pub(crate) enum AllAcquired {
     Granted(Vec<Acquired>),
     /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// No lock is taken. Single requests may take these locks, or return the reason why not.
+    /// No lock is taken. A request for each lock alone may take it, or return the reason why not.
     Refused,
 }
 
-/// Takes all of these locks for these owners if all are free and nobody waits for any. Otherwise
-/// takes none. The request goes over the connection of the first lock.
+/// Takes all of these locks for these owners if all are free and have no waiters. Otherwise takes
+/// none of them. The request goes over the connection of the first lock.
 pub(crate) fn acquire(
     locks: &[(LockScripts<'_>, Owner)],
     lease: Duration,
@@ -64,8 +64,8 @@ pub(crate) fn acquire(
 }
 
 /// Releases these locks, each as [`LockScripts::release_command`] does. `None` for a lock: its
-/// release failed, and a single request will return the reason. The `bool`: the request was sent
-/// twice.
+/// release failed, and a release of this lock alone will return the reason. The `bool`: the request
+/// was sent twice.
 pub(crate) fn release(
     route: &Route,
     locks: &[(LockScripts<'_>, Owner, Chain)],
@@ -75,7 +75,7 @@ pub(crate) fn release(
     let mut texts: Vec<Vec<u8>> = Vec::with_capacity(5 * locks.len());
     for (lock, owner, chain) in locks {
         let (mut start, mut count) = ([0; 20], [0; 20]);
-        // Zeros take the place of a chain that is not sent.
+        // Two zeros are sent if there is no chain.
         let [start, count] = match since(*chain, &mut start) {
             Some(start) => [start, decimal(chain.count.into(), &mut count)],
             None => [&b"0"[..]; 2],
@@ -105,7 +105,7 @@ fn all_released(outcome: Outcome, count: usize) -> Result<Vec<Option<Released>>,
     }
 }
 
-/// Makes the command with the keys of all locks, one lock behind the other. All locks have the same
+/// Makes the command with the keys of all locks, one lock after the other. All locks have the same
 /// number of keys.
 fn command<'a>(
     script: &'static LazyLock<Script>,

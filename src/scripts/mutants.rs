@@ -1,11 +1,10 @@
-//! Planted bugs for the soak to find. Compiled only with `--cfg soak_mutants`. A process has one of
-//! them.
+//! Planted bugs that the soak must find. Compiled only with `--cfg soak_mutants`. A process has one
+//! planted bug.
 
 use std::env;
 use std::sync::LazyLock;
 
-/// The soak puts this character between a piece of code and its replacement, and between two such
-/// pairs.
+/// The separator between a piece of code and its replacement, and between two such pairs.
 const SEPARATOR: char = '\u{1f}';
 
 pub(crate) fn script(code: &str) -> &'static str {

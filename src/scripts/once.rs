@@ -1,4 +1,4 @@
-//! Requests without an owner. Each has a number, and the server applies it once.
+//! Requests without an owner. Each request has a number, and the server applies each number once.
 
 use redis::Value;
 use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
@@ -7,16 +7,16 @@ use super::requests::{RequestId, Requests, VALID_FOR};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
 use crate::error::{Error, ErrorKind};
 
-/// How many times one call repeats the previous change at a server that lacks it.
+/// The number of times that one call repeats earlier changes at a server that lacks them.
 const MOST_BEHIND: u32 = 3;
 
-/// A request that the server applies once, however often it is sent.
+/// A request that the server applies only once, even if it is sent several times.
 #[derive(Debug)]
 pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
-    /// Another key of the same synchronizer, which follows the record's key.
+    /// Another key of the same synchronizer, which comes after the record's key.
     pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
     pub(crate) request_id: RequestId,
@@ -26,7 +26,7 @@ pub(crate) struct Once<'a> {
 }
 
 impl Once<'_> {
-    /// Returns the request as it is sent first, or as a copy.
+    /// Returns the request's command. `copy`: the request was sent before.
     pub(crate) fn command(&self, copy: bool) -> Command {
         let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
         let [latest, before] = requests.validity_of(self.request_id);
@@ -52,20 +52,20 @@ impl Once<'_> {
         self.call_again(route, false)
     }
 
-    /// As [`call`](Self::call), for a request that this thread may have sent before, in another
-    /// call.
+    /// Like [`call`](Self::call), for a request that this thread may have sent before, in an
+    /// earlier call.
     pub(crate) fn call_again(&self, route: &Route, sent_before: bool) -> Result<Value, Trouble> {
         let as_sent = |command| needing(command, self.rights);
         self.send(route, sent_before, as_sent).map(|replied| replied.reply)
     }
 
-    /// As [`call`](Self::call), for a request that may take permits.
+    /// Like [`call`](Self::call), for a request that may take permits.
     pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| needing(command, self.rights))
     }
 
-    /// As [`call`](Self::call), for a request that gives permits back. It does not ask for all
-    /// rights: the script runs as far as the user's rights allow.
+    /// Like [`call`](Self::call), for a request that gives permits back. The server does not check
+    /// all rights first: a missing right for the message must not prevent the release.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }
@@ -108,13 +108,14 @@ impl Once<'_> {
             if !self.requests.is_late(&replied.reply) {
                 return Ok(replied);
             } else if in_doubt {
-                // The server may have applied the first copy so long ago that it has forgotten it.
+                // The server may have applied an earlier copy so long ago that the record has
+                // expired.
                 return Err(Trouble::Forgotten(forgotten()));
             } else if again {
                 return Err(Trouble::Unsent(late()));
             }
-            // The request was sent once and came too late: this thread stood still, or a clock
-            // jumped. It gets a later time.
+            // The request was sent once and arrived too late: this thread stood still, or a clock
+            // jumped. The request gets a later time.
             self.requests.prolong(self.request_id);
             again = true;
         }
@@ -140,7 +141,7 @@ impl Once<'_> {
     }
 }
 
-/// The error if a request that was sent once came too late.
+/// The error if a request that was sent once arrived too late.
 pub(crate) fn late() -> Error {
     let message = "the request reached the server too late, or one of the two clocks jumped";
     Error::new(ErrorKind::Refused, message.to_owned())
@@ -153,7 +154,7 @@ pub(crate) fn behind() -> Error {
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// The error if a request that was sent more than once came too late.
+/// The error if a request that was sent more than once arrived too late.
 fn forgotten() -> Error {
     let message = format!(
         "the request was sent again after more than {VALID_FOR:?}, when the server may have forgotten it"

@@ -18,19 +18,19 @@ const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
 /// The suffix of an owner that writes, in a read-write lock.
 const WRITES: &str = ":write";
 
-/// The bits of an owner's number below the milliseconds: a counter, and two flags in the lowest
-/// bits. Scripts compare numbers and read their flags. So the numbers must be below 2⁵³, the limit
-/// of exact integers in Lua. They are below it until the year 2248.
+/// The number of bits of an owner's number below the milliseconds: a counter, and two flags in the
+/// lowest bits. Scripts compare numbers and read their flags. So the numbers must be below 2⁵³, the
+/// limit of exact integers in Lua. This is true until the year 2248.
 const BELOW_MILLIS: u32 = 10;
 const STEP: u64 = 1 << 2;
 /// The flag of an owner whose process wants a message when others wait for its lock. (The second
 /// flag is reserved, and zero.)
 const HEARS: u64 = 1;
-/// The least number that has a time and flags. An older client's number is a counter, which never
-/// gets that high.
+/// The least number that has a time and flags. The numbers of older versions are counters, which
+/// never get so high.
 const WITH_TIME: u64 = 1 << 50;
 
-/// The id of a client, which numbers its acquisitions.
+/// The uuid of a client, and the source of the numbers of its owners, requests and permits.
 #[derive(Debug)]
 pub(crate) struct ClientId {
     uuid: String,
@@ -45,8 +45,9 @@ impl ClientId {
     /// Makes a uuid of version 8. Redisson's uuids have version 4, so scripts can tell redlatch's
     /// owners from Redisson's.
     ///
-    /// The random bits come from the system. A forked child copies the state of a thread's own
-    /// generator, so the next clients of parent and child would get the same uuid.
+    /// The random bits come from the system. If they came from a generator in this process, a
+    /// forked child would have a copy of the generator, and the next clients of parent and child
+    /// would get the same uuid.
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
@@ -59,35 +60,35 @@ impl ClientId {
         &self.uuid
     }
 
-    /// A number that this client has never used for a request or a permit, and never uses again.
+    /// Returns a number that this client has never used for a request or a permit, and never uses
+    /// again.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns a permit's id, which is used once, like an [owner](Self::next_owner). A client's ids
-    /// are consecutive numbers that begin at its uuid. Other clients begin elsewhere, and
-    /// Redisson's ids are random, so no two ids are equal.
+    /// are consecutive numbers that begin at its uuid. No two ids are equal, because other clients
+    /// begin at other uuids, and Redisson's ids are random.
     pub(crate) fn next_permit(&self) -> PermitId {
         PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
     }
 
-    /// Returns a fresh owner. Its number names one acquisition and is never used again. So a late
-    /// command of an old hold cannot touch the next hold, and an acquire may be sent twice. This
-    /// process counts the levels of a re-entry. In Redis the count is always 1.
+    /// Returns a new owner. Its number names one acquisition and is never used again. So a late
+    /// command of an old hold cannot change the next hold, and an acquire may be sent twice. (In
+    /// Redis, the re-entry count of an owner is always 1. The process counts the levels itself.)
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock, false)
     }
 
-    /// A fresh owner for a lock held in this mode. `hears`: its process wants a message when others
-    /// wait for the lock.
+    /// Returns a new owner for a lock in this mode. `hears`: the process wants a message when
+    /// others wait for the lock.
     pub(crate) fn next_owner_to(&self, mode: Mode, hears: bool) -> Owner {
         let number = self.next_owner_number() | if hears { HEARS } else { 0 };
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
     }
 
     /// Returns the present time, followed by a counter. If the clock was set back, or the
-    /// millisecond has no number left, returns the number after the last one. So numbers never
-    /// fall.
+    /// millisecond has no number left, returns the last number plus one. So numbers always rise.
     fn next_owner_number(&self) -> u64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_millis() as u64) << BELOW_MILLIS;
@@ -103,7 +104,7 @@ impl ClientId {
 /// How an owner holds a lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The lock is no read-write lock.
+    /// The lock is not a read-write lock.
     #[default]
     Lock,
     Read,
@@ -116,8 +117,8 @@ impl Mode {
     }
 }
 
-/// The holder of a lock, as it appears in Redis. Its text is made for each request: if stored, it
-/// would take more of a hold's memory than all the hold's times.
+/// The holder of a lock, as it appears in Redis. Its text is made for each request, because a
+/// stored text would take much of a hold's memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner {
     Lock {
@@ -125,7 +126,7 @@ pub(crate) enum Owner {
         number: u64,
         mode: Mode,
     },
-    /// The id of a permit, which has no owner.
+    /// A permit, which has an id and no owner.
     Permit(PermitId),
 }
 
@@ -152,7 +153,7 @@ impl Owner {
         }
     }
 
-    /// The owner's text for messages, without the suffix of a writer.
+    /// Returns the owner's text for errors and log lines, without the suffix of a writer.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Lock { client, number, .. } => format!("{client}:{number}"),
@@ -160,7 +161,7 @@ impl Owner {
         }
     }
 
-    /// The owner's number. Zero for a permit.
+    /// Returns the owner's number, or zero for a permit.
     pub(crate) fn number(&self) -> u64 {
         match self {
             Self::Lock { number, .. } => *number,
@@ -175,7 +176,7 @@ impl Owner {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(number >> BELOW_MILLIS))
     }
 
-    /// Whether scripts tell its process that others wait for its lock.
+    /// Whether scripts send the owner's process a message when others wait for the lock.
     pub(crate) fn hears(&self) -> bool {
         self.number() >= WITH_TIME && self.number() & HEARS != 0
     }
@@ -266,7 +267,7 @@ mod tests {
         let ms = Duration::from_millis(1);
         assert!(before - ms <= first && first <= after, "{before:?} {first:?} {after:?}");
 
-        // A clock that was set back.
+        // The clock was set back.
         let last = owners[1_999].number() + (1 << 30);
         client.last_owner.store(last, Ordering::Relaxed);
         assert_eq!(client.next_owner().number(), last + STEP);

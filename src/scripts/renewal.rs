@@ -15,8 +15,8 @@ use crate::scripts::{LockKeys, Mode, Owner};
 
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    /// The second value: whether others wait for the lock. It is `false` if the renewal did not
-    /// ask.
+    /// The second value: whether others wait for the lock. It is `false` if the renewal did not ask
+    /// for this.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),
@@ -28,23 +28,23 @@ pub(crate) enum Renewed {
 pub(crate) enum StillHeld {
     No,
     Yes,
-    /// The hold is there, with a longer lease than any thread has asked for. See [`Longer`].
+    /// The hold exists, with a longer lease than any thread has asked for. See [`Longer`].
     TooLong,
 }
 
 /// How a renewal treats a lease that is longer than any thread has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Longer {
-    /// The lease stays.
+    /// The lease does not change.
     Kept,
-    /// The lease stays, and the reply says whether it is longer than this. No thread has asked for
-    /// a longer lease, so a longer one shows that the server's clock was set back.
+    /// The lease does not change, and the reply says whether it is longer than this. No thread has
+    /// asked for a longer lease, so a longer lease shows that the server's clock was set back.
     Reported(Duration),
-    /// The lease is cut to this.
+    /// The lease is shortened to this.
     Cut(Duration),
 }
 
-/// A kind of renewals. One call has several renewals of the same kind.
+/// A kind of renewals. One script call renews several holds of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RenewalKind {
     Locks,
@@ -66,7 +66,8 @@ impl RenewalKind {
     }
 }
 
-/// Of each hold: its key, its owner, and whether to ask if others wait for the lock.
+/// Returns the command that renews these holds. For each hold: its key, its owner, and whether to
+/// ask if others wait for the lock.
 pub(crate) fn renew_command<'a>(
     renewals: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner, bool)> + Clone,
@@ -100,9 +101,9 @@ pub(crate) fn renew_command<'a>(
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
-    // If replicas must have grants, a renewal counts only when they have it, too. A replica that
-    // lacks the renewal has the old end of the lease. If it became the master, it would then grant
-    // the lock to the next owner.
+    // If replicas must have grants, a renewal counts only when replicas have it, too. If a replica
+    // without the renewal became the master, it would grant the lock to the next owner at the old
+    // end of the lease.
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
@@ -115,7 +116,7 @@ pub(crate) fn renewed(
     let rights = renewals.rights();
     let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
-        // The hold is lost, however many replicas have this.
+        // The hold is lost, even if too few replicas have the renewal.
         Ok((StillHeld::No, _)) => Renewed::Done(StillHeld::No, false),
         Ok((held, is_wanted)) => {
             unacknowledged.clone().map_or(Renewed::Done(held, is_wanted), Renewed::Unacknowledged)
@@ -152,7 +153,7 @@ fn is_renewed(
     }
 }
 
-/// Raises one hold's lease now. `false`: its owner has lost it.
+/// Raises one hold's lease now. `false`: the owner has lost the hold.
 pub(crate) fn extend(
     renewals: RenewalKind,
     route: &Route,

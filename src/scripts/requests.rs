@@ -21,19 +21,19 @@ pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua")
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
 /// The time after its opening within which a request may be applied. The server remembers a request
-/// for longer than this, by more than two clocks drift apart in that time. So a server that has
-/// forgotten the first copy refuses the next one.
+/// for longer than this, and the difference is more than two clocks can drift apart. So a server
+/// that has forgotten the first copy refuses later copies.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// The age at which a change is dropped in any case. No client waits for so long an outage.
+/// The age at which a change is always dropped. No client waits so long for the end of an outage.
 const IDLE: u64 = 120_000_000_000;
-/// The time for which a name is usually in use, if it is used only once.
+/// The usual time of use of a name that is used only once.
 const USED: u64 = 500_000_000;
-/// The largest number of changes that are kept for a client. (A test must reach this number before
-/// a change is too old, even on a busy machine.)
+/// The largest number of changes that are kept for a client. (It is lower in tests: a test must
+/// reach it before a change is too old, even on a busy machine.)
 const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
-/// The server's clock, as its answers have shown it: the number of milliseconds by which it is
-/// ahead of this process's clock.
+/// The number of milliseconds by which the server's clock is ahead of this process's clock,
+/// according to the server's replies.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock(AtomicI64);
 
@@ -57,24 +57,24 @@ fn ours() -> i64 {
 
 #[derive(Debug)]
 pub(crate) struct Requests {
-    /// The prefix of the keys under which the server remembers the requests.
+    /// The prefix of the keys of the records of requests.
     pub(super) key: Arc<str>,
     pub(super) server: Arc<ServerClock>,
     pub(super) sequences: Mutex<Sequences>,
     valid_for: Duration,
     pub(super) memory: Duration,
     changes: Weak<ChangedNames>,
-    /// The route to the server of the name. `None`: the client does not repeat the changes.
+    /// The route to the name's server. `None`: the client does not repeat the changes.
     route: Option<Route>,
 }
 
-/// The sequences of requests. A sequence has one open request at a time, so the server needs to
-/// remember one request for each sequence.
+/// The sequences of requests. A sequence has one open request at a time, so the server has to
+/// remember only one request for each sequence.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     open: Vec<Option<OpenRequest>>,
-    /// Sequences without an open request. The lowest is used first, so that the server's records of
-    /// the others can expire.
+    /// The sequences without an open request. The lowest sequence is used first, so that the
+    /// server's records of the other sequences can expire.
     pub(super) free: BinaryHeap<Reverse<usize>>,
     log: Log,
 }
@@ -82,16 +82,16 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest {
     number: u64,
-    /// The latest time at which the request may be applied, by the server's clock. It is equal in
-    /// each copy. If a copy had a later time, the server could apply it after it has forgotten the
-    /// first copy. (To read a clock before each copy would not help: the system may stop the
-    /// process between the read and the write.)
+    /// The latest server time at which the request may be applied. It is equal in each copy: if a
+    /// copy had a later time, the server could apply the copy after it has forgotten the first
+    /// copy. (If the process checked the time before it sends a copy, the system could still stop
+    /// it before the write.)
     latest: u64,
-    /// The run of the server that was last met before the request.
+    /// The run of the server to which the client was last connected before the request.
     run: u64,
 }
 
-/// An open request: its outcome is not known yet, and a copy may still be sent.
+/// An open request, whose outcome is not known yet, and of which a copy may still be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     pub(super) number: u64,
@@ -111,27 +111,27 @@ impl Requests {
         }
     }
 
-    /// Makes the client repeat the changes at another server.
+    /// Makes the client repeat the changes of these requests at another server.
     pub(crate) fn told_again(mut self, changes: &Arc<ChangedNames>, route: Route) -> Self {
         self.changes = Arc::downgrade(changes);
         self.route = Some(route);
         self
     }
 
-    /// Makes the server remember requests only for these times.
+    /// Sets for how long a request is valid, and for how long the server remembers it.
     #[cfg(all(test, testkit))]
     pub(crate) fn forgotten_after(mut self, valid_for: Duration, memory: Duration) -> Self {
         (self.valid_for, self.memory) = (valid_for, memory);
         self
     }
 
-    /// Opens a request. `next` returns a number that the client never uses twice. This calls it
+    /// Opens a request. `next` returns a number that the client never uses twice. It is called
     /// under the mutex, so that the numbers of a sequence rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
 
-    /// Opens a request. `run`: the run of the server that was last met.
+    /// Opens a request. `run`: the run of the server to which the client was last connected.
     pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
         let latest = self.latest();
         let mut sequences = self.sequences.lock();
@@ -150,7 +150,7 @@ impl Requests {
         RequestId { number: open.number, sequence }
     }
 
-    /// Opens a request, sends it by `send`, and closes it. The client sends no copy after that.
+    /// Opens a request, sends it with `send`, and closes it. The client sends no copy after this.
     pub(crate) fn with_one<T>(
         &self,
         client: &ClientId,
@@ -162,21 +162,22 @@ impl Requests {
         outcome
     }
 
-    /// Closes a request, of which no further copy may be sent. May be called twice.
+    /// Closes a request. After this, no copy of the request may be sent. May be called twice.
     pub(crate) fn close(&self, request_id: RequestId) {
         self.sequences.lock().close(request_id);
     }
 
-    /// As [`close`](Self::close), for a request that has changed the number of free permits. `mark`
-    /// is the mark in its reply. `permits` is zero for a request that was undone. `true`: the
-    /// caller must [repeat](Self::mends_of) this change, since another server may have received
-    /// only the changes before it.
+    /// Like [`close`](Self::close), for a request that has changed the number of free permits.
+    /// `mark`: the mark in its reply. `permits`: zero if the request was undone. `true`: the caller
+    /// must [repeat](Self::mends_of) this change, because a new master may have received only the
+    /// changes before it.
     ///
-    /// A thread may read the old master's reply, stand still, and call this after the renewer has
-    /// sent the new master all changes that it found. So this adds the change first, and then reads
-    /// the incarnation. The renewer raises the incarnation first, and then looks for changes. So
-    /// either the renewer finds the change, or this thread finds another incarnation. (The next
-    /// request of the sequence would also repeat the change, but there may be no next request.)
+    /// A thread may read the old master's reply, stand still, and call this function after the
+    /// renewer has sent all changes to the new master. So this function first adds the change and
+    /// then reads the incarnation. The renewer first raises the incarnation and then looks for
+    /// changes. So either the renewer finds the change, or this thread finds another incarnation.
+    /// (The next request of the sequence would also repeat the change, but there may be no next
+    /// request.)
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn applied(
         self: &Arc<Self>,
@@ -187,7 +188,7 @@ impl Requests {
     ) -> bool {
         let changes = self.changes.upgrade();
         let mut sequences = self.sequences.lock();
-        // Numbers that Lua cannot add up exactly are left out.
+        // Numbers that Lua cannot add up exactly are not kept.
         let open = sequences.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
         if let Some((open, changes)) = open.zip(changes.as_ref()) {
             let times = [request_id.number, open.latest, open.run];
@@ -205,8 +206,8 @@ impl Requests {
         open.run != lane.endpoint().incarnation()
     }
 
-    /// The time at which the server last answered a change of any name on this name's lane, and the
-    /// run of the server.
+    /// Returns the time at which the server last replied to a change of any name over this name's
+    /// lane, and the run of the server.
     pub(super) fn last_answered(&self) -> (u64, u64) {
         self.route.as_ref().map_or((0, 0), |route| {
             let lane = route.lane();
@@ -214,8 +215,8 @@ impl Requests {
         })
     }
 
-    /// Called when the name's last handle goes. Frees the sequences if no request is open. (`self`
-    /// stays while there are changes.)
+    /// Called when the name's last handle is dropped. Frees the sequences if no request is open.
+    /// (`self` exists as long as there are changes.)
     pub(crate) fn rest(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
@@ -227,28 +228,29 @@ impl Requests {
         look(&mut self.sequences.lock().log)
     }
 
-    /// The commands that repeat the changes of a sequence, or of all sequences, at a server that
-    /// lacks them. Each comes with the name of its semaphore. They must be sent in this order.
+    /// Returns the commands that repeat the changes of a sequence, or of all sequences, at a server
+    /// that lacks them. Each command has the name of its semaphore. The commands must be sent in
+    /// this order.
     pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
         let parts = self.sequences.lock().log.parts(sequence);
         parts.iter().filter_map(|part| self.mend(part)).collect()
     }
 
-    /// As [`mends`](Self::mends), for a request's sequence.
+    /// Returns the [`mends`](Self::mends) of a request's sequence.
     pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
         self.mends(Some(request_id.sequence))
     }
 
-    /// Notes that this run of the server has received the [`mends`](Self::mends) of all changes of
-    /// these semaphores that were made before `asked`.
+    /// Notes that this run of the server has received all [`mends`](Self::mends) of these
+    /// semaphores for changes that were made before `asked`.
     pub(crate) fn mended(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         self.with_log(|log| log.mended(run, asked, is_meant));
     }
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
-        // The earliest time counts: if a change is refused too early, the log reports it, but a
-        // change that is applied too late may be applied twice.
+        // The earliest of the changes' times counts: if a change were applied too late, it might be
+        // applied twice. (A change that is refused too early is logged.)
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
         arguments.push(self.memory.as_millis().to_string());
@@ -266,9 +268,9 @@ impl Requests {
     }
 
     /// Returns whether the change before this request must be repeated. The server has replied that
-    /// it lacks this change. If the same run of the server made it, only the record was deleted and
-    /// no change is missing: the next request then names no change before it. (The incarnation is
-    /// raised before anything is sent to another run.)
+    /// it lacks that change. If the same run of the server made the change, only the record was
+    /// deleted, and no change is missing: the next request then names no change before it. (The
+    /// incarnation is raised before anything is sent to another run.)
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
             let is_forgotten = log.was_made_by(request_id.sequence, run);
@@ -284,14 +286,14 @@ impl Requests {
         matches!(reply, Value::Array(parts) if matches!(**parts, [Value::Int(_), Value::Int(_)]))
     }
 
-    /// The latest time at which a request that is opened now may be applied.
+    /// Returns the latest time at which a request that is opened now may be applied.
     pub(super) fn latest(&self) -> u64 {
         let valid_for = i64::try_from(self.valid_for.as_millis()).unwrap_or(i64::MAX);
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a request a later time. No copy of it was applied, and none with the old time can be
-    /// applied any more.
+    /// Gives a request a later time. Must be called only if no copy was applied, and no copy with
+    /// the old time can be applied.
     pub(super) fn prolong(&self, request_id: RequestId) {
         let latest = self.latest();
         if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
@@ -301,17 +303,17 @@ impl Requests {
         }
     }
 
-    /// The latest time at which a request may be applied, and the number of the last change before
-    /// it in its sequence. The time is zero if the request is closed, so that the server refuses
-    /// it. The number is zero if there was no change before.
+    /// Returns the latest time at which a request may be applied, and the number of the last change
+    /// before it in its sequence. The time is zero if the request is closed, so that the server
+    /// refuses the request. The number is zero if there was no earlier change.
     pub(super) fn validity_of(&self, request_id: RequestId) -> [u64; 2] {
         let sequences = self.sequences.lock();
         let latest = sequences.open_of(request_id).map_or(0, |open| open.latest);
         [latest, sequences.log.last_of(request_id.sequence)]
     }
 
-    /// Whether the reply says that the request came too late. Also stores the server's time, which
-    /// such a reply has.
+    /// Whether the reply says that the request arrived too late. Also stores the server's time from
+    /// such a reply.
     pub(crate) fn is_late(&self, reply: &Value) -> bool {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
@@ -353,22 +355,22 @@ impl Sequences {
 /// The names of one client that have changes, and the numbered requests of each name.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedNames {
-    /// Each [`Requests`] removes itself when it is dropped. (The list of names with changes keeps
-    /// it alive, too.)
+    /// Each [`Requests`] removes itself when it is dropped. (The list of names with changes also
+    /// has references to it.)
     pub(crate) requests: Registry<Requests>,
     names: Mutex<NameQueue>,
     count: AtomicUsize,
-    /// The number of changes that were dropped before they were old.
+    /// The number of changes that were dropped although they were not old.
     forgotten: AtomicU64,
 }
 
-/// The names with changes, each of them once. A name that still has changes after a sweep goes to
-/// the end.
+/// The names with changes, each of them once. If a name still has changes after a sweep, it moves
+/// to the end.
 #[derive(Debug, Default)]
 struct NameQueue {
     /// The number of names that have left the front of the queue so far.
     before: u64,
-    /// The names, each with the time at which it came to the end of the queue.
+    /// The names, each with the time at which it was added to the end of the queue.
     queue: VecDeque<(u64, Arc<Requests>)>,
 }
 
@@ -382,8 +384,7 @@ impl ChangedNames {
     }
 
     /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. Empty:
-    /// there are no more. (A caller gets a name twice if the name moves to the end in the
-    /// meantime.)
+    /// there are no more names. (If a name moves to the end in the meantime, it is returned twice.)
     pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
         let from = cursor.0.max(names.before);
@@ -394,7 +395,7 @@ impl ChangedNames {
         next
     }
 
-    /// Returns the number of changes that were dropped before they were old since the last call.
+    /// Returns how many changes were dropped since the last call although they were not old.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten.swap(0, Ordering::Relaxed)
     }
@@ -405,8 +406,8 @@ impl ChangedNames {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.went(gone, old);
         if !std::mem::replace(&mut log.is_listed, true) {
-            // This thread has the log's mutex, so no thread adds a change before the name is
-            // listed.
+            // This thread holds the log's mutex, so no other thread adds a change before the name
+            // is listed.
             self.names.lock().queue.push_back((now, Arc::clone(requests)));
         }
     }
@@ -416,16 +417,16 @@ impl ChangedNames {
         self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
     }
 
-    /// Sweeps up to `names` names from the front of the queue: drops their old changes, and further
+    /// Sweeps up to `names` names from the front of the queue: drops their old changes, and more
     /// changes if the client has too many. Each thread that adds a change sweeps two names, so the
-    /// renewer need not do it.
+    /// renewer does not have to sweep.
     pub(crate) fn sweep(&self, names: usize) {
         for _ in 0..names {
             let first = match self.names.lock().queue.front() {
                 Some((since, first)) if self.is_due(*since) => Arc::clone(first),
                 _ => return,
             };
-            // This takes other mutexes in a cluster, so it must come before the log's mutex is
+            // In a cluster this call takes other mutexes, so it must come before the log's mutex is
             // locked.
             let (answered, run) = first.last_answered();
             let left = first.with_log(|log| {
@@ -444,20 +445,20 @@ impl ChangedNames {
                 }
                 left
             });
-            // These drops may be the last of the `Requests`, whose drop takes a mutex. So this
-            // thread must have no mutex here.
+            // This may drop the last reference to the `Requests`, whose destructor takes a mutex.
+            // So this thread must hold no mutex here.
             drop((left, first));
         }
     }
 
-    /// Whether to sweep a name. A name that is swept before its last change is old stays in the
-    /// queue for as long again.
+    /// Whether to sweep a name. If a name is swept before its last change is old, it waits in the
+    /// queue for the same time again.
     fn is_due(&self, since: u64) -> bool {
         clock::now().saturating_sub(since) > KEPT + USED
             || self.count.load(Ordering::Relaxed) > MOST
     }
 
-    /// Drops the old changes of a log, and further ones if the client has too many.
+    /// Drops the old changes of a log, and more changes if the client has too many.
     fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
         let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
         let old = log.changes.iter().take_while(is_old).count();
@@ -513,7 +514,7 @@ mod tests {
             self.changes.requests.all().len()
         }
 
-        /// Makes the changes of these names older, and the times in the queue.
+        /// Makes the changes of these names and the times in the queue older.
         fn age(&self, names: std::ops::Range<u64>, by: u64) {
             for name in names {
                 let requests = self.requests(&name.to_string());
@@ -530,7 +531,8 @@ mod tests {
         }
     }
 
-    /// If many names are each used once, only the changes of about ten seconds are kept.
+    /// If many names are each used once, the client keeps only the changes of about the last ten
+    /// seconds.
     #[test]
     fn a_name_goes_with_its_old_changes_as_others_come() {
         let mut client = TestClient::new();
@@ -544,14 +546,15 @@ mod tests {
         assert!(format!("{:?}", client.changes.requests) == "Registry(300)", "no dead one is left");
     }
 
-    /// In an outage the server answers nothing, and after it the server may be another one.
+    /// In an outage the server replies to nothing, and after the outage another server may be the
+    /// master.
     #[test]
     fn changes_before_an_outage_are_kept_until_the_next_run_has_them() {
         let mut client = TestClient::new();
         (0..100).for_each(|name| client.change(&name.to_string()));
         client.age(0..100, KEPT * 3);
         if let Route::Server(lane) = &client.route {
-            // The server has answered no change since.
+            // Simulate that the server has not replied to a change for a while.
             lane.permits_answered.fetch_sub(KEPT * 3, Ordering::Relaxed);
         }
         client.changes.sweep(1_000);
@@ -568,7 +571,7 @@ mod tests {
         assert_eq!(client.changes.forgotten(), 0);
     }
 
-    /// 200 changes a second for a minute are more than are kept, but most of them are old.
+    /// 200 changes a second for a minute are more changes than are kept, but most of them are old.
     #[test]
     fn changes_before_a_failover_do_not_keep_later_ones_from_growing_old() {
         let mut client = TestClient::new();
@@ -605,11 +608,11 @@ mod tests {
         (others..others + 20).for_each(|name| client.change(&name.to_string()));
         assert_eq!(client.changes.forgotten(), 20);
         assert_eq!(client.changes.count.load(Ordering::Relaxed), MOST);
-        // The name was first in the queue, and goes to the end with the remaining changes.
+        // The name was first in the queue, and moves to the end with its remaining changes.
         assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME - 1);
     }
 
-    /// Goes through the names as the renewer does, while other threads move names to the end.
+    /// Iterates over the names as the renewer does, while other threads move names to the end.
     #[test]
     fn a_pass_over_the_names_with_changes_misses_none() {
         let mut client = TestClient::new();
@@ -622,7 +625,7 @@ mod tests {
             }
             seen.extend(some.iter().map(|it| it.with_log(|log| log.changes[0].number)));
             if seen.len() < 24 {
-                // These names are swept and stay in the queue.
+                // These names are swept, and remain in the queue.
                 let mut names = client.changes.names.lock();
                 names.queue.iter_mut().for_each(|(since, _)| *since = 0);
                 drop(names);

@@ -64,15 +64,15 @@ pub enum Rights {
 
 struct KindRights {
     rights: Rights,
-    /// The name of such a synchronizer in an error.
+    /// The name of this kind of synchronizer in an error.
     one: &'static str,
-    /// Another kind whose rights this kind also needs. The requests of that other kind ask for
-    /// them.
+    /// Another kind whose rights this kind also needs. The requests of the other kind check them.
     beside: Option<Rights>,
-    /// The commands that its scripts may run on each key.
+    /// The commands that the scripts of this kind may run on each key.
     keys: &'static [(KeyOf, &'static [&'static str])],
     bare: &'static [&'static str],
-    /// The channels on which its scripts publish, besides the clients' own channels.
+    /// The channels on which the scripts of this kind publish, in addition to the clients' own
+    /// channels.
     channels: &'static [KeyOf],
 }
 
@@ -329,11 +329,10 @@ static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
     (Rights::Role, "+role", &[]),
 ];
 
-/// A script that needs no right itself. The question that is sent with it asks for the rights.
+/// A script that needs no rights. The query that is sent with it checks the rights.
 static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 
-/// Asks for the right to `SUBSCRIBE`, which only a waiter needs. (A script cannot run this
-/// command.)
+/// Checks the right to `SUBSCRIBE`, which only a waiter needs. (A script cannot run this command.)
 static MAY_WAIT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "return redis.acl_check_cmd('subscribe', 'redisson_lock__channel:{redlatch:}') and 1 \
@@ -355,8 +354,8 @@ impl Rights {
         KINDS.iter().position(|kind| kind.rights == self)
     }
 
-    /// The query for these rights, which runs before the first request of this kind. `None`: the
-    /// kind belongs to no synchronizer.
+    /// Returns the query for these rights, which runs before the first request of this kind.
+    /// `None`: the kind belongs to no synchronizer.
     pub(super) fn question(self) -> Option<&'static RightsQuestion> {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }
@@ -390,14 +389,14 @@ impl Rights {
         }
     }
 
-    /// Asks whether the user has these rights for this name. Changes nothing.
+    /// Asks the server whether the user has these rights for this name. Changes nothing.
     pub(crate) fn check(self, route: &Route, name: &str) -> Result<(), Trouble> {
         if let Some(other) = self.kind().and_then(|kind| KINDS[kind].beside) {
             other.check(route, name)?;
         }
         let keys = match self {
             Self::Barriers => vec![BarrierKeys::new(name, 0).barrier],
-            // A condition's first request has the lock's name behind these keys.
+            // A condition's first request has the lock's name after these keys.
             Self::Conditions => {
                 let keys = ConditionKeys::new(name, "");
                 vec![keys.waiting, keys.notified, name.to_owned()]
@@ -408,15 +407,15 @@ impl Rights {
         let command = match self {
             Self::Connect | Self::Subscriptions => Command::script::<&[u8]>(&MAY_WAIT, &[], &[]),
             Self::ReplicaAcks => Command::wait(ReplicaAcks { count: 0, within: Duration::ZERO }),
-            // To open the connection, the client has already used the rights of `Cluster` and
-            // `Role`. For `Status`, `look` in `status.rs` finds out.
+            // The client has already used the rights of `Cluster` and `Role` to open the
+            // connection. `look` in `status.rs` checks the rights of `Status`.
             Self::Cluster | Self::Role | Self::Status => return Ok(()),
             _ => needing(Command::script(&NOTHING, &keys, &[]), self),
         };
         query(route, &command, self, |_| Ok(()))
     }
 
-    /// A text with all these rights, for an error.
+    /// Returns a text with all these rights, for an error.
     pub(super) fn advice(self) -> String {
         if let Some(kind) = self.kind() {
             return KINDS[kind].advice();
@@ -437,19 +436,19 @@ impl Rights {
     }
 }
 
-/// The text before and after the name in one of its keys or channels.
+/// Returns the text before and after the name in a key or a channel.
 fn around(key: KeyOf, name: &str) -> (String, String) {
     let whole = key(name);
     let (before, after) = whole.split_once(name).unwrap_or((&whole, ""));
     (before.to_owned(), after.to_owned())
 }
 
-/// The pattern of `ACL SETUSER` for a key or a channel of this name, or of all names that begin
-/// with the text before a final `*`. Keys and channels of a name may continue after the text that
-/// `key` makes (with the id of a client or a condition's name, for example).
+/// Returns the pattern of `ACL SETUSER` for a key or a channel of this name, or of all names that
+/// begin with the text before a final `*`. The keys and channels may have more text after the text
+/// that `key` makes, such as a client's id or a condition's name.
 fn acl_pattern(key: KeyOf, name: &str) -> String {
-    // `name` stands for the real name: a search for `lock`, for example, could find it in the
-    // prefix.
+    // The placeholder `name` replaces the real name: a search for a real name such as `lock` could
+    // find it in the prefix.
     let (before, after) = around(key, if name.contains('{') { "{name" } else { "name" });
     let mut pattern = before.clone();
     let (stem, more) = name.strip_suffix('*').map_or((name, ""), |stem| (stem, "*"));
@@ -520,9 +519,9 @@ impl KindRights {
             Rights::Barriers => {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
-            // For conditions, the name in the query includes the condition's, since a user may have
-            // rights only for the keys of one condition. (The search for the lock's name begins
-            // behind the prefix, which ends before the 20th byte or with `tagged:`.)
+            // For conditions, the name in the query includes the condition's name, because a user
+            // may have rights only for the keys of one condition. (The search for the lock's name
+            // begins after the prefix, which ends before the 20th byte or with `tagged:`.)
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
@@ -566,7 +565,8 @@ mod tests {
         ("elections", Rights::Elections),
     ];
 
-    /// The rules in each row of the documented table, without those of the rows to which it refers.
+    /// Returns the rules in each row of the documented table, without the rules of other rows to
+    /// which the row refers.
     fn documented() -> Vec<(String, String)> {
         let text = include_str!("../../docs/operations.md");
         let table = text.split("## Access rights").nth(1).unwrap().split("```").nth(1).unwrap();
@@ -575,7 +575,7 @@ mod tests {
         for line in table.lines().skip(1) {
             let (name, rules) = line.split_at(18.min(line.len()));
             let name = name.trim();
-            // An entry may take two lines.
+            // An entry may have two lines.
             if name.is_empty() || !is_named && name == "semaphores" {
                 rows.last_mut().unwrap().1 += &format!(" {rules}");
                 if !name.is_empty() {
@@ -692,8 +692,8 @@ mod tests {
         );
     }
 
-    /// The table must have every command that a kind's scripts run. If one is not in the table, a
-    /// missing right shows only after a grant.
+    /// The table must have every command that a kind's scripts run. If a command is not in the
+    /// table, a missing right is found only after a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
         let lock = || {

@@ -7,7 +7,7 @@ use redlatch_client::Script;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,
-    /// As `acquire`, for a lock that is most likely held: the script does not first check whether
+    /// Like `acquire`, for a lock that is probably held: the script does not check first whether
     /// the lock is free.
     pub(super) acquire_held: &'static LazyLock<Script>,
     pub(super) try_acquire: &'static LazyLock<Script>,

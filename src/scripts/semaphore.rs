@@ -37,9 +37,9 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for these needs, in order, as long as the whole next need is within the share
-    /// of one of `clients` clients. Returns the number of taken permits, which is zero if there
-    /// were too few for the first need. `None`: there is no such semaphore.
+    /// Takes permits for these needs, in order, as long as the next need fits into the share of one
+    /// of `clients` clients. Returns the number of taken permits, which is zero if there were too
+    /// few for the first need. `None`: there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
@@ -58,8 +58,8 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, and waits for the reply. `false`: the server no longer knows
-    /// the request, and nothing was changed.
+    /// Undoes a request for permits, and waits for the reply. `false`: the server has forgotten the
+    /// request, and nothing was changed.
     pub(crate) fn take_back(self, request_id: RequestId) -> Result<Replied<bool>, Trouble> {
         let abandon = self.abandon(request_id);
         let (reply, in_doubt) =
@@ -70,8 +70,8 @@ impl SemaphoreScripts<'_> {
         Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
     }
 
-    /// The command that undoes a request for permits that do not count, or whose outcome is
-    /// unknown.
+    /// Returns the command that undoes a request for permits, if the outcome is unknown or too few
+    /// replicas have the permits.
     pub(crate) fn abandon(self, request_id: RequestId) -> Command {
         self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
@@ -93,7 +93,7 @@ impl SemaphoreScripts<'_> {
         Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
-    /// The command of a release, as it is sent first or as a copy.
+    /// Returns the command of a release. `copy`: the request was sent before.
     pub(crate) fn release_command(
         self,
         request_id: RequestId,
@@ -114,7 +114,8 @@ impl SemaphoreScripts<'_> {
         self.change(&ADD_PERMITS, request_id, permits).map(|(_, mark)| mark)
     }
 
-    /// The command of [`add_permits`](Self::add_permits), to be sent until it is applied.
+    /// Returns the command of [`add_permits`](Self::add_permits), which is sent until it is
+    /// applied.
     pub(crate) fn add_permits_command(self, request_id: RequestId, permits: i64) -> Command {
         let permits = permits.to_string();
         let arguments = [permits.as_bytes(), self.channel.as_bytes()];
@@ -123,7 +124,7 @@ impl SemaphoreScripts<'_> {
 
     pub(crate) fn drain_permits(self, request_id: RequestId) -> Result<Replied<i64>, Trouble> {
         let replied = self.take(&DRAIN_PERMITS, request_id, &[], |reply| match reply {
-            // A number too large for Lua comes as text.
+            // If the number is too large for Lua, the script returns it as a string.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
@@ -243,11 +244,11 @@ pub(super) fn marked<T>(
     Ok((read(result)?, mark))
 }
 
-/// Takes the place of the number of subscribers if the server refused the message. Others may wait.
+/// Replaces the number of subscribers if the server refused the message. Other processes may wait.
 pub(crate) const REFUSED: i64 = -1;
 
 /// Converts the reply of a release to the number of subscribers that got the message. `None`: no
-/// permit is free, so no message was sent. [`REFUSED`] stays as it is. Any other number below zero
+/// permit is free, so no message was sent. [`REFUSED`] does not change. Any other negative number
 /// means that the number is unknown.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
@@ -263,7 +264,7 @@ pub(super) fn stored_number(
 ) -> Result<Option<i64>, Trouble> {
     query(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(None),
-        // Any other value is the user's data, and must not appear in an error.
+        // Any other value may be the user's data, and must not appear in an error.
         Value::BulkString(text) => {
             parsed(&text).map(Some).ok_or_else(|| Trouble::Refused(foreign()))
         }

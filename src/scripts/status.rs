@@ -19,7 +19,7 @@ const AT_ONCE: &str = "100";
 /// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
 #[derive(Debug)]
 pub(crate) struct KeyData {
-    /// The type of the key as the server names it, or `shared` for a hash with a mode.
+    /// The type of the key, as TYPE returns it, or `shared` for a hash with a mode.
     pub(crate) kind: String,
     /// The reply of `PTTL`.
     pub(crate) left: i64,
@@ -27,10 +27,10 @@ pub(crate) struct KeyData {
     pub(crate) value: Vec<u8>,
     /// The last fencing token. Below 0: there is none.
     pub(crate) token: i64,
-    /// The owners in a hash, or the ids of taken permits. Each has whether it reads, its levels,
-    /// and its time left.
+    /// The owners in a hash, or the ids of taken permits. For each: whether it reads, its levels,
+    /// and its remaining lease.
     pub(crate) held: Vec<(Vec<u8>, bool, usize, i64)>,
-    /// The owners that wait. Each has whether it wants to read, the time for which it has waited,
+    /// The owners that wait. For each: whether it wants to read, the time for which it has waited,
     /// and the kind of lock: `fair`, `lock` or `read-write`.
     pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
     /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
@@ -67,10 +67,9 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     })
 }
 
-/// Whether this client should ask why a name's waiters wait. One client a second asks: if each of a
-/// thousand clients asked, the server would read the whole queue and list its connections a
-/// thousand times. If the server refuses the key, for lack of memory or access rights, each client
-/// asks.
+/// Whether this client should ask why a name's waiters wait. Only one client a second asks: if each
+/// of a thousand clients asked, the server would read the whole queue and list its connections a
+/// thousand times. If the server refuses to write the key, each client asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);
@@ -82,8 +81,8 @@ pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
 
 /// Returns the names for which a server may have data or waiters.
 ///
-/// A lock is a hash, an expirable semaphore with taken permits has a sorted set, and processes that
-/// wait for a semaphore or a latch listen to its channel.
+/// The names are found in three ways: a lock is a hash, an expirable semaphore with taken permits
+/// has a sorted set, and processes that wait for a semaphore or a latch listen to its channel.
 pub(crate) fn names(
     pattern: &str,
     sharded: bool,
@@ -123,7 +122,8 @@ pub(crate) fn names(
     Ok(names)
 }
 
-/// Returns the name and address of each connection of a server. Empty if the server refuses.
+/// Returns the name and address of each connection of a server. Empty if the server refuses the
+/// command.
 ///
 /// In the reply, each connection is a line of `field=value` pairs.
 pub(crate) fn connections(ask: impl FnOnce(&Command) -> Outcome) -> Vec<(String, Arc<str>)> {

@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run, and can no longer run. Its outcome stays unknown.
+    /// The request may have run, and can no longer run. Its outcome will never be known.
     Forgotten(Error),
 }
 
@@ -36,7 +36,7 @@ impl Trouble {
         }
     }
 
-    /// The trouble of a query, which has changed nothing in any case.
+    /// Returns the trouble of a query, which cannot have changed anything.
     pub(crate) fn of_a_question(self) -> Self {
         match self {
             Self::Unknown(error) => Self::Unsent(error),
@@ -44,8 +44,8 @@ impl Trouble {
         }
     }
 
-    /// The error of a request that reads or sets a value under this name. Such a request leaves
-    /// nothing to undo.
+    /// Returns the error of a request that reads or sets a value of this name. Nothing has to be
+    /// undone after such a request.
     pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
@@ -75,7 +75,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // The error has a code, so a server of a cluster sent it. It is the source.
+            // The error has a code, so a server of a cluster sent it. It becomes the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"
@@ -86,12 +86,12 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        // The received bytes were no reply, or a reply to no command.
+        // The received bytes were not a reply, or were a reply to no command.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(
             match failure {
-                // The next connection may work, although nothing shows that.
+                // A new connection may work, so the error counts as transient.
                 _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
                 Failure::TimedOut(_) => Error::new(ErrorKind::ResponseTimeout, what),
                 _ => Error::new(ErrorKind::Unavailable, what),
@@ -101,7 +101,8 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// The error of a client that could not connect. (A function, since a `From` would be public.)
+/// Returns the error of a client that could not connect. (This is no `From`, because a `From` would
+/// be public.)
 pub(crate) fn not_connected(error: ConnectError) -> Error {
     match error {
         ConnectError::Unusable(why) => Error::new(ErrorKind::Config, why),
@@ -110,8 +111,8 @@ pub(crate) fn not_connected(error: ConnectError) -> Error {
     }
 }
 
-/// The trouble for a reply of the wrong kind. The error does not show the reply, which may be a
-/// user's data.
+/// Returns the trouble for a reply of the wrong kind. The error does not contain the reply, which
+/// may be a user's data.
 pub(crate) fn unexpected(value: &Value) -> Trouble {
     let what = match value {
         Value::Nil => "nothing",
@@ -148,7 +149,7 @@ impl StdError for Unfit {
     }
 }
 
-/// The error for a server to which no connection opens.
+/// Returns the error for a server to which no connection can be opened.
 pub(crate) fn unreachable(cause: &Cause) -> Error {
     use redis::ErrorKind as Kind;
     let Cause { error: source, address, met, .. } = cause;
@@ -244,9 +245,9 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     Error::new(ErrorKind::TooFewReplicas, message)
 }
 
-/// The error for a refusal by the server. `rights` are those that the user needs. If this library
-/// can name the cause, the message has its text and the source has the server's text. Otherwise the
-/// message has the server's text, and there is no source.
+/// Returns the error for a refusal by the server. `rights`: the rights that the request needs. If
+/// this library knows the cause, the message has this library's text and the source has the
+/// server's text. Otherwise the message has the server's text, and there is no source.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (kind, hint) = meaning(error);
@@ -273,13 +274,13 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     }
     match hint {
         Some(hint) => told(hint).caused_by_shared(error.clone()),
-        // The text may be that of a proxy, which knows only some commands.
+        // The text may come from a proxy that supports only some commands.
         None => told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
     }
 }
 
-/// The error kind of a server's refusal, and its meaning if this library can state it better than
-/// the server.
+/// Returns the error kind of a server's refusal, and a better text than the server's if this
+/// library has one.
 fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     let detail = error.detail().unwrap_or_default();
     let (kind, hint) = match reply_code(error) {
@@ -328,8 +329,8 @@ fn meaning(error: &RedisError) -> (ErrorKind, Option<&'static str>) {
     (kind, Some(hint))
 }
 
-/// The error of a user's script that ended with this text. If the server refused one of its
-/// commands, the kind says why.
+/// Returns the error of a user's script that ended with this text. If the server refused one of the
+/// script's commands, the kind shows the reason.
 pub(crate) fn failed_script(text: &str) -> Error {
     let kind = match meaning(&error_reply(text)).0 {
         ErrorKind::Refused | ErrorKind::WrongType => ErrorKind::Script,
@@ -338,12 +339,13 @@ pub(crate) fn failed_script(text: &str) -> Error {
     Error::new(kind, format!("the script ended with an error: {text}"))
 }
 
-/// Whether a server that refuses a command with this error may run the command before long.
+/// Whether a server that refuses a command with this error may accept the command soon.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Persistent
 }
 
-/// The text for a key of the wrong type. `holds`: the type under the name's own key.
+/// Returns the text for a key of the wrong type. `holds`: the type of the key that is the name
+/// itself.
 fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     let own = match rights {
         Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",
@@ -356,16 +358,16 @@ fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     }
 }
 
-/// The error without the server's text about the script in which it occurred.
+/// Returns the error without the server's text about the script in which it occurred.
 fn without_script(error: &RedisError) -> RedisError {
     let detail = error.detail().unwrap_or_default();
     let detail = detail.split_once(" script: ").map_or(detail, |(said, _)| said);
     error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
-/// A part of a sentence: the command that a refusal names, and its key if a script of redlatch's
-/// asked for the right. Redis 7.0 does not name a command that a script tried, and no server names
-/// an unknown command.
+/// Returns a part of a sentence: the command in a refusal, and its key if a redlatch script checked
+/// the right. (Redis 7.0 does not name a command that a script tried, and no server names an
+/// unknown command.)
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {
@@ -373,7 +375,7 @@ fn missing_right(detail: &str) -> String {
         let (_, command) = marks.iter().find_map(|mark| detail.split_once(mark))?;
         command.split_once(['\'', '`']).map(|(command, _)| command.to_uppercase())
     };
-    // A key in KEYS may not be used: the server refuses the script as a whole.
+    // The user may not use one of the KEYS, so the server refuses the whole script.
     let of_keys = || {
         let is_of_keys =
             ["access a key", "access one of the keys"].iter().any(|it| detail.contains(it));
@@ -386,8 +388,8 @@ fn missing_right(detail: &str) -> String {
     asked.or_else(tried).or_else(of_keys).map_or_else(String::new, missing)
 }
 
-/// Whether a refusal says that the server does not know a command. A client's refusal has the
-/// command's name, and a script's has none.
+/// Whether a refusal says that the server does not know a command. The refusal of a client's
+/// command has the command's name, and the refusal of a script's command has none.
 fn is_missing(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     let said = ["unknown command", "unknown redis command", "invalid command passed to"];
@@ -501,7 +503,7 @@ mod tests {
         assert_eq!(state(Failure::Reset(broken()).into()), (true, true));
         assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
         assert_eq!(state(unexpected(&Value::Nil)), (false, true));
-        // The first copy may have run, whatever the reply to the second is.
+        // The first copy may have run, even if the second copy was refused.
         let loading = || refused(&said("LOADING wait"), Rights::Locks);
         assert_eq!(state(Trouble::Refused(loading())), (true, false));
         assert_eq!(state(Trouble::Unknown(loading())), (true, true));

@@ -16,12 +16,12 @@ const LEASE: Duration = Duration::from_secs(30);
 const PROVISIONAL: Duration = Duration::from_secs(2);
 const AT_ONCE: Action<char> = Action::Sleep { until: 0 };
 
-/// In ms.
+/// `at` is in ms.
 fn asked(at: u64) -> Asked {
     Asked { forced: 0, incarnation: 1, at: at * MS }
 }
 
-/// In ms.
+/// `at` is in ms.
 fn asks(at: u64) -> EntryEvent<char> {
     EntryEvent::Asks { asked: asked(at), lease: LEASE, queues: true }
 }

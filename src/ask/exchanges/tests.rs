@@ -11,7 +11,7 @@ const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
 const HERE: Collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
 
-/// In ms.
+/// `at` is in ms.
 fn asked(at: u64) -> Asked {
     Asked { forced: 0, incarnation: 1, at: at * MS }
 }

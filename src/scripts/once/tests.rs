@@ -1,4 +1,4 @@
-//! Requests that arrive late, twice, in any order, and after the server has forgotten them. A test
+//! Requests that arrive late, twice, in any order, and after their records have expired. A test
 //! through the public API would have to wait for minutes.
 
 #![allow(clippy::unwrap_used)]
@@ -62,12 +62,12 @@ impl Pool {
         }
     }
 
-    /// The number of permits given back so far, minus those taken.
+    /// The number of permits given back so far, minus the number of permits taken.
     fn given(&self) -> i64 {
         self.scripts().available_permits().unwrap().unwrap() - 1_000
     }
 
-    /// Sends a command. `None`: it came too late.
+    /// Sends a command. `None`: the command came too late.
     fn send(&self, command: &Command) -> Option<i64> {
         let reply = self.route.call_once(command).unwrap();
         if self.requests.is_late(&reply) {
@@ -116,7 +116,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = Pool::new(VALID_FOR, MEMORY);
     let mut random = rand::rng();
-    // The commands on their way. Their requests are open or closed.
+    // The commands on their way, also of closed requests.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
     let mut open: Vec<RequestId> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
@@ -141,7 +141,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
         }
         let at = rand::random_range(0..under_way.len());
         let (request_id, command) = under_way[at].clone();
-        // Sometimes the server reads a command again later.
+        // Sometimes a copy of the command remains on its way.
         if rand::random_bool(0.7) {
             under_way.swap_remove(at);
         }
@@ -189,7 +189,8 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.given(), 0);
 }
 
-/// If a semaphore was made anew in the meantime, a copy's answer and an undo do not change it.
+/// If the semaphore was deleted and made anew, neither a copy of a request nor an undo changes the
+/// new semaphore.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
     let pool = Pool::new(VALID_FOR, MEMORY);
@@ -243,7 +244,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
     }
 }
 
-/// The process was stopped, or its machine was suspended.
+/// This happens if the process was stopped, or if its machine was suspended.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let pool = Pool::new(SHORT, SHORT_MEMORY);
@@ -272,7 +273,7 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let proxy = Proxy::before(&pool.server);
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
-    // The first request asks for the rights, and the second one loads the script.
+    // The first request checks the rights, and the second request loads the script.
     for _ in 0..2 {
         assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply.0, Some(1));
     }
