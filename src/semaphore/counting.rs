@@ -60,41 +60,41 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// # Fairness
 ///
-/// Threads of one process get permits in the order of arrival. A thread that needs one permit waits
-/// behind an earlier thread of its process that needs two, even while one permit is free. Processes
-/// take turns: the threads of a process pass permits, like a lock, to each other only for a short
-/// time. If other processes wait, the threads of a process together take no more than its share of
-/// the free permits. With one other process, this share is half of them.
+/// Threads of one process get permits in the order of arrival. If one permit is free and the first
+/// waiting thread needs two, a later thread that needs one waits, too. Processes take turns: the
+/// threads of a process pass permits to each other only for a short time. If other processes wait,
+/// the threads of a process together take no more than the process's share of the free permits.
+/// With one other process, this share is half of the free permits.
 ///
 /// # Lost replies
 ///
-/// A request that is sent again is applied once. If the outcome of an acquire stays unknown, the
-/// caller gets an error, and the client gives back in the background any permits that the server
-/// may have given. The client repeats this release, or a release whose outcome is unknown, for four
-/// minutes. Then it logs that the outcome is not known. If the client cannot send a release, it
-/// keeps trying for as long as it lives.
+/// If a request is sent twice, the server applies it once. If the client cannot find out the
+/// outcome of an acquire, the caller gets an error, and the client gives back in the background any
+/// permits that the server may have granted. If the outcome of a release is unknown, the client
+/// repeats the release for four minutes, and then logs that the outcome is unknown. If the client
+/// cannot send a release, it tries again until the client ends.
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may lack the latest requests. So each client repeats those of
-/// its acquires and releases of the last 10 s that the new master lacks, and the semaphore keeps
-/// its size. (A client remembers up to 10,000 requests of a semaphore, and 200,000 in all. It
-/// repeats none if the server has lost the semaphore and a program has made a new one.) For a
-/// moment, more permits may be taken than the semaphore has.
+/// A replica that becomes the master may lack the latest requests. So each client repeats its
+/// acquires and releases of the last 10 s if the new master lacks them, and the semaphore keeps its
+/// size. (A client remembers up to 10,000 requests of a semaphore, and 200,000 requests in all. If
+/// the server has lost the semaphore and a program has made a new one, clients repeat no requests.)
+/// For a moment, more permits may be taken than the semaphore has.
 ///
-/// A failover may lose the changes by clients that have ended since, by Redisson's clients, by
+/// A failover may lose changes by clients that have ended, by Redisson's clients, by
 /// [`set_permits`](Self::set_permits) and by [`drain_permits`](Self::drain_permits). If the clocks
-/// of the two servers differ by a minute or more, it may lose all changes. So at each failover a
-/// `WARN` names the semaphores in use: when no permit is taken, compare
+/// of the two servers differ by a minute or more, a failover may lose all latest changes. So at
+/// each failover a `WARN` names the semaphores in use: when no permit is taken, compare
 /// [`available_permits`](Self::available_permits) with the size. With
 /// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)
-/// wait for replicas; a drop does not.
+/// wait for replicas; a drop does not wait.
 ///
 /// # In Redis
 ///
 /// The number of free permits is a string under the semaphore's name, without a time to live. Each
 /// change is published on `redisson_sc:{name}`. A string under `redlatch_mark:{name}` distinguishes
-/// the semaphore from a later one of the same name. Keys that begin with
+/// the semaphore from a later semaphore of the same name. Keys that begin with
 /// `redlatch_request:{name}:…` remember for five minutes which requests were applied.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
@@ -121,10 +121,10 @@ impl Semaphore {
     /// ```
     ///
     /// A client makes the semaphore only **once** while it has a handle or a permit of the name. If
-    /// the semaphore vanishes later (by a [`delete`](Self::delete), or because the server lost its
-    /// data), this client waits for permits and logs a warning. It does not make a new semaphore,
-    /// because its permits of the old one are still in use. Another client, however, may make a new
-    /// one, and then more permits are in use than `permits`. To prevent this, call
+    /// the semaphore is removed later (by a [`delete`](Self::delete), or because the server lost
+    /// its data), this client waits for permits and logs a warning. It does not make a new
+    /// semaphore, because its permits of the old semaphore are still in use. But another client may
+    /// make a new semaphore, and then more permits are in use than `permits`. To prevent this, call
     /// `try_set_permits` yourself in place of `with_permits`.
     ///
     /// An existing semaphore is not changed. If more than `permits` of its permits are free, the
@@ -136,18 +136,18 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// None here. If a verb of this handle asks for more than `permits` at once, it fails with
-    /// [`Config`](ErrorKind::Config), because a semaphore of that size never has so many. So with
-    /// zero every verb fails. (To wait for permits that another program adds, take a handle without
-    /// `with_permits`.) The first verb that takes permits also looks for the semaphore and may make
-    /// it. If one of these requests fails, the verb returns the error and takes no permit. The next
-    /// verb tries again.
+    /// This method returns no error. If a call on this handle asks for more than `permits` at once,
+    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has so many. So
+    /// with zero every acquire fails. (To wait for permits that another program adds, take a handle
+    /// without `with_permits`.) The first acquire also checks whether the semaphore exists, and may
+    /// make it. If this fails, the acquire returns the error and takes no permit, and the next
+    /// acquire tries again.
     ///
     /// # Blocking
     ///
-    /// None here. The first verb that takes permits needs one more round trip, and two more if it
-    /// makes the semaphore. These round trips count towards the limit of its wait. Later verbs need
-    /// none.
+    /// This method does not block. The first acquire needs one more round trip, and two more if it
+    /// makes the semaphore. The time limit of the acquire includes these round trips. Later
+    /// acquires need none of them.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -160,10 +160,10 @@ impl Semaphore {
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the change may have been made), or if the key holds other data, which
-    /// stays as it is. The other errors are those of
+    /// is not changed. The other errors are those of
     /// [`available_permits`](Self::available_permits).
     ///
-    /// All other verbs that change the semaphore can return these errors.
+    /// All other methods that change the semaphore can return these errors.
     ///
     /// # Blocking
     ///
@@ -175,13 +175,13 @@ impl Semaphore {
 
     /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
     /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
-    /// semaphore is gone and waiters go on waiting, as after a [`delete`](Self::delete). A later
-    /// release of a permit makes a semaphore without a time to live
+    /// semaphore is removed, and waiters continue to wait, as after a [`delete`](Self::delete). A
+    /// later release of a permit makes a semaphore without a time to live
     /// ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists) does not).
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing is
     /// changed. The other errors are those of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -200,7 +200,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
-    /// [`Duration::MAX`]): nothing was changed. The other errors are those of
+    /// [`Duration::MAX`]): nothing is changed. The other errors are those of
     /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -231,9 +231,9 @@ impl Semaphore {
 
     /// Sets the number of free permits, and makes the semaphore if there is none.
     ///
-    /// The server does not know which permits are taken. When these permits return, they are added
-    /// to `permits`. So call this only while no live process has a permit, for example to replace
-    /// those of a dead process. To change the size of a semaphore in use, call
+    /// The server does not know which permits are taken. When a taken permit is given back, it is
+    /// added to `permits`. So call this only while no live process has a permit, for example after
+    /// a process died with its permits. To change the size of a semaphore in use, call
     /// [`add_permits`](Self::add_permits) once, from one process.
     ///
     /// # Errors
@@ -279,8 +279,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer: the
-    /// call has taken nothing, and the client gives back in the background any permits that the
-    /// server may have given. The other errors are those of
+    /// call has taken no permits, and the client gives back in the background any permits that the
+    /// server may have granted. The other errors are those of
     /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
@@ -306,7 +306,7 @@ impl Semaphore {
 
     /// Removes the semaphore. Returns `false` if there was none.
     ///
-    /// As in Redisson, waiters are not notified, and go on waiting. A later release of a taken
+    /// As in Redisson, waiters are not notified, and continue to wait. A later release of a taken
     /// permit makes a new semaphore.
     ///
     /// # Errors
@@ -325,9 +325,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
-    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
-    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
-    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's reply is
+    /// malformed. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -341,13 +342,13 @@ impl Semaphore {
             .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Gives back permits that no guard gives back: [forgotten](Permit::forget) ones, or those of a
-    /// process that has ended.
+    /// Gives back permits that no guard gives back: [forgotten](Permit::forget) permits, or permits
+    /// of a process that has ended.
     ///
-    /// The server counts free permits only, so it adds these whether or not they were taken. **Do
-    /// not call this for permits that a [`Permit`] has**: the drop of the `Permit` gives them back a
-    /// second time, and then the semaphore has more permits than before, for good. (That drop is
-    /// what `release()` in a `finally` is in Java.) To make the semaphore larger, call
+    /// The server counts only free permits, so it adds `permits` even if they were not taken. **Do
+    /// not call this for permits that a [`Permit`] has**: the drop of the `Permit` gives them back
+    /// a second time, and then the semaphore permanently has more permits than before. (The drop
+    /// corresponds to `release()` in a `finally` block in Java.) To make the semaphore larger, call
     /// [`add_permits`](Self::add_permits).
     ///
     /// # Errors
@@ -418,7 +419,7 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Sends a request that the server applies once, even if two copies reach it.
+    /// Sends a request that the server applies once, even if it receives two copies.
     fn request<T>(
         &self,
         send: impl FnOnce(SemaphoreScripts<'_>, RequestId) -> Result<T, Trouble>,

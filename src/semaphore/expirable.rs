@@ -69,8 +69,8 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// Only the server's clock measures the leases, so a client's clock does not change their ends.
 ///
-/// Permits that are taken together have an id and a lease each, and can be given back one by one.
-/// One call takes at most 1,024 permits. For a larger number it returns an error of kind
+/// If a call takes several permits, each permit has its own id and lease, and can be given back
+/// alone. One call takes at most 1,024 permits. For a larger number it returns an error of kind
 /// [`Config`](ErrorKind::Config).
 ///
 /// # Fairness
@@ -80,27 +80,28 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// # Lost replies
 ///
-/// A request that is sent again takes or gives back its permits only once. If the outcome of an
-/// acquire stays unknown, the caller gets an error, and the client gives back in the background any
-/// permits that the server may have given. If this fails, too, the permits return at the end of
-/// their leases.
+/// If a request is sent twice, it takes or gives back its permits only once. If the client cannot
+/// find out the outcome of an acquire, the caller gets an error, and the client gives back in the
+/// background any permits that the server may have granted. If this fails, too, the permits are
+/// free when their leases end.
 ///
 /// # With Redisson
 ///
-/// Redisson 3.17 to 4.7 shares the permits: each library can give back a permit of the other
-/// library by its [`PermitId`]. Redisson 3.16 also shares the permits, but its ids differ. So
-/// neither library can give back a permit of the other library or extend its lease.
+/// With Redisson 3.17 to 4.7, each library can give back a permit of the other library by its
+/// [`PermitId`]. Redisson 3.16 can use the same semaphores, but its ids have another format. So
+/// neither library can give back a permit of the other library, or extend the permit's lease.
 ///
-/// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of such
-/// a client is ahead of the server's clock, the client ends the leases of other clients early, by
-/// the difference between the clocks. A guard of redlatch loses its permit if this difference is
-/// more than its remaining lease (at least two thirds of `watchdog_timeout`). The guard reports the
-/// loss at its next renewal. If the clock is behind, the client may lose its own permits early.
-/// Keep the difference between these clocks much smaller than a lease.
+/// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of a
+/// Redisson client is ahead of the server's clock, the client ends the leases of other clients too
+/// early, by the difference between the clocks. A redlatch guard loses its permit if this
+/// difference is greater than its remaining lease (at least two thirds of `watchdog_timeout`). The
+/// guard reports the loss at its next renewal. If the clock of a Redisson client is behind, this
+/// client may lose its own permits early. Keep the difference between these clocks much smaller
+/// than a lease.
 ///
-/// **Do not use the names `x` and `{x}` side by side.** As in Redisson, both semaphores keep their
-/// leases under the same key. At the end of a lease, either semaphore may add the permit of the
-/// other one to its own. If a client has handles of both names, calls of the later handle return
+/// **Do not use both of the names `x` and `{x}`.** As in Redisson, these two semaphores store their
+/// leases under the same key. At the end of a lease, a permit of one semaphore may be added to the
+/// other semaphore. If a client has handles of both names, calls of the later handle return
 /// [`Config`](ErrorKind::Config).
 ///
 /// # In Redis
@@ -125,9 +126,9 @@ permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 impl ExpirableSemaphore {
     /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
     /// if the semaphore does not exist: see
-    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits), also for its errors. For this
-    /// kind of semaphore the server knows the size, taken permits included. If the size is not
-    /// `permits`, the client logs this once.
+    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits), also for the errors. The server
+    /// knows the size of an expirable semaphore. If the size is not `permits`, the client logs this
+    /// once.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -160,10 +161,10 @@ impl ExpirableSemaphore {
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
     /// message says whether the change may have been made), or if the key holds other data, which
-    /// stays as it is. The other errors are those of
+    /// is not changed. The other errors are those of
     /// [`available_permits`](Self::available_permits).
     ///
-    /// All other verbs that change the semaphore can return these errors.
+    /// All other methods that change the semaphore can return these errors.
     ///
     /// # Blocking
     ///
@@ -176,11 +177,11 @@ impl ExpirableSemaphore {
 
     /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
     /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
-    /// semaphore and all its permits are gone, as after a [`delete`](Self::delete).
+    /// semaphore and all its permits are removed, as after a [`delete`](Self::delete).
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing is
     /// changed. The other errors are those of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -194,9 +195,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Sets the size of the semaphore, taken permits included, and makes the semaphore if there is
-    /// none. If more than `permits` are taken now, their holders keep them. The number of free
-    /// permits is then negative until enough permits have returned.
+    /// Sets the size of the semaphore: the number of free and taken permits. Makes the semaphore if
+    /// there is none. If more than `permits` permits are taken now, their holders keep them. The
+    /// number of free permits is then negative until enough permits are given back.
     ///
     /// # Errors
     ///
@@ -211,7 +212,7 @@ impl ExpirableSemaphore {
     }
 
     /// Adds `permits`, which may be negative, to the size of the semaphore. After a negative
-    /// change, the number of free permits may be negative until enough permits have returned.
+    /// change, the number of free permits may be negative until enough permits are given back.
     ///
     /// # Errors
     ///
@@ -242,13 +243,13 @@ impl ExpirableSemaphore {
     }
 
     /// Sets the semaphore's time to live, counted from now. When this time ends, the semaphore and
-    /// all its permits are gone, as after a [`delete`](Self::delete). [`Duration::MAX`] removes the
-    /// time to live. Returns `false` if there is no semaphore.
+    /// all its permits are removed, as after a [`delete`](Self::delete). [`Duration::MAX`] removes
+    /// the time to live. Returns `false` if there is no semaphore.
     ///
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if `time_to_live` is out of range (1 ms to 10¹³ ms, or
-    /// [`Duration::MAX`]): nothing was changed. The other errors are those of
+    /// [`Duration::MAX`]): nothing is changed. The other errors are those of
     /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -284,9 +285,10 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
-    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's answer makes no
-    /// sense. [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown)
-    /// after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's reply is
+    /// malformed. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -295,7 +297,8 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// Returns how many permits are taken, on all machines, with leases that have not ended.
+    /// Returns how many permits are taken by all processes, without permits whose leases have
+    /// ended.
     ///
     /// # Errors
     ///
@@ -321,18 +324,18 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free.saturating_add(counts.out))
     }
 
-    /// Gives back the permit of this id, even if another machine took it. If a guard of this client
-    /// has the permit, the guard's state is "released" from then on. A guard of another process
-    /// loses the permit at its next renewal.
+    /// Gives back the permit with this id, even if another process took it. If a guard of this
+    /// client has the permit, the guard's state is then "released". A guard of another process
+    /// reports a loss at its next renewal.
     ///
     /// # Errors
     ///
-    /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or
-    ///   its lease has ended. Nothing was changed.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it has already been given
+    ///   back, or its lease has ended. Nothing is changed.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. The
     ///   message says whether the client repeats the release in the background. The same error is
-    ///   returned if the connection broke and the server, asked once more, no longer knows the
-    ///   permit: most likely the first request gave it back.
+    ///   returned if the connection broke, the request was sent once more, and the permit no longer
+    ///   exists: probably the first request gave it back.
     /// - The other errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
@@ -342,7 +345,7 @@ impl ExpirableSemaphore {
         self.release_many(std::slice::from_ref(id))
     }
 
-    /// Gives back the permit of this id. Returns `false` if there is no such permit.
+    /// Gives back the permit with this id. Returns `false` if there is no such permit.
     ///
     /// # Errors
     ///
@@ -357,8 +360,8 @@ impl ExpirableSemaphore {
         self.site.release_ids(std::slice::from_ref(id))
     }
 
-    /// Gives back several permits, at most 1,024. If one of them no longer exists, the call fails
-    /// with `NotHeld`, and gives back only the permits that a guard of this client has.
+    /// Gives back several permits, at most 1,024. If one of these permits does not exist, the call
+    /// fails with `NotHeld`, and gives back only the permits of this client's guards.
     ///
     /// # Errors
     ///
@@ -383,17 +386,17 @@ impl ExpirableSemaphore {
         Err(self.no_such_permit())
     }
 
-    /// Gives a permit a new lease, which begins now. If the new lease ends earlier, a message tells
-    /// redlatch's waiters, but not Redisson's.
+    /// Gives a permit a new lease, which begins now. If the new lease ends earlier, redlatch's
+    /// waiters are notified, but not Redisson's waiters.
     ///
-    /// Use this for a permit that you know only by its id. If a guard of this client has the
+    /// Use this for a permit of which you have only the id. If a guard of this client has the
     /// permit, the call can only extend the lease. Do not shorten the lease of a permit that a
-    /// guard of another process has: that guard says "held" until its next renewal.
+    /// guard of another process has: that guard would say "held" until its next renewal.
     ///
     /// # Errors
     ///
     /// [`NotHeld`](ErrorKind::NotHeld) if there is no such permit, or its lease has ended: nothing
-    /// was changed. [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. The
+    /// is changed. [`Config`](ErrorKind::Config) if the lease is not from 1 ms to 10¹³ ms. The
     /// other errors are those of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -408,8 +411,8 @@ impl ExpirableSemaphore {
                 site.once(|scripts, request_id| scripts.update_lease_time(request_id, id, lease))?;
             return if updated { Ok(()) } else { Err(self.no_such_permit()) };
         };
-        // The call only extends the lease. If it shortened the lease while a renewal is under way,
-        // the guard would say "held" for too long.
+        // The call only extends the lease. If the call shortened the lease during a renewal, the
+        // guard would say "held" for too long.
         let sent_at = clock::now();
         let certain = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
@@ -530,7 +533,8 @@ impl ExpirableSemaphore {
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
             }
-            // Some permits were lost before they got a guard. The drop gives the others back.
+            // Some permits were lost before they got a guard. The drop gives the other permits
+            // back.
             if wait.is_over() {
                 return Ok(None);
             }

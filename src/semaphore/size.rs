@@ -1,4 +1,4 @@
-//! The size that a client's handles give a semaphore at its first use.
+//! The size with which a client makes a semaphore at its first use.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use crate::scripts::Trouble;
 
 /// The size that one client's handles want for one semaphore.
 ///
-/// The client may make the semaphore until a request for permits has found it, and never after
-/// that: permits of this client may be taken then, and a new semaphore would not count them. (If a
+/// The client may make the semaphore until a request for permits has found the semaphore. After
+/// this, permits of this client may be taken, and a new semaphore would not count them. (If a
 /// failover loses the new semaphore before that request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
@@ -25,8 +25,8 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Notes the size that a handle wants. Only the first size is kept. Fails if the handle now asks
-    /// for more `permits`: a semaphore of its size never has them.
+    /// Notes the size that a handle wants. Only the first size is kept. Fails if the handle asks
+    /// for more `permits` than its size: the semaphore never has so many.
     pub(super) fn wants(
         &self,
         size: u32,
@@ -54,9 +54,9 @@ impl Size {
     }
 
     /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` returns the
-    /// number of permits that the server knows. If this number contradicts the wanted size,
-    /// `another` returns the log's words for it. Several threads may call this at the same time,
-    /// since `try_set` succeeds only once.
+    /// number of permits at the server. If this number contradicts the wanted size, `another`
+    /// returns a text for the log. Several threads may call this at the same time, because
+    /// `try_set` succeeds only once.
     pub(super) fn settle(
         &self,
         (core, name): (&Core, &Name),
@@ -73,7 +73,7 @@ impl Size {
             if try_set(wanted)? {
                 return Ok(());
             }
-            // Another client was faster.
+            // Another client has made the semaphore.
             found = look()?;
         }
         if let Some(another) = found.and_then(|found| another(found, wanted.into())) {

@@ -1,7 +1,7 @@
-//! The macro that gives both semaphores the verbs that take permits.
+//! The macro that defines the methods of both semaphores that take permits.
 
-/// Gives a semaphore the verbs that take permits. The type needs a method `name` and these two
-/// methods, which return `None` at the end of the wait:
+/// Defines the methods of a semaphore that take permits. The type needs a method `name` and these
+/// two methods, which return `None` at the end of the wait:
 /// `fn take_one(&self, Wait<'_>) -> Result<Option<$one>, Error>` and
 /// `fn take(&self, u32, Wait<'_>) -> Result<Option<$many>, Error>`.
 macro_rules! permit_verbs {
@@ -19,7 +19,7 @@ macro_rules! permit_verbs {
             use crate::error::ErrorKind;
             use crate::waiting::Wait;
 
-            /// The verbs that take permits.
+            /// The methods that take permits.
             impl $semaphore {
                 /// Takes one permit. Blocks until the thread has it.
                 ///
@@ -30,14 +30,14 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// After an error the call has taken nothing. If the outcome of a request is
+                /// After an error the call has taken no permit. If the outcome of a request is
                 /// unknown, the client gives back in the background any permits that the server may
-                /// have given.
+                /// have granted.
                 ///
                 /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not
-                ///   answer, if the key holds other data, or if a permit's lease was over before
-                ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's answer
-                ///   makes no sense.
+                ///   answer, if the key holds other data, or if a permit's lease had ended before
+                ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's reply is
+                ///   malformed.
                 /// - [`Config`](ErrorKind::Config) if the name is empty, the lease out of range, or
                 ///   the number of permits higher than that of
                 ///   [`with_permits`](Self::with_permits).
@@ -45,7 +45,7 @@ macro_rules! permit_verbs {
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.
                 ///
-                /// All verbs that take permits can return these errors.
+                /// All methods that take permits can return these errors.
                 ///
                 /// # Blocking
                 ///
@@ -56,8 +56,8 @@ macro_rules! permit_verbs {
                     self.got(self.take_one(Wait::FOREVER))
                 }
 
-                /// Takes one permit if one is free now and no thread of this process waits for one.
-                /// Otherwise returns [`NotTaken`].
+                /// Takes one permit if a permit is free now and no thread of this process waits for
+                /// a permit. Otherwise returns [`NotTaken`].
                 ///
                 /// # Errors
                 ///
@@ -65,9 +65,10 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// One round trip; none if a thread of this process waits. If a process keeps
-                /// taking permits that other processes want, the call sometimes lets those
-                /// processes go first. Then it blocks for a millisecond and two round trips more.
+                /// One round trip; none if a thread of this process waits. If this process takes
+                /// permits again and again while other processes want them, the call sometimes lets
+                /// the other processes go first. It then blocks for another millisecond and two
+                /// round trips.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }
@@ -76,7 +77,7 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`acquire`](Self::acquire): the call has taken nothing.
+                /// The errors of [`acquire`](Self::acquire): the call has taken no permit.
                 ///
                 /// # Blocking
                 ///
@@ -100,7 +101,7 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken nothing. If the permit
+                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken no permit. If the permit
                 /// was granted before the cancel, the call takes it. The other errors are those of
                 /// [`acquire`](Self::acquire).
                 ///
@@ -113,13 +114,13 @@ macro_rules! permit_verbs {
                 }
 
                 /// Takes one permit, or returns [`NotTaken`] at the end of `wait`, which may be a
-                /// limit, a deadline or a cancel token. All other ways to take one permit are short
-                /// forms of this one.
+                /// limit, a deadline or a cancel token. All other methods that take one permit are
+                /// short forms of this method.
                 ///
                 /// # Errors
                 ///
                 /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the
-                /// call has taken nothing. The other errors are those of
+                /// call has taken no permit. The other errors are those of
                 /// [`acquire`](Self::acquire).
                 ///
                 /// # Blocking
@@ -135,7 +136,8 @@ macro_rules! permit_verbs {
                     self.take_one(wait.into()).map(Attempt::of)
                 }
 
-                /// Takes all of `permits` together, as [`acquire`](Self::acquire) takes one.
+                /// Takes `permits` permits together, as [`acquire`](Self::acquire) takes one
+                /// permit.
                 ///
                 /// # Errors
                 ///
@@ -143,15 +145,15 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// Blocks until that many permits are free, or for ever if the semaphore has fewer
-                /// permits. (An error if [`with_permits`](Self::with_permits) names fewer.) With
-                /// zero permits, the call does not block.
+                /// Blocks until `permits` permits are free. If the semaphore has fewer permits,
+                /// blocks for ever, or returns an error if [`with_permits`](Self::with_permits) has
+                /// set fewer. If `permits` is zero, does not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
 
-                /// Takes all of `permits` together if that many are free now and no thread of this
-                /// process waits for any: see [`try_acquire`](Self::try_acquire).
+                /// Takes `permits` permits together if so many are free now and no thread of this
+                /// process waits for permits: see [`try_acquire`](Self::try_acquire).
                 ///
                 /// # Errors
                 ///
@@ -160,7 +162,7 @@ macro_rules! permit_verbs {
                     self.take(permits, Wait::NONE).map(Attempt::of)
                 }
 
-                /// Takes all of `permits` together, or returns [`NotTaken`] after `wait`: see
+                /// Takes `permits` permits together, or returns [`NotTaken`] after `wait`: see
                 /// [`try_acquire_for`](Self::try_acquire_for).
                 ///
                 /// # Errors
@@ -174,7 +176,7 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// Takes all of `permits` together, or returns [`NotTaken`] at `deadline`: see
+                /// Takes `permits` permits together, or returns [`NotTaken`] at `deadline`: see
                 /// [`try_acquire_until`](Self::try_acquire_until).
                 ///
                 /// # Errors
@@ -188,7 +190,7 @@ macro_rules! permit_verbs {
                     self.take(permits, deadline.into()).map(Attempt::of)
                 }
 
-                /// Takes all of `permits` together, or fails when `token` is cancelled: see
+                /// Takes `permits` permits together, or fails when `token` is cancelled: see
                 /// [`acquire_cancellable`](Self::acquire_cancellable).
                 ///
                 /// # Errors
@@ -202,7 +204,7 @@ macro_rules! permit_verbs {
                     self.got(self.take(permits, token.into()))
                 }
 
-                /// Takes all of `permits` together, or returns [`NotTaken`] at the end of `wait`:
+                /// Takes `permits` permits together, or returns [`NotTaken`] at the end of `wait`:
                 /// see [`acquire_within`](Self::acquire_within).
                 ///
                 /// # Errors
@@ -216,7 +218,8 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// The result of an unlimited wait, in which `None` means the client's end.
+                /// Returns the result of an unlimited wait, in which `None` means that the client
+                /// has ended.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

@@ -13,14 +13,14 @@ use crate::error::ErrorKind;
 use crate::observe::{Event, Kind};
 use crate::runtime::Count;
 
-/// One or more taken permits. A drop of this value gives them back.
+/// One or more taken permits. A drop of this value gives the permits back.
 ///
 /// A permit belongs to no thread and can be sent to another thread. A drop sends the release and
 /// does not wait for the reply. If the release fails, the client tries again in the background.
 /// [`release`](Self::release) waits for the reply, and returns the error.
 ///
-/// The permits are given back once, by this guard alone. Do not also call
-/// [`Semaphore::release_forgotten`] for them: the semaphore would have more permits than before.
+/// Only this guard gives the permits back. Do not also call [`Semaphore::release_forgotten`] for
+/// them: the semaphore would then have more permits than before.
 ///
 /// ```no_run
 /// use std::thread;
@@ -61,11 +61,11 @@ impl Permit {
     /// # Errors
     ///
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
-    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
+    ///   [`Protocol`](ErrorKind::Protocol) if its reply is malformed. The client repeats the
     ///   release in the background.
     /// - [`TooFewReplicas`](ErrorKind::TooFewReplicas) if too few replicas acknowledge the release.
     ///   The permits are given back.
-    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: the permits belong to the parent.
     ///
     /// # Blocking
     ///
@@ -77,8 +77,8 @@ impl Permit {
         self.give_back(permits, Giving::AwaitedForGood)
     }
 
-    /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. An
-    /// [`Observer`](crate::observe::Observer) and the client's counts record a release.
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. For an
+    /// [`Observer`](crate::observe::Observer) and the client's counts, this is a release.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
         if !is_forked() {
@@ -86,14 +86,15 @@ impl Permit {
         }
     }
 
-    /// Splits off `permits` permits. If there are fewer, changes nothing and returns `None`.
+    /// Splits off `permits` permits. If this value has fewer permits, changes nothing and returns
+    /// `None`.
     #[must_use]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         self.permits = self.permits.checked_sub(permits)?;
         Some(Self { semaphore: self.semaphore.clone(), permits, since: self.since })
     }
 
-    /// Gives permits back. Fails in a forked child, since the permits belong to the parent.
+    /// Gives permits back. Fails in a forked child, because the permits belong to the parent.
     fn give_back(&self, permits: u32, giving: Giving) -> Result<(), Error> {
         let site = &self.semaphore.site;
         Error::if_forked(&site.name)?;

@@ -33,12 +33,13 @@ pub(crate) struct SemaphoreSite {
     gate: PermitGate<Infallible>,
 }
 
-/// Permits to give back for which no request is open: too many releases were unanswered, the server
-/// could not be reached, or it refused the release. One request gives all of them back.
+/// Permits to give back for which no request is open. A release adds its permits to the debt if too
+/// many releases have no reply yet, or if the server cannot be reached or refuses the release. One
+/// request gives all of these permits back.
 #[derive(Debug, Default)]
 struct Debt {
     permits: u64,
-    /// The request that is paying a part of the debt, and the number of permits in it.
+    /// The open request that pays a part of the debt, and the number of permits that it gives back.
     paying: Option<(RequestId, u64)>,
     /// Whether a cleanup is queued that pays the debt.
     has_cleanup: bool,
@@ -53,13 +54,13 @@ pub(super) enum Giving {
     /// server may have applied it.
     Awaited,
     /// The caller waits for the reply. If the release fails, the client always sends it again,
-    /// since no guard has the permits now.
+    /// because no guard has the permits now.
     AwaitedForGood,
 }
 
-/// The most unanswered releases of a lane. Further dropped permits are added to the debt, which one
-/// request pays. So no drop of a permit waits for the server, and the memory for releases is
-/// bounded in the client and in the server.
+/// The most releases of a lane that have no reply yet. Then the next dropped permits are added to
+/// the debt, which one request pays. So no drop of a permit waits for the server, and the memory
+/// for releases is bounded in the client and in the server.
 const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {
@@ -138,8 +139,8 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Gives back the permits that a request took, since too few replicas acknowledged the request
-    /// (`unacknowledged`). `asked` is the server's incarnation before the request.
+    /// Gives back the permits that a request took, because too few replicas acknowledged the
+    /// request (`unacknowledged`). `asked`: the server's incarnation before the request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,
@@ -159,9 +160,9 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // A first copy of this release may have given the permits back. Or this server is a new
-            // one, which never had the request that took them. In both cases a second release would
-            // free too many permits.
+            // Either a first copy of this release may have given the permits back, or this is a new
+            // server that never received the request that took them. In both cases a second release
+            // would free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // This server has forgotten the request that took the permits. A new request gives them
@@ -171,7 +172,7 @@ impl SemaphoreSite {
         unacknowledged.unacknowledged(false)
     }
 
-    /// As [`PermitSource::give_back`], but the caller may wait for the reply.
+    /// Gives permits back as [`PermitSource::give_back`] does, but may wait for the reply.
     pub(super) fn give_back_as(
         self: &Arc<Self>,
         permits: u32,
@@ -222,16 +223,16 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// Handles the reply "behind": the release reached a new master, which lacks earlier requests.
-    /// The renewer repeats the earlier requests and then sends the release again.
+    /// Handles a reply that says that the server lacks earlier requests: the release reached a new
+    /// master. The renewer repeats the earlier requests and then sends the release again.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
         }
     }
 
-    /// Sends a numbered request in the background. `permits` is its change of the number of free
-    /// permits, as for [`Requests::applied`].
+    /// Sends a numbered request in the background. `permits`: by how much the request changes the
+    /// number of free permits, as in [`Requests::applied`].
     fn run(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
@@ -271,7 +272,8 @@ impl PermitSource for SemaphoreSite {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         let outcome = self.scripts().try_acquire(request_id, clients, needs);
         if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
-            // A second copy gets the same reply from a missing semaphore as from an empty one.
+            // A second copy gets the same reply for a missing semaphore as for a semaphore without
+            // free permits.
             && (*taken > 0 || !in_doubt)
         {
             self.size.met();
@@ -319,8 +321,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // `has_cleanup` becomes false under the same mutex that guards `permits`. So a thread
-            // that adds to the debt afterwards queues a new cleanup.
+            // `has_cleanup` is reset under the mutex that guards `permits`. So a thread that adds
+            // to the debt afterwards queues a new cleanup.
             debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
@@ -446,13 +448,14 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// The text for a [numbered request](Cleanup::numbered), which is repeated while it is valid.
+/// The text in the error of a [numbered request](Cleanup::numbered), which is repeated while it is
+/// valid.
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";
 const NO_BACKGROUND: &str =
     "the client has ended, and perhaps has not given the permits back: look at available_permits";
 
-/// A posted release, and its lane, which counts its unanswered releases.
+/// A posted release, and its lane, which counts the releases that have no reply yet.
 struct PostedRelease {
     release: Release,
     lane: Arc<Lane>,
@@ -500,7 +503,7 @@ mod tests {
         Session::open(url, config, |_, _, _| {}).unwrap()
     }
 
-    /// Returns a semaphore whose requests the server remembers for a short time only.
+    /// Returns a semaphore whose requests the server remembers for only a short time.
     fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = scripts::requests("pool", core.id.as_str());
@@ -544,7 +547,8 @@ mod tests {
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // The second call of `command` follows the replies to what went out with the first.
+        // At the second call of `command`, the replies to all commands that were sent with the
+        // first have been read.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }
@@ -563,7 +567,7 @@ mod tests {
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
 
-    /// The new server never had the request that took the permits, so it cannot have forgotten it.
+    /// The new server never received the request that took the permits.
     #[test]
     fn permits_of_another_server_are_not_given_back_to_this_one() {
         let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
@@ -581,8 +585,8 @@ mod tests {
         assert_eq!(free(&site), 5);
     }
 
-    /// The first copy of the release gave the permits back, but its reply was lost. The second copy
-    /// reaches the server when the server has forgotten the first one.
+    /// The first copy of the release gave the permits back, but its reply was lost. When the second
+    /// copy arrives, the server has forgotten the first copy.
     #[test]
     fn permits_are_not_given_back_again_by_a_late_copy() {
         let server = Server::start().unwrap();
@@ -590,7 +594,7 @@ mod tests {
         let session = session(&proxy.url());
         let site = pool(&session);
         let (request_id, asked) = take(&site);
-        // From here on the server has the script in its cache.
+        // After this call, the server has the script in its cache.
         assert!(site.scripts().take_back(site.open()).unwrap().reply);
         proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {

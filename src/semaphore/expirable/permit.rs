@@ -19,8 +19,8 @@ use crate::semaphore::permits::PermitSource;
 /// A permit belongs to no thread and can be sent to another thread. While the guard lives, the
 /// watchdog renews the lease, unless the lease is [fixed](ExpirableSemaphore::with_lease). The
 /// guard reports the loss of its permit. If the guard is leaked ([`std::mem::forget`]), the permit
-/// stays taken until [`Client::shutdown`](crate::Client::shutdown), or for
-/// [`max_hold`](crate::ClientBuilder::max_hold).
+/// is taken until [`Client::shutdown`](crate::Client::shutdown), or until
+/// [`max_hold`](crate::ClientBuilder::max_hold) has passed.
 ///
 /// A drop sends the release and does not wait for the reply. If the release fails, the client tries
 /// again in the background. [`release`](Self::release) waits for the reply, and returns the error.
@@ -60,20 +60,20 @@ impl ExpirablePermit {
         Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), left: false })
     }
 
-    /// Returns the permit's id. Any process, also one that uses Redisson, can give the permit back
+    /// Returns the permit's id. Any process, also a process with Redisson, can give the permit back
     /// by this id ([`ExpirableSemaphore::release`]). No I/O.
     ///
     /// If another client gives the permit back, this guard reports a loss when the server notifies
-    /// this client, or at the next renewal. If a handle of this client gives it back, that is no
-    /// loss. After a call of `id`, the permit is no longer passed to another thread of the process:
-    /// a drop gives it back to the server.
+    /// this client, or at the next renewal. If a handle of this client gives the permit back, the
+    /// guard reports no loss. After a call of `id`, the client never passes the permit to another
+    /// thread of the process: a drop gives the permit back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
         self.permit_lease.tell_id()
     }
 
-    /// Returns whether the permit is held: it was not given back, was not lost, and the lease that
-    /// the server last confirmed has not ended. No I/O.
+    /// Returns whether the permit is held: the permit was not given back, was not lost, and the
+    /// lease that the server last confirmed has not ended. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.tenancy.is_held()
@@ -85,18 +85,18 @@ impl ExpirablePermit {
         self.tenancy.state()
     }
 
-    /// Returns how long the permit is certainly held if all further renewals fail. Returns zero if
-    /// the permit is lost. No I/O.
+    /// Returns for how long the permit is certainly held even if all renewals fail, or zero if the
+    /// permit is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.tenancy.remaining()
     }
 
-    /// Checks that the permit is certainly held for `slack` more, and returns an error otherwise.
-    /// Call this before each step that needs the permit and takes no longer than `slack`.
+    /// Returns an error unless the permit is certainly held for at least `slack` from now. Call
+    /// this before each step that needs the permit, with a `slack` that is longer than the step.
     ///
-    /// While a lease is renewed without trouble, a little less than two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) are always left. No I/O.
+    /// If all renewals succeed, the remaining lease is always at least a little less than two
+    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). No I/O.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl ExpirablePermit {
                 if remaining >= slack {
                     return Ok(());
                 } else if remaining.is_zero() {
-                    // The lease has ended since `state` was read.
+                    // The lease has ended after `state` was read.
                     return Err(self.lost_error(LostReason::LeaseExpired));
                 }
                 let terms = self.permit_lease.hold.terms;
@@ -127,9 +127,10 @@ impl ExpirablePermit {
     }
 
     /// Registers `callback`, which the client calls once if the permit is lost before it is given
-    /// back: when the lease ends, or when the server answers a renewal with "not there". If the
-    /// permit is lost already, the client calls `callback` soon. If [`release`](Self::release)
-    /// finds the loss, it returns the error and does not call `callback`.
+    /// back: when the lease ends, or when the server replies to a renewal that the permit does not
+    /// exist. If the permit is already lost, the client calls `callback` soon. If
+    /// [`release`](Self::release) finds the loss, it returns the error and does not call
+    /// `callback`.
     ///
     /// Once a permit has been held for 100 ms, the server notifies the client of each change to the
     /// semaphore's leases. The client then asks at once whether the permit still exists. If the
@@ -148,15 +149,15 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost before. If another process has
-    ///   the permit now, it keeps the permit.
-    /// - [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the permit was lost. If another process has the
+    ///   permit now, that process keeps it.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the permit has already been given back by its id.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
-    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense. The client repeats the
-    ///   release in the background, and the permit is free when its lease ends or sooner. The same
-    ///   error is returned if the connection broke and the server, asked once more, no longer knows
-    ///   the permit.
-    /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///   [`Protocol`](ErrorKind::Protocol) if its reply is malformed. The client repeats the
+    ///   release in the background, and the permit is free at the latest when its lease ends. The
+    ///   same error is returned if the connection broke, the release was sent once more, and the
+    ///   permit no longer exists.
+    /// - [`Forked`](ErrorKind::Forked) in a forked child: the permit belongs to the parent.
     ///
     /// # Blocking
     ///
@@ -169,8 +170,8 @@ impl ExpirablePermit {
 
     /// Ends the guard and leaves the permit taken. The client no longer renews its lease. A process
     /// that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give
-    /// the permit back ([`ExpirableSemaphore::release`]). Otherwise the permit returns at the end
-    /// of its lease. A renewed lease lasts for two thirds of
+    /// the permit back ([`ExpirableSemaphore::release`]). Otherwise the permit is free when its
+    /// lease ends. A lease that was renewed until now lasts for two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more from now. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {

@@ -1,9 +1,9 @@
-//! A permit lease: one permit that this process has, with its lease and its present guard.
+//! A permit lease: one permit of this process, with its lease and its present guard.
 //!
-//! A permit lease is a hold: the server's set has its id, as a lock's hash has an owner. Each guard
-//! of the permit has a tenancy of this hold. If the process passes the permit on, the permit lease
-//! goes from one guard to another. It stays with its guard if a program has read the id: the
-//! program may give the permit back by this id, and must not give back the permit of another guard.
+//! A permit lease is a hold: the server's sorted set has the permit's id, as a lock's hash has an
+//! owner. Each guard of the permit has a tenancy of this hold. If the process passes the permit on,
+//! the permit lease goes from one guard to another. If a program has read the id, the permit lease
+//! is not passed on: otherwise the program could give back the permit of another guard by this id.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -75,15 +75,15 @@ impl PermitLease {
         self.id
     }
 
-    /// Whether the permit may go to another thread of this process instead of back to the server.
+    /// Whether the permit may be passed to another thread of this process.
     pub(super) fn may_pass(&self) -> bool {
         !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
     }
 
-    /// Gives the permit lease to a guard. Returns `None` if the permit lease is lost already.
+    /// Gives the permit lease to a guard. Returns `None` if the permit lease has ended.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
-        // The tenancy belongs to no thread. A permit may be sent to another thread, so the end of
-        // the thread that took the permit means nothing.
+        // The tenancy belongs to no thread: a permit may be sent to another thread, so it must
+        // survive the end of the thread that took it.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
         // Reports the acquisition to the observer.
@@ -99,7 +99,7 @@ impl PermitLease {
         Some(tenancy)
     }
 
-    /// Takes the permit lease from a guard. Returns `false` if the guard no longer had it.
+    /// Takes the permit lease from a guard. Returns `false` if the guard did not have it.
     pub(super) fn leave(&self, tenancy: &Arc<Tenancy>) -> bool {
         let mut state = self.state.lock();
         let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
@@ -115,10 +115,10 @@ impl PermitLease {
         has_it
     }
 
-    /// Ends the permit lease, which no guard has now: it was given back by its id, or left taken.
+    /// Ends the permit lease, because the permit was given back by its id, or left taken.
     pub(super) fn end(&self) {
-        // The tenancy steps down under the mutex. So a guard that finds the permit gone also finds
-        // it released, and does not report a loss.
+        // The tenancy ends under the mutex. So if a guard finds that it no longer has the permit,
+        // it also finds that the permit was released, and does not report a loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
@@ -146,7 +146,8 @@ impl PermitLease {
         if let Some(tenancy) = tenancy {
             tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
-        // A renewal may have extended the lease, or a late copy of the request may take the permit.
+        // A renewal may have extended the lease, or a late copy of the acquire may take the permit
+        // again.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {
@@ -154,9 +155,8 @@ impl PermitLease {
         }
     }
 
-    /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns that
-    /// tenancy, whether a renewal is under way, and whether this call was the first to end the
-    /// permit lease.
+    /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns this
+    /// tenancy, whether a renewal is under way, and whether the permit lease had not ended before.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
@@ -165,7 +165,7 @@ impl PermitLease {
             ends(tenancy);
         }
         drop(state);
-        // If a thread sets the alarm at this moment, that alarm finds nothing to do.
+        // If a thread sets a new alarm after this line, the alarm does nothing when it is due.
         let alarm = self.alarm.lock().take();
         if let Some(alarm) = alarm {
             self.site.core.watchdog.cancel(alarm);
@@ -174,7 +174,7 @@ impl PermitLease {
         (tenancy, renewing, first)
     }
 
-    /// Handles the reply to a new lease, for which a program with the id asked at `sent_at`.
+    /// Handles the reply to a new lease, which a program with the id requested at `sent_at`.
     pub(super) fn updated(&self, sent_at: u64, lease: Duration, certain: Duration, updated: bool) {
         if !updated {
             return self.lose(self.hold.why_gone());
@@ -265,8 +265,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A release by id takes the permit from its guard, and then ends the guard's callbacks and
-    /// alarm. The guard's own release may come in between.
+    /// A release by id first takes the permit from its guard, and then removes the guard's
+    /// callbacks and alarm. The guard's own release may run between these two steps.
     #[test]
     fn a_permit_that_a_release_by_id_has_just_ended_is_not_lost() {
         let server = Server::start().unwrap();

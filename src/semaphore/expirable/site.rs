@@ -36,14 +36,14 @@ pub(crate) struct ExpirableSite {
     pub(super) name: Name,
     /// The key of the sorted set of leases.
     pub(super) timeouts: Arc<str>,
-    /// The name of an earlier semaphore of this client that keeps its leases under the same key.
+    /// The name of an earlier semaphore of this client that stores its leases under the same key.
     pub(super) twin: Option<Name>,
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
     pub(super) size: Size,
     gate: PermitGate<Arc<PermitLease>>,
-    /// This process's permit leases. A thread that holds this mutex locks no other.
+    /// This process's permit leases. A thread that holds this mutex takes no other mutex.
     held: Mutex<HashMap<PermitId, Arc<PermitLease>>>,
 }
 
@@ -96,7 +96,7 @@ impl ExpirableSite {
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
-    /// Sends a request that the server applies once, even if two copies reach it.
+    /// Sends a request that the server applies once, even if it receives two copies.
     pub(super) fn once<T>(
         &self,
         send: impl FnOnce(ExpirableScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -115,14 +115,15 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives back, in the background, permits that no guard here has now. The server may still
-    /// count them as taken, or a late copy of the acquire may still take them.
+    /// Gives back, in the background, permits that no guard of this process has. At the server they
+    /// may still be taken, or a late copy of the acquire may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
     }
 
-    /// Passes on the permit that a guard has left, or gives it back and waits for the reply.
+    /// Passes the permit of a dropped guard to another thread, or gives the permit back and waits
+    /// for the reply.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
             let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
@@ -135,15 +136,15 @@ impl ExpirableSite {
         release.settle(self.scripts().release(&command))
     }
 
-    /// Gives back permits of any holder by their ids. If one of them no longer exists, gives back
-    /// only this process's permits, and returns `false`.
+    /// Gives back permits of any process by their ids. If one of these permits does not exist,
+    /// gives back only this process's permits, and returns `false`.
     pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
-        // The permit leases of this process are given back in any case.
+        // This process's permits are given back even if other permits of `ids` do not exist.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
         ours.iter().for_each(|permit_lease| permit_lease.end());
-        // The turn must note the release before the release is sent. The release may end the
-        // process's turn. Then the next thread of this process must let other processes go first,
-        // even if it asks before the reply.
+        // The turn must note the release before the release is sent: if the release ends the
+        // process's turn, the next thread of this process must let other processes go first, even
+        // if it asks before the reply arrives.
         self.gate.with_turn(|turn| turn.released(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
@@ -176,13 +177,13 @@ impl ExpirableSite {
         }
     }
 
-    /// Notes that the server has confirmed the release of these permits. They were requested in the
-    /// server's incarnation `asked`.
+    /// Notes that the server has confirmed the release of these permits. `asked`: the server's
+    /// incarnation when they were requested.
     ///
-    /// A new master may not know of the release. This thread first stores the ids, and then reads
-    /// the incarnation. When a new master is found, the incarnation is raised first, and then the
-    /// renewer reads the stored ids. So either the renewer finds the ids, or this thread reads
-    /// another incarnation.
+    /// A new master may lack the release. This thread first stores the ids, and then reads the
+    /// incarnation. When the client connects to a new master, it first raises the incarnation, and
+    /// then the renewer reads the stored ids. So either the renewer finds the ids, or this thread
+    /// reads another incarnation.
     fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
@@ -201,7 +202,7 @@ impl ExpirableSite {
             .of(&self.name)
     }
 
-    /// Handles the reply to a release.
+    /// Tells the turn how many subscribers got the message of a release.
     fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
@@ -215,7 +216,7 @@ impl ExpirableSite {
         Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
-    /// Stores granted permit leases. From here on the watchdog renews them or notices their end.
+    /// Stores granted permit leases. The watchdog then renews them or notices their end.
     fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
         let mut held = self.held.lock();
         held.extend(
@@ -223,8 +224,8 @@ impl ExpirableSite {
         );
         drop(held);
         permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
-        // A new incarnation means that the renewer has renewed all permit leases. These may have
-        // been missing in the map then, so they are renewed now.
+        // At a new incarnation, the renewer renews all permit leases in the map. These leases may
+        // not have been in the map then, so they are renewed now.
         if self.route.incarnation() != asked.incarnation {
             let renewals =
                 permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
@@ -270,7 +271,7 @@ impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
-    // Lua's `unpack` has a limit. This also limits the server's work for one call.
+    // Lua's `unpack` has a limit. This constant also limits the server's work for one call.
     const MOST: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
@@ -295,11 +296,11 @@ impl PermitSource for ExpirableSite {
         terms: Option<Terms>,
         clients: u64,
     ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
-        // In this kind of semaphore, each need has terms.
+        // In an expirable semaphore, each need has terms.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
         self.settle_size()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
-        // The client makes the ids, so that a second copy of the request finds the permits of the
+        // The client chooses the ids, so that a second copy of the request finds the permits of the
         // first copy.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease());
@@ -366,7 +367,7 @@ impl PermitSource for ExpirableSite {
     }
 }
 
-/// Joins permit leases, all on the same terms.
+/// Joins permit leases that all have the same terms.
 pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
     let number = u32::try_from(leases.len()).unwrap_or(u32::MAX);
     Permits { number, terms: leases.first().map(|permit_lease| permit_lease.hold.terms), leases }
@@ -382,7 +383,8 @@ impl Member for ExpirableSite {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         for permit_leases in held.chunks(Self::MOST as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
-            // If this fails, the client logs the error, and the leases end by themselves.
+            // If this fails, the client logs the error, and the permits are free when their leases
+            // end.
             self.give_to_server(leased(permit_leases.to_vec()));
         }
     }
@@ -452,7 +454,7 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
                                  ends: do not release it again";
 
 impl PermitRelease {
-    /// Ends these permit leases: from now on no guard has them, and nothing renews them.
+    /// Ends these permit leases: no guard has them, and the watchdog no longer renews them.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
@@ -471,8 +473,9 @@ impl PermitRelease {
         match outcome {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
-                // The second release of permits in doubt follows the reply to the first. In the
-                // other order, the first release would find nothing to give back.
+                // If the acquire is in doubt, a second release follows after the reply to the first
+                // release. If the second release ran first, the first release would find nothing to
+                // give back.
                 release_later(
                     &mut self
                         .permit_leases
@@ -488,8 +491,8 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // The reply does not name the missing permits. Most likely their leases ran
-                    // out.
+                    // The reply does not say which permits are missing. Their leases have probably
+                    // ended.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
                         reasons.reduce(

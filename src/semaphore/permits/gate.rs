@@ -1,14 +1,14 @@
 //! The permit gate: the threads of this process that wait for permits of one semaphore.
 //!
-//! When the server refuses a request, the gate closes. From then on arriving threads queue. The
-//! first of them is the leader, which asks for itself and the threads behind it, in one request. If
-//! a thread of this process gives permits back, the first thread in the queue may get them without
-//! a round trip.
+//! When the server refuses a request, the gate closes, and arriving threads queue. The first thread
+//! is the leader, which asks for itself and the threads behind it, in one request. If a thread of
+//! this process gives permits back, the first thread in the queue may get them without a round
+//! trip.
 //!
-//! A thread gets all the permits that it needs, or none. Permits from the server or from another
-//! thread go to the first thread in the queue if they cover its whole need, and no thread overtakes
-//! it. All other permits go back to the server at once. If two processes each kept a part of what
-//! they need, they would wait for each other for ever.
+//! A thread gets all the permits that it needs, or none. If permits from the server or from another
+//! thread cover the whole need of the first thread in the queue, this thread gets them. No thread
+//! overtakes the first thread. All other permits go back to the server at once: if two processes
+//! each kept some of the permits that they need, they would wait for each other for ever.
 
 use std::iter;
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use crate::waiting::{Enter, Queue, Wake};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitNeed {
     pub(crate) permits: u32,
-    /// The terms of each permit's lease, if permits have leases. One request has one kind of terms.
+    /// The terms of each permit's lease, if permits have leases. All permits of one request have
+    /// the same terms.
     pub(crate) terms: Option<Terms>,
 }
 
-/// Permits that this process has, all on the same terms.
+/// Permits that this process has. All have the same terms.
 #[derive(Debug)]
 pub(crate) struct Permits<L> {
     pub(crate) number: u32,
@@ -38,7 +39,7 @@ pub(crate) struct Permits<L> {
 }
 
 impl<L> Permits<L> {
-    /// Splits off the permits that cover a need, if there are enough on its terms.
+    /// Splits off permits for a need, if there are enough permits with the need's terms.
     pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
         self.number = rest;
@@ -62,7 +63,7 @@ pub(crate) struct PermitGate<L> {
 #[derive(Debug)]
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
-    /// The leader. It comes before the first thread in the queue, and is no longer in the queue.
+    /// The leader, which has left the queue, and comes before the first thread in the queue.
     leader: Option<PermitLeader<L>>,
     turn: PermitTurn,
     refusal: Option<LastRefusal>,
@@ -72,7 +73,8 @@ struct PermitGateState<L> {
 struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
-    /// Permits that a thread passed to the leader, which collects them before its next request.
+    /// Permits that another thread passed to the leader. The leader collects them before its next
+    /// request.
     passed: Option<Permits<L>>,
 }
 
@@ -86,29 +88,29 @@ pub(crate) struct PermitRequestState {
     pub(super) pause: Duration,
 }
 
-/// The server's last refusal. While threads pass permits on, leaders change fast. Without this
-/// record, each new leader would ask for permits that the server has just refused to the last
-/// leader.
+/// The server's last refusal. While threads pass permits to each other, the leader changes often.
+/// Without this record, each new leader would ask for permits that the server has just refused to
+/// the previous leader.
 #[derive(Clone, Copy, Debug)]
 struct LastRefusal {
     /// The number of permits that were refused.
     need: u32,
-    /// The channel's version before the request. A message since then may mean that there are
-    /// permits.
+    /// The channel's version before the request. If the version has changed, a message may have
+    /// announced permits.
     version: u64,
     at: u64,
-    /// The time from which asking is worthwhile again, even without a message.
+    /// The time from which a request may succeed even if no message has arrived.
     until: Option<u64>,
 }
 
-/// How long a refusal keeps later leaders from asking. The message that announces permits may be
-/// lost, and then only a request finds them.
+/// How long a refusal keeps later leaders from asking. The time must be limited: if the message
+/// that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
-/// The most threads for which a leader asks. This bounds the server's work for one call.
+/// The most threads for which a leader asks. This limits the server's work for one call.
 const MOST_TOGETHER: usize = 128;
 
-/// Returns the first need that `permits` does not cover, if the needs are met in order.
+/// Returns the first need that cannot be met if `permits` permits are given to the needs in order.
 pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     needs.iter().copied().find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
@@ -131,7 +133,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Queues an arriving thread. `None` if no thread waits: the thread may ask for itself.
+    /// Queues an arriving thread. Returns `None` if no thread waits: then the thread may ask for
+    /// itself.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -146,7 +149,7 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Takes in a thread that the server has refused. It becomes the leader, or queues behind one.
+    /// Makes a thread that the server has refused the leader, or queues it behind the leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
@@ -156,9 +159,8 @@ impl<L> PermitGate<L> {
         Enter::Leads(None)
     }
 
-    /// Returns the needs for the leader's request, in order: its own, and those of the first
-    /// threads in the queue, with at most `most` permits. Waiting threads use their permits at
-    /// once.
+    /// Returns the needs for the leader's request, in order: the leader's own need, and the needs
+    /// of the first threads in the queue, with at most `most` permits.
     pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own.permits;
@@ -169,18 +171,18 @@ impl<L> PermitGate<L> {
         iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// Notes that the server has refused `need` permits to the leader. The leader had read this
-    /// version of the channel before its request. The refusal is valid for `left`, unless a message
-    /// comes.
+    /// Notes that the server has refused `need` permits to the leader. `version`: the channel's
+    /// version before the request. The refusal is valid for `left`, or until a message arrives.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
         self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
     }
 
-    /// Returns `Some` if the server would refuse the leader: it has just refused as many permits or
-    /// fewer to an earlier leader, and no message has come since. (Without a version, the channel
-    /// counts as silent.) The value is the time for which it would refuse, if that is known.
+    /// Returns `Some` if the server would refuse the leader: the server has just refused as many
+    /// permits or fewer to an earlier leader, and no message has arrived after this. (If `version`
+    /// is `None`, no message counts as arrived.) The value is the time for which the server would
+    /// refuse, if it is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,
@@ -210,8 +212,8 @@ impl<L> PermitGate<L> {
     /// that were passed to the old leader and that it did not collect.
     pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
         let mut state = self.state.lock();
-        // The next thread is the leader from now on, even before it wakes up. So a thread that
-        // gives permits back in the meantime can pass them to it.
+        // The next thread is the leader even before it wakes up. So a thread that gives permits
+        // back in the meantime can pass them to the new leader.
         let next =
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
@@ -223,10 +225,10 @@ impl<L> PermitGate<L> {
     }
 
     /// Distributes permits that the server has granted for the threads behind the asking thread.
-    /// The queue may have changed since the request, so the threads that are first now get
+    /// The queue may have changed during the request, so the threads that are first now get
     /// `others`. Returns the permits that no waiting thread gets: the caller must give them back to
-    /// the server. The time of the request, `asked`, decides whether a new turn begins, since other
-    /// processes have no chance during a long request.
+    /// the server. `asked`: the time of the request, at which a new turn begins if no turn has
+    /// begun.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -234,7 +236,7 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         state.turn.before(asked);
         state.turn.granted(now);
-        // These permits come from the server, so threads may get them even after the turn.
+        // These permits come from the server, so threads may get them even if the turn is over.
         while let Some(wake) = state.grant_first(&mut rest) {
             state.turn.granted(now);
             wakes.push(wake);
@@ -247,8 +249,9 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    /// Passes permits to the leader and the first threads in the queue, as far as they cover whole
-    /// needs. Returns the other permits, which the caller must give back to the server.
+    /// Passes permits to the leader and the first threads in the queue, as long as the permits
+    /// cover the whole need of the next thread. Returns the remaining permits, which the caller
+    /// must give back to the server.
     pub(crate) fn pass(&self, permits: Permits<L>) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -288,7 +291,8 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the leader, or else to the first in the queue, if they cover its need.
+    /// Passes permits to the leader, or to the first thread in the queue if there is no leader, if
+    /// the permits cover the thread's need.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);
@@ -297,7 +301,7 @@ impl<L> PermitGateState<L> {
         self.grant_first(permits)
     }
 
-    /// Grants permits to the first thread in the queue, if they cover its need.
+    /// Grants permits to the first thread in the queue, if the permits cover the thread's need.
     fn grant_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         let need = *self.queue.first()?.need();
         let granted = permits.take(need)?;

@@ -1,9 +1,10 @@
-//! How threads wait for permits of either kind of semaphore: which thread of this process is next,
+//! How threads wait for permits of both kinds of semaphores: which thread of this process is next,
 //! and for how long the process keeps permits.
 //!
 //! While permits are free, every thread asks for itself. After a refusal, threads queue at the
-//! [`gate`](PermitGate), and the first one becomes the leader. The leader asks for itself and the
-//! threads behind it, in one request. It waits for other processes in the driver (`acquire`).
+//! [`gate`](PermitGate), and the first thread becomes the leader. The leader asks for itself and
+//! the threads behind it, in one request. The leader waits for other processes in the driver
+//! (`acquire`).
 
 mod gate;
 mod turn;
@@ -32,7 +33,7 @@ pub(crate) trait PermitSource: Sized {
     /// A permit's lease.
     type Lease;
     const KIND: Kind;
-    /// Whether permits come back without a message when their leases end.
+    /// Whether permits have leases, so that they become free without a message.
     const LAPSE: bool;
     /// The most permits of one request.
     const MOST: u32;
@@ -46,10 +47,10 @@ pub(crate) trait PermitSource: Sized {
 
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
-    /// Sends one request for these needs. The server meets them in order, each one wholly or not at
-    /// all. Together they get at most the share of one process, if `clients` processes share the
-    /// free permits. Without this limit the other processes would starve, since the process that
-    /// has just released is the first to ask.
+    /// Sends one request for these needs. The server meets the needs in order, each need completely
+    /// or not at all. If `clients` processes share the free permits, the needs together get at most
+    /// the share of one process. Without this limit the other processes would starve, because the
+    /// process that has just released permits is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -57,11 +58,12 @@ pub(crate) trait PermitSource: Sized {
         clients: u64,
     ) -> Result<PermitReply<Self::Lease>, RequestFailed>;
 
-    /// Gives permits back to the server for which no thread here waits. Does not wait for the
-    /// reply. A failed request is logged and sent again.
+    /// Gives back permits for which no thread of this process waits. Does not wait for the reply. A
+    /// failed request is logged and sent again.
     fn give_to_server(self: &Arc<Self>, permits: Permits<Self::Lease>);
 
-    /// Passes permits on within the process, and gives the rest back to the server.
+    /// Passes permits to waiting threads of the process, and gives the remaining permits back to
+    /// the server.
     fn give_back(self: &Arc<Self>, permits: Permits<Self::Lease>) {
         let rest = self.gate().pass(permits);
         if rest.number > 0 {
@@ -76,23 +78,24 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 /// The server's answer.
 #[derive(Debug)]
 pub(crate) enum PermitReply<L> {
-    /// The permits that cover the first need, and perhaps further needs.
+    /// Permits for the first need, and perhaps for further needs.
     Given(Permits<L>),
-    /// Too few permits for the first need. After this time more may be free without a message.
+    /// Too few permits for the first need. After this time more permits may be free, even if no
+    /// message arrives.
     Refused(Option<Duration>),
 }
 
-/// A request without a usable answer.
+/// A request without a usable reply.
 #[derive(Debug)]
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
-    /// Whether the requests of other threads may still succeed.
+    /// Whether requests of other threads may still succeed.
     pub(crate) concerns_it_alone: bool,
 }
 
 impl RequestFailed {
-    /// Returns the failure of a request that looks for the semaphore or makes it. Such a request
-    /// comes before the request for permits.
+    /// Returns the failure of a request that checks whether the semaphore exists, or makes it. Such
+    /// a request comes before the request for permits.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");
@@ -122,21 +125,22 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// While permits are free, asks for this thread alone. After a refusal it leads or queues.
+    /// While permits are free, asks for this thread alone. After a refusal, makes the thread the
+    /// leader or queues it.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
         }
         let mut request_state = PermitRequestState::default();
-        // The gate may be open although the process's turn is over. Then this thread must stay
-        // away, too: otherwise its request, right behind a release of its process, would win every
-        // race. If no other process listens, the thread need not stay away, and it asks alone.
+        // The gate may be open although the process's turn is over. Then this thread must pause,
+        // too: otherwise its request, right after a release of its process, would win every race.
+        // If no other process listens, the thread does not pause, and asks alone.
         if is_turn_over(&**self) {
             request_state.pause = remaining_yield(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
-            // This thread asks only once, so it first lets other processes ask.
+            // This thread asks only once, so it lets other processes ask first.
             let pause = std::mem::take(&mut request_state.pause);
             sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -181,8 +185,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
     }
 
     /// Other processes go first after this process's turn, and also after a message. The leader's
-    /// second request has no pause: it only makes up for messages that came before the leader
-    /// listened.
+    /// second request has no pause: its only purpose is to find permits whose message came before
+    /// the leader listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
             0 => request_state.pause,
@@ -191,7 +195,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         }
     }
 
-    /// Asks for the leader and the threads behind it.
+    /// Asks for permits for the leader and the threads behind it.
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
@@ -208,10 +212,10 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
             let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
-            // In two cases the next leader must ask in spite of an unmet need. The server may have
-            // left permits for other processes, which may not want them. And if the server gave any
-            // permits, it did not say when the next lease ends, so the next leader would sleep past
-            // that end.
+            // An unmet need is not always a refusal: in two cases the next leader must ask. The
+            // server may have left permits for other processes, which may not want them. And if the
+            // server granted permits, its reply does not say when the next lease ends, so the next
+            // leader would sleep for too long.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
             let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -240,7 +244,8 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     }
 
     fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        // A thread may have passed permits to the leader just when it got others or gave up.
+        // A thread may have passed permits to the leader at the moment at which the leader got
+        // other permits or gave up.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
         }
@@ -251,15 +256,15 @@ impl<S: PermitSource> QueueSite for Arc<S> {
 struct Answered<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
-    /// The number of permits that the server gave for this thread and the threads behind it. The
-    /// threads behind it already have theirs, and permits for which no thread waits are being given
-    /// back.
+    /// The number of permits that the server granted for this thread and the threads behind it. The
+    /// threads behind already have their permits, and permits for which no thread waits are being
+    /// given back.
     number: u32,
     left: Option<Duration>,
 }
 
-/// Asks the server once, for the thread's own need, which is the first of `needs`, and for the
-/// needs of the threads behind it.
+/// Sends one request for `needs`: first the thread's own need, then the needs of the threads behind
+/// it.
 fn request_for<S: PermitSource>(
     site: &Arc<S>,
     own: PermitNeed,
@@ -296,15 +301,15 @@ fn sleep_for<S: PermitSource>(
     doze(site.core(), site.name(), thread, wait, until, || false)
 }
 
-/// Returns how long the leader stays away after a wake-up, so that other processes can ask first.
+/// Returns how long the leader waits after a wake-up, so that other processes can ask first.
 fn stay_away<S: PermitSource>(site: &S) -> Duration {
     let rest = remaining_yield(site);
     let own = own_listeners(site);
     if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
 }
 
-/// The listeners of this client at the semaphore's channel: one or none. The server's count of
-/// listeners includes them.
+/// The number of this client's listeners to the semaphore's channel: one or zero. The server's
+/// count of listeners includes them.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }
@@ -315,7 +320,7 @@ fn is_turn_over<S: PermitSource>(site: &S) -> bool {
 }
 
 /// Returns the number of processes that want permits, according to the replies to releases. Without
-/// a usable reply, assumes one process besides this one.
+/// a usable reply, assumes one other process.
 fn clients<S: PermitSource>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
@@ -325,7 +330,7 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
     })
 }
 
-/// Returns the remaining pause after this process's turn. Zero if no other process listens.
+/// Returns the remaining pause after this process's turn, or zero if no other process listens.
 fn remaining_yield<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);

@@ -1,17 +1,19 @@
 //! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! A process could keep permits for ever: its release and its next request can go out in one
-//! packet, and a pass between its threads needs no request. So a process has permits for a *turn*:
-//! a limited number of grants (passes and new requests) in a limited time. After that it gives them
-//! back to the server. If other processes listen, it stays away for a moment and ignores the
-//! message of its own release. Without turns the other processes would starve.
+//! A process could keep permits for ever: its release and its next request may be sent in one
+//! packet, and its threads can pass permits to each other without a request. So a process has
+//! permits for a *turn*: a limited number of grants (passes and new requests) in a limited time.
+//! After the turn the process gives the permits back to the server. If other processes listen, the
+//! process asks for no permits for a moment, and ignores the message of its own release. Without
+//! turns the other processes would starve.
 //!
-//! A permit turn differs from a lock's `Cohort`. In each grant, a cohort reads how many processes
-//! wait. Its turn ends with the release, which hands the lock on. It also keeps the chain of holds
-//! for Redisson's share, which permits do not have. A permit turn estimates the number of processes
-//! by the number of listeners that a release reached. It spans many grants and releases, has a
-//! limit of grants and of time, and doubles if no other process used the pause after it. The server
-//! does not hold a process back after its turn, so [`PermitTurn`] also says how long to stay away.
+//! A permit turn differs from a lock's `Cohort`. A cohort reads in each grant how many processes
+//! wait. A lock's turn ends with the release, which hands the lock on. A cohort also has the chain
+//! for Redisson's share, which permits do not have. A permit turn estimates the number of waiting
+//! processes from the number of listeners that got a release's message. It includes many grants and
+//! releases, is limited in grants and in time, and is doubled if no other process used the pause
+//! after it. The server does not stop a process from asking after its turn, so [`PermitTurn`] also
+//! says how long to pause.
 
 use std::time::Duration;
 
@@ -20,17 +22,17 @@ use redlatch_client::sync::{clock, jitter};
 /// The most grants of a turn that was not extended.
 const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
-/// The longest turn. So a pass comes at most this long after the server's grant.
+/// The longest turn, and so the longest time between the server's grant and the last pass.
 const LONGEST_TURN: u64 = 10_000_000;
-/// The time for one round of turns that were not extended. The more processes listen, the shorter
-/// each turn is, so that the last of sixteen processes need not wait for a second.
+/// The time in which each process has one turn, if no turn is doubled. If more processes listen,
+/// each turn is shorter, so that the last of sixteen processes does not wait for a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a process stays away after its turn, besides the time that the message of the release
-/// and another process's request need. If the pause were shorter, no other process could use it.
+/// How long a process pauses after its turn, in addition to the time for the message of the release
+/// and another process's request. If the pause were shorter, no other process could use it.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
-/// The longest time that a process leaves for the turns of other processes.
+/// The longest time in which a process lets other processes have their turns.
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
@@ -42,15 +44,16 @@ pub(crate) struct PermitTurn {
     /// Whether permits were ever granted or given back through this site.
     is_used: bool,
     grants: u32,
-    /// How often the turn was doubled, because no other process used the last pauses.
+    /// How many times the turn was doubled, because no other process used the last pauses.
     doubled: u32,
-    /// The number of listeners that a release reached, and the time at which its reply was read. So
-    /// the process knows, without another request, whether other processes want permits.
+    /// The number of listeners that got the message of a release, and the time at which the
+    /// release's reply was read. So the process knows without another request whether other
+    /// processes want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
-    /// How long the process stays away after a turn.
+    /// How long the process pauses after a turn.
     leave: u64,
-    /// The time until which the other processes should have their turns.
+    /// The time until which other processes have their turns.
     away_until: u64,
 }
 
@@ -60,17 +63,17 @@ pub(crate) struct TurnEnd {
     pub(crate) at: u64,
 }
 
-/// The first step of a thread that is about to ask Redis.
+/// What a thread must do before it asks the server.
 #[derive(Debug)]
 pub(crate) enum NextStep {
     /// The thread may ask at once.
     Ask,
-    /// The turn is over. If others got the message of this release, the thread must pause.
+    /// The turn is over. If other processes got the message of this release, the thread must pause.
     Yield(TurnEnd),
 }
 
 impl PermitTurn {
-    /// `round_trip` is the time of a command to the server and its reply.
+    /// `round_trip`: the time between a command and its reply.
     pub(crate) fn new(round_trip: Duration) -> Self {
         let leave = YIELD.saturating_add(clock::nanos(round_trip).saturating_mul(2));
         Self {
@@ -85,15 +88,15 @@ impl PermitTurn {
         }
     }
 
-    /// The next step of a thread that wants to ask for permits at `now`.
+    /// Returns the next step of a thread that wants to ask for permits at `now`.
     pub(crate) fn before(&mut self, now: u64) -> NextStep {
         let Some(last) = self.last else { return NextStep::Ask };
         if now.saturating_sub(last.at) >= self.leave {
-            // The other processes have had their chance.
+            // The pause is over, so the other processes could ask.
             self.renew();
             return NextStep::Ask;
         }
-        // If the next turn has not begun, the process has already stayed away.
+        // If no turn has begun, the process has already paused.
         if self.began.is_some() && self.is_over(now) {
             NextStep::Yield(last)
         } else {
@@ -101,7 +104,7 @@ impl PermitTurn {
         }
     }
 
-    /// Returns for how much longer to stay away after a release at `released_at`.
+    /// Returns the remaining pause after a release at `released_at`.
     pub(crate) fn remaining_pause(&self, released_at: u64, now: u64) -> Duration {
         Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
     }
@@ -111,9 +114,9 @@ impl PermitTurn {
         self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
     }
 
-    /// Returns the number of processes that listen besides this one, which has `own` listeners.
-    /// Returns `None` if no reply of this turn was read, or if the server refused to send the
-    /// message.
+    /// Returns the number of other processes that listen. `own`: the number of this process's
+    /// listeners. Returns `None` if no reply of this turn was read, or if the server refused to
+    /// send the message.
     pub(crate) fn others(&self, own: i64) -> Option<u64> {
         let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
         Some(u64::try_from(heard - own).unwrap_or(0))
@@ -121,9 +124,9 @@ impl PermitTurn {
 
     /// Ends the turn. Returns the number of other processes that should have their turns: all
     /// listeners except the process's `own`. The reply to the last release may not have been read
-    /// yet, since a drop does not wait for it. In that case this returns the number at an earlier
-    /// release, but at least one, since a process may have come. If it always returned one, this
-    /// process would be back before the slowest process had its turn.
+    /// yet, because a drop does not wait for it. In this case, returns the number from an earlier
+    /// release, but at least one, because a process may have come since. (If this always returned
+    /// one, this process would ask again before the slowest process had its turn.)
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -138,10 +141,10 @@ impl PermitTurn {
     }
 
     /// Returns the pause between a message and the next request, while the other processes have
-    /// their turns. Each of them gets as long as the process's own turn was. If only the process's
-    /// `own` listeners got the message of its release, there is no pause. The pause is only a part
-    /// of that time, since the others may want no permits. Without a pause, two processes would
-    /// hand permits to and fro, and slower processes would always come too late.
+    /// their turns. Each other process has as much time as this process's turn lasted. The pause is
+    /// a quarter of the remaining time, because the other processes may want no permits. There is
+    /// no pause if only the process's `own` listeners got the message of its release. Without a
+    /// pause, two fast processes would alternate, and slower processes would never get permits.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let left = self.away_until.saturating_sub(now);
         if left == 0 || self.only_own_heard(own) {
@@ -151,8 +154,8 @@ impl PermitTurn {
         pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
-    /// Returns whether only this process's `own` listeners got the message of the last release, so
-    /// that no other process competes.
+    /// Returns whether only this process's `own` listeners got the message of the last release. If
+    /// so, no other process wants permits.
     pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
@@ -163,12 +166,12 @@ impl PermitTurn {
         self.grants = 0;
     }
 
-    /// Notes the reply to a release, whose message `heard` listeners got.
+    /// Notes the reply to a release. `heard`: the number of listeners that got its message.
     pub(crate) fn heard(&mut self, heard: i64, now: u64) {
         self.heard = Some((heard, now));
     }
 
-    /// Notes a pause after a turn. If no process used it (`used`), the next turn is longer.
+    /// Notes a pause after a turn. If no other process used the pause, the next turn is longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
@@ -176,23 +179,23 @@ impl PermitTurn {
     pub(crate) fn granted(&mut self, at: u64) {
         self.is_used = true;
         self.began.get_or_insert(at);
-        // These permits are not given back yet. So an earlier release, perhaps long ago, ends no
-        // turn.
+        // These permits are not given back yet, so the time of an earlier release must not count as
+        // the end of a turn.
         self.last = None;
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// Returns whether threads may pass permits on. They may do so only within a turn, and so only
-    /// for a limited time after the server's grant.
+    /// Returns whether threads may pass permits on: only within a turn, and so only for a limited
+    /// time after the server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.began.is_some() && !self.is_over(now)
     }
 
     pub(crate) fn released(&mut self, now: u64) {
         if !std::mem::replace(&mut self.is_used, true) {
-            // The permits were taken through another site of this name, which ended with its last
-            // handle. How long that site had them is unknown, and other processes may have waited
-            // for them. So the turn counts as over.
+            // The permits were taken through an earlier site of this name, which ended with its
+            // last handle. It is unknown for how long the process has had the permits, and other
+            // processes may have waited for them. So the turn counts as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last = Some(TurnEnd { at: now });
@@ -221,7 +224,7 @@ mod tests {
         }
         assert!(!turn.may_pass(5));
         assert!(matches!(turn.before(5), NextStep::Yield(_)));
-        // After the pause, the other processes have had their chance.
+        // After the pause, the process may ask again.
         assert!(matches!(turn.before(5 + YIELD), NextStep::Ask));
     }
 
@@ -242,7 +245,7 @@ mod tests {
         assert!(!turn.may_pass(now));
         assert!(matches!(turn.before(now), NextStep::Yield(_)));
         turn.end(1);
-        // Further permits that are given back belong to the same turn.
+        // A second release belongs to the same turn.
         turn.released(now);
         assert!(matches!(turn.before(now), NextStep::Ask));
     }
@@ -269,7 +272,7 @@ mod tests {
         assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
         turn.heard(-1, released);
         assert_eq!(turn.others(0), None, "the message was refused");
-        // The turn stays over until the process has stayed away.
+        // The turn is over until the process has paused.
         assert!(matches!(turn.before(released), NextStep::Yield(_)));
         turn.end(1);
         assert!(matches!(turn.before(released), NextStep::Ask));

@@ -1,5 +1,5 @@
-//! Models of a semaphore's gate, in many orders of its threads' actions: ask alone, queue, lead,
-//! ask for those behind, give up, fail, pass and give back.
+//! Models of a semaphore's gate. They try many orders of its threads' actions: ask alone, queue,
+//! lead, ask for the threads behind, give up, fail, pass permits on and give permits back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -24,14 +24,14 @@ const TURN_IS_OVER: u64 = 1_000_000_000;
 struct Odds {
     /// A thread waits only for a limited time.
     impatient: f64,
-    /// A holder stays for so long that the turn is over.
+    /// A holder keeps its permits for so long that the turn is over.
     slow: f64,
-    /// The server's answer is lost, and the permits that it gave are taken back.
+    /// The server's reply is lost, and the granted permits are taken back.
     error: f64,
 }
 
-/// Counts of events over all schedules, since a test in which the event never happens proves
-/// nothing.
+/// Counts of events over all schedules. A test in which an event never happens would prove nothing
+/// about the event.
 #[derive(Default)]
 struct Seen {
     together: AtomicUsize,
@@ -180,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// Does what `permits::request_for` and a semaphore's script do.
+    /// Simulates `permits::request_for` and a semaphore's script.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
         let (arrivals, asked) = (self.arrivals(), clock::now());
         let taken = {
