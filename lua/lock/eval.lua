@@ -3,25 +3,26 @@
 --
 -- KEYS those of the user's script, then the lock, which is removed before the user's script runs
 -- ARGV those of the user's script, then the owner, which is removed before the user's script runs
--- reply: 0 = this owner does not have the lock, and nothing was changed; {1, result} = the user's
---        script has run; {0, text} = the user's script ended with this error, and what it had
---        written before remains
+-- reply: that of the user's script; or the error NOTHELD, if this owner does not have the lock and
+--        nothing was changed; or the error SCRIPT with a text, if the user's script ended with this
+--        error. What the script had written before the error remains.
 --
--- An error of the user's script is part of the reply. So an error reply comes from the server
--- itself, and means that the user's script has not run. A client may follow a redirect.
+-- Any other error reply comes from the server itself, and means that the user's script has not run.
+-- A client may follow a redirect.
 local at, last = #KEYS, #ARGV
 local lock, owner = KEYS[at], ARGV[last]
 KEYS[at], ARGV[last] = nil, nil
 local held = redis.pcall('hexists', lock, owner)
-if held == 1 and string.sub(owner, -6) == ':write' then
+-- The owner of a write hold ends with `:write`, and that of a plain hold with a digit.
+if held == 1 and string.byte(owner, -1) == 101 then
     held = redis.call('hget', lock, 'mode') == 'write' and 1 or 0
 end
 if held ~= 1 then
-    return held
+    return type(held) == 'table' and held or {err = 'NOTHELD'}
 end
 local ran, reply = pcall(script)
 local failed = type(reply) == 'table' and reply.err
 if ran and not failed then
-    return {1, reply}
+    return reply
 end
-return {0, tostring(failed or reply)}
+return {err = 'SCRIPT ' .. tostring(failed or reply)}

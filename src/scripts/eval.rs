@@ -64,7 +64,9 @@ impl Script {
     /// text.
     pub(crate) fn whole(&self) -> &(String, String) {
         self.whole.get_or_init(|| {
-            let code = format!("local script = function(...) {}\nend\n{}", self.text, *IF_HELD);
+            // Without a use of `...`, Lua would make a table of the arguments at each call.
+            let head = "local script = function(...) do local _ = ... end";
+            let code = format!("{head} {}\nend\n{}", self.text, *IF_HELD);
             let hash = redis::Script::new(&code).get_hash().to_owned();
             (code, hash)
         })
@@ -173,15 +175,22 @@ impl ScriptCall<'_> {
             }
         };
         let (mut outcome, mut in_doubt) = send("EVALSHA", hash);
-        if is_refused(&outcome, "NOSCRIPT") {
+        if let Some(("NOSCRIPT", _)) = refusal(&outcome) {
             let (again, is_copied) = send("EVAL", code);
             (outcome, in_doubt) = (again, in_doubt || is_copied);
         }
-        // The key holds data of another type, so the lock is lost.
-        if is_refused(&outcome, "WRONGTYPE") {
-            outcome = Ok(Reply::Int(0));
-        }
-        let ran = granted(outcome, in_doubt, Rights::Locks, ran);
+        let ended = match refusal(&outcome) {
+            // With WRONGTYPE, the key holds data of another type, so the lock is lost.
+            Some(("NOTHELD" | "WRONGTYPE", _)) => Some(Ran::NotHeld),
+            Some(("SCRIPT", text)) => Some(Ran::Failed(text.to_owned())),
+            _ => None,
+        };
+        let ran = match ended {
+            Some(ran) => Ok(Replied::counts(ran, in_doubt)),
+            None => granted(outcome, in_doubt, Rights::Locks, |reply| {
+                Value::of(reply).map(Ran::Done).ok_or_else(|| unexpected(&Reply::Array(Vec::new())))
+            }),
+        };
         let may_run = in_doubt || matches!(ran, Err(Trouble::Unknown(_)));
         (ran, may_run)
     }
@@ -200,30 +209,8 @@ impl ScriptCall<'_> {
     }
 }
 
-fn is_refused(outcome: &Outcome, code: &str) -> bool {
-    matches!(outcome, Err(Failure::Refused(cause)) if reply_code(&cause.error) == code)
-}
-
-fn odd() -> Trouble {
-    unexpected(&Reply::Array(Vec::new()))
-}
-
-fn ran(reply: Reply) -> Result<Ran, Trouble> {
-    let mut parts = match reply {
-        Reply::Int(0) => return Ok(Ran::NotHeld),
-        Reply::Array(parts) if parts.len() <= 2 => parts,
-        other => return Err(unexpected(&other)),
-    };
-    // Redis ends a list at its first `nil`.
-    let result = if parts.len() == 2 { parts.pop() } else { None };
-    match (parts.pop(), result) {
-        (Some(Reply::Int(1)), result) => {
-            let value = Value::of(result.unwrap_or(Reply::Nil));
-            value.map(Ran::Done).ok_or_else(odd)
-        }
-        (Some(Reply::Int(0)), Some(Reply::BulkString(text))) => {
-            Ok(Ran::Failed(String::from_utf8_lossy(&text).into_owned()))
-        }
-        _ => Err(odd()),
-    }
+/// The code and the text of an error reply.
+fn refusal(outcome: &Outcome) -> Option<(&str, &str)> {
+    let Err(Failure::Refused(cause)) = outcome else { return None };
+    Some((reply_code(&cause.error), cause.error.detail().unwrap_or_default()))
 }

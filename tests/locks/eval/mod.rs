@@ -244,13 +244,16 @@ fn an_error_of_the_script_is_the_scripts_and_keeps_what_it_wrote() {
             // These are the codes of servers that have not run a script.
             ("redis.call('incr', KEYS[1]) return {err = 'NOSCRIPT really'}", "NOSCRIPT"),
             ("redis.call('incr', KEYS[1]) error({err = 'MOVED 1 127.0.0.1:1'})", "MOVED"),
+            // These are the codes of the replies of redlatch's own script.
+            ("redis.call('incr', KEYS[1]) return {err = 'NOTHELD really'}", "NOTHELD"),
+            ("redis.call('incr', KEYS[1]) error({err = 'SCRIPT twice'})", "SCRIPT twice"),
         ] {
             let error = fails(text);
             assert_eq!(error.kind(), ErrorKind::Script, "{kind}: {error}");
             assert!(error.to_string().contains(said), "{kind}: {error}");
             assert!(!error.outcome_unknown() && !error.is_transient(), "{kind}: {error}");
         }
-        assert_eq!(number(&mut redis), 6, "{kind}: each ran once");
+        assert_eq!(number(&mut redis), 8, "{kind}: each ran once");
         let error = fails("return return");
         assert_eq!(error.kind(), ErrorKind::Refused, "{kind}: {error}");
         let error = fails("return redis.error_reply('OOM command not allowed')");
