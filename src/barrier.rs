@@ -388,7 +388,7 @@ impl CyclicBarrier {
                 // The end of the wait has cut the arrival's request, so the server is not asked
                 // again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
-                    return Err(party.give_up_later(error));
+                    return Err(party.give_up_later(error, false));
                 }
                 (outcome, _) => match (party.leave(&wait), outcome) {
                     (Ok(Some(place)), _) => place,
@@ -526,12 +526,14 @@ impl Party<'_> {
     /// arrived.
     fn give_up(&self) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
-        let error = match site.send(self.leaving()) {
+        let trouble = match site.send(self.leaving()) {
             Ok(place) => return Ok(place),
-            Err(trouble) => trouble.into_error().of(&site.name),
+            Err(trouble) => trouble,
         };
+        let may_come = matches!(trouble, Trouble::Unknown(_));
+        let error = trouble.into_error().of(&site.name);
         if error.is_transient() {
-            return Err(self.give_up_later(error));
+            return Err(self.give_up_later(error, may_come));
         }
         if error.kind() == ErrorKind::Broken {
             return Err(error);
@@ -541,8 +543,8 @@ impl Party<'_> {
     }
 
     /// After `error`, gives up in the background as [`give_up`](Self::give_up) does.
-    fn give_up_later(&self, error: Error) -> Error {
-        let leaving = self.leaving();
+    fn give_up_later(&self, error: Error, may_come: bool) -> Error {
+        let leaving = LeavingParty { may_come, ..self.leaving() };
         // From here on, the site owns the request.
         self.arrival.take();
         self.barrier.site.leave_later(leaving);
@@ -559,7 +561,14 @@ impl Party<'_> {
     fn leaving(&self) -> LeavingParty {
         let Arrival { id, is_sent, .. } = self.arrival();
         let until = clock::now().saturating_add(clock::nanos(VALID_FOR));
-        LeavingParty { id, party: self.owner, lease: self.barrier.lease, is_sent, until }
+        LeavingParty {
+            id,
+            party: self.owner,
+            lease: self.barrier.lease,
+            is_sent,
+            may_come: false,
+            until,
+        }
     }
 
     fn arrival(&self) -> Arrival {
@@ -752,9 +761,9 @@ impl BarrierSite {
     /// Gives up an arrival in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // If several parties have left before their arrivals were sent, one of them is enough to
-        // break the barrier. The last is kept, because it has the latest deadline.
-        let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent;
+        // Of the parties that have sent nothing, one is enough to break the barrier: the last one,
+        // which has the latest deadline.
+        let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
         let has_cleanup = std::mem::replace(&mut left.has_cleanup, true);
@@ -769,10 +778,9 @@ impl BarrierSite {
     /// could happen after a later reset, and would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
-            let Some(leaving) = self.left.lock().parties.front().copied() else { return Ok(()) };
-            // A party whose arrival was not sent would get a new deadline below, so its old
-            // deadline is checked here. (If the arrival was sent, the server refuses the request by
-            // now.)
+            let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
+            // A party whose arrival was not sent would get a new deadline here, so its old one is
+            // checked. (If the arrival was sent, the server refuses the request by now.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -800,20 +808,16 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives a new number to a leaving party whose request came too late because the client did not
-    /// know the server's clock. The server has not applied a request with the old number, and never
-    /// will. Returns `false` if this party has no time left.
-    fn is_renumbered(&self, id: RequestId) -> bool {
-        let new = self.requests.open(|| self.core.id.next_number());
-        let mut left = self.left.lock();
+    /// Gives a later time to the request of a leaving party that came too late, because the client
+    /// did not know the server's clock. Returns `false` if this party has no time left.
+    fn is_prolonged(&self, id: RequestId) -> bool {
         let now = clock::now();
-        let leaving = left.parties.iter_mut().find(|it| it.id == id);
-        let old = leaving
-            .filter(|it| !it.is_sent && now < it.until)
-            .map(|it| std::mem::replace(&mut it.id, new));
-        drop(left);
-        self.requests.close(old.unwrap_or(new));
-        old.is_some()
+        let is_prolonged = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
+        let is_prolonged = self.left.lock().parties.iter().any(is_prolonged);
+        if is_prolonged {
+            self.requests.prolong(id);
+        }
+        is_prolonged
     }
 
     fn has_left(&self, id: RequestId) {
@@ -831,6 +835,14 @@ struct Left {
     has_cleanup: bool,
 }
 
+impl Left {
+    fn first_to_send(&mut self) -> Option<LeavingParty> {
+        let first = self.parties.front_mut()?;
+        first.may_come = true;
+        Some(*first)
+    }
+}
+
 /// A party that has left before it knew whether it had arrived.
 #[derive(Clone, Copy, Debug)]
 struct LeavingParty {
@@ -840,6 +852,9 @@ struct LeavingParty {
     lease: Duration,
     /// Whether the request for the arrival was sent.
     is_sent: bool,
+    /// Whether the server may still get a request of this party to leave, which would break the
+    /// generation of that moment. So no reset may come before an answer to a copy of the request.
+    may_come: bool,
     /// The time on [`clock`] until which the party may break the barrier.
     until: u64,
 }
@@ -848,7 +863,7 @@ struct LeavingParty {
 impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
-        let first = left.parties.front().copied();
+        let first = left.first_to_send();
         // One mutex guards both fields. So if a party leaves later, it queues a new cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
@@ -867,9 +882,11 @@ impl Debtor for BarrierSite {
             Err(_) => false,
         };
         let is_late = matches!(outcome, Ok(reply) if self.requests.is_late(reply));
-        if !is_done || is_late && self.is_renumbered(id) {
+        if !is_done || is_late && self.is_prolonged(id) {
             return;
         }
+        // If another thread has got an answer, its next request may have made this one late.
+        let is_late = is_late && self.is_leaving(id);
         self.has_left(id);
         if is_late {
             self.core.watchdog.log(Level::Warn, || {
@@ -908,3 +925,6 @@ impl Drop for BarrierSite {
         self.core.members.of::<Self>().forget(&self.name);
     }
 }
+
+#[cfg(all(test, testkit))]
+mod tests;

@@ -292,12 +292,16 @@ impl Requests {
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a request a later time. Must be called only if no copy was applied, and no copy with
-    /// the old time can be applied.
-    pub(super) fn prolong(&self, request_id: RequestId) {
+    /// Gives a request a later time, unless another thread has given it a time that is not over.
+    /// No copy of it was applied, and none with the old time can be applied any more.
+    pub(crate) fn prolong(&self, request_id: RequestId) {
+        let mut sequences = self.sequences.lock();
         let latest = self.latest();
-        if let Some(Some(open)) = self.sequences.lock().open.get_mut(request_id.sequence)
+        let valid_for = u64::try_from(self.valid_for.as_millis()).unwrap_or(u64::MAX);
+        let usable = latest.saturating_sub(valid_for)..=latest;
+        if let Some(Some(open)) = sequences.open.get_mut(request_id.sequence)
             && open.number == request_id.number
+            && !usable.contains(&open.latest)
         {
             open.latest = latest;
         }

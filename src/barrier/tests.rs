@@ -1,0 +1,95 @@
+//! Requests of parties that have left, in orders that a test through the public API meets rarely.
+
+#![allow(clippy::unwrap_used)]
+
+use redlatch_testkit::Server;
+
+use super::*;
+
+/// A barrier whose parties are settled, but not in the background.
+fn barrier(client: &crate::Client) -> CyclicBarrier {
+    let barrier = client.cyclic_barrier("late");
+    barrier.site.left.lock().has_cleanup = true;
+    barrier
+}
+
+/// A party leaves while the server is out of reach, so its arrival was not sent.
+fn leave(barrier: &CyclicBarrier) -> RequestId {
+    let site = &barrier.site;
+    let id = site.requests.open(|| site.core.id.next_number());
+    let until = clock::now() + clock::nanos(VALID_FOR);
+    let party = site.core.id.next_owner();
+    let (lease, is_sent, may_come) = (barrier.lease, false, false);
+    site.leave_later(LeavingParty { id, party, lease, is_sent, may_come, until });
+    id
+}
+
+/// Makes the next request use another sequence: in the same one it would refuse earlier requests.
+fn occupy(site: &BarrierSite) {
+    let _open = site.requests.open(|| site.core.id.next_number());
+}
+
+/// The server gets these requests now, after the barrier was reset.
+fn come_late(barrier: &CyclicBarrier, requests: &[Command]) {
+    assert!(!barrier.is_broken().unwrap());
+    for request in requests {
+        barrier.site.route.call_once(request).unwrap();
+    }
+    assert!(!barrier.is_broken().unwrap());
+}
+
+#[test]
+fn a_request_under_way_when_more_parties_leave_breaks_no_later_generation() {
+    let server = Server::start().unwrap();
+    let client = crate::Client::connect(&server.url()).unwrap();
+    let barrier = barrier(&client);
+    assert!(barrier.try_set_parties(2).unwrap());
+    let mut late = Vec::new();
+    for parties in [2, 1, 2] {
+        for _ in 0..parties {
+            leave(&barrier);
+        }
+        late.push(barrier.site.command().unwrap());
+    }
+    // An outage may be long, so not all of these parties are kept.
+    assert!(barrier.site.left.lock().parties.len() <= 2);
+    assert!(barrier.reset().unwrap());
+    come_late(&barrier, &late);
+}
+
+/// The renewer's request has a time that the server refuses. Meanwhile a thread has asked for the
+/// server's clock, and has sent the request with a better time.
+#[test]
+fn a_request_with_a_better_time_breaks_no_later_generation() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| crate::Client::connect(&server.url()).unwrap());
+    assert!(other.cyclic_barrier("late").try_set_parties(2).unwrap());
+    let barrier = barrier(&client);
+    let site = &barrier.site;
+    let id = leave(&barrier);
+    let refused = site.route.call_once(&site.command().unwrap());
+    assert!(site.requests.is_late(refused.as_ref().unwrap()));
+    site.requests.prolong(id);
+    let party = site.left.lock().parties[0].party;
+    let better = site.scripts().leave_command(id, (&party, barrier.lease), 0);
+    site.paid(&refused, false);
+    occupy(site);
+    assert!(barrier.reset().unwrap());
+    come_late(&barrier, &[better]);
+}
+
+/// There was no barrier when the thread settled its parties.
+#[test]
+fn a_request_under_way_breaks_no_barrier_that_is_made_later() {
+    let server = Server::start().unwrap();
+    let client = crate::Client::connect(&server.url()).unwrap();
+    let barrier = barrier(&client);
+    assert!(!barrier.reset().unwrap());
+    leave(&barrier);
+    let late = barrier.site.command().unwrap();
+    let _next = leave(&barrier);
+    barrier.site.settle().unwrap();
+    occupy(&barrier.site);
+    assert!(barrier.try_set_parties(2).unwrap());
+    come_late(&barrier, &[late]);
+}
