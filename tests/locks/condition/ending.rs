@@ -62,7 +62,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
 /// every fault that the lock outlasts.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();
-    let proxy = Proxy::before(&server);
+    let proxy = Arc::new(Proxy::before(&server));
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let monitor = kind.make(&client, "m");
     let key = waiting_key("m");
@@ -74,43 +74,39 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
             is_about_it && bytes.ends_with(b"\r\n$1\r\n1\r\n")
         });
         // The previous wait's entry is removed in the background: its last request got no reply.
-        wait_until("none waits", SOON, || {
-            server.connection().llen::<_, usize>(waiting_key("m")).unwrap() == 0
-        });
-        let guard = monitor.lock.lock().unwrap();
-        let ended = if by_cancel {
-            let token = CancelToken::new();
-            let cancels = {
-                let (token, server) = (token.clone(), server.connection());
-                spawn(move || {
-                    let mut server = server;
-                    wait_until("it waits", SOON, || {
-                        server.llen::<_, usize>(waiting_key("m")).unwrap() == 1
-                    });
-                    token.cancel();
-                })
-            };
-            let ended =
-                monitor.condition.wait_cancellable(&guard, &token).map(|()| Waited::InTime(()));
-            cancels.join();
-            ended
-        } else {
-            // A wait that is over before its entry exists sends no last request. On a busy machine
-            // a wait may have no time for the second copy.
-            loop {
-                let ended = monitor.condition.wait_for(&guard, UNIT);
-                if ended.is_err() || proxy.fired() >= 2 * times {
-                    break ended;
+        wait_waiting(&server, "m", 0);
+        let token = CancelToken::new();
+        let (Monitor { lock, condition, .. }, cancelled) = (monitor.clone(), token.clone());
+        let network = Arc::clone(&proxy);
+        let waiter = spawn(move || {
+            let guard = lock.lock().unwrap();
+            let ended = if by_cancel {
+                condition.wait_cancellable(&guard, &cancelled).map(|()| Waited::InTime(()))
+            } else {
+                // A wait that is over before its entry exists sends no last request. On a busy
+                // machine a wait may have no time for the second copy.
+                loop {
+                    let ended = condition.wait_for(&guard, UNIT);
+                    if ended.is_err() || network.fired() >= 2 * times {
+                        break ended;
+                    }
                 }
-            }
-        };
-        match ended {
+            };
+            assert!(guard.is_held());
+            guard.unlock().unwrap();
+            ended
+        });
+        if by_cancel {
+            wait_waiting(&server, "m", 1);
+            // A wait that is cancelled before it knows of its entry sends no last request either.
+            waiter.wait_queued();
+            token.cancel();
+        }
+        match waiter.join() {
             Ok(waited) => assert!(waited.timed_out() && !by_cancel),
             Err(error) => assert!(by_cancel && error.kind() == ErrorKind::Cancelled, "{error}"),
         }
         assert_eq!(proxy.fired(), 2 * times);
-        assert!(guard.is_held());
-        guard.unlock().unwrap();
     }
     leaves_nothing(&server, "m");
 }
