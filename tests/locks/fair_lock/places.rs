@@ -29,6 +29,9 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
     let (lock, cancel) = (client.fair_lock(name), token.clone());
     let waiter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
     let owner = wait_queue(server, name, 1).remove(0);
+    // Before the reply, the client would give the request up again and again for ten minutes, since
+    // the request may come late.
+    waiter.wait_queued();
     token.cancel();
     assert!(waiter.join());
     wait_queue(server, name, 0);
