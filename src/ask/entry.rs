@@ -1,6 +1,6 @@
 //! An owner's entry in the queue of a lock, as a state machine: the input is an event and the time,
-//! and the output is the actions to take. `site/queue_entry.rs` carries out most actions, and
-//! `hold/queue_entry.rs` carries out `GiveBack`. A fair lock's entry is in `lock/fair/entry.rs`.
+//! and the output is the actions to take. `site/queue_entry.rs` carries out the actions. A fair
+//! lock's entry is in `lock/fair/entry.rs`.
 //!
 //! ```text
 //!         asks                    refused: sleeps until the poll, an end, or a message

@@ -8,14 +8,12 @@
 mod cut;
 mod hold;
 pub(crate) mod line;
-mod queue_entry;
 mod seat;
 mod tenancy;
 mod terms;
 mod watch;
 
-pub(crate) use hold::{GrantDetails, Hold};
-pub(crate) use queue_entry::{Leftover, Mailbox, MailboxState, QueueEntry, details, kind};
+pub(crate) use hold::{GrantDetails, Hold, Live};
 pub(crate) use seat::{HoldLevel, LevelEnd, Seat};
 pub use tenancy::HoldState;
 pub(crate) use tenancy::Tenancy;

@@ -2,7 +2,7 @@
 //! holds such a lock, or many threads read under it. A process hands the lock on to the next
 //! process. (`lock/fair.rs` has the hooks of a fair lock.)
 //!
-//! `order/mod.rs` orders the threads of this process, `hold/queue_entry.rs` is the process's
+//! `order/mod.rs` orders the threads of this process, `site/queue_entry.rs` is the process's
 //! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use redlatch_client::sync::{Thread, clock};
 use super::Handle;
 use super::together::Together;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Leaseholder, QueueEntry, Tenancy};
+use crate::hold::{Leaseholder, Tenancy};
 use crate::observe::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
-use crate::site::{GateOutcome, Leaving, LockNeed, Site};
+use crate::site::{GateOutcome, Leaving, LockNeed, QueueEntry, Site};
 use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, QueueSite, Synchronizer, Try,
     Wait,

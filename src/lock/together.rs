@@ -22,9 +22,9 @@ use redlatch_client::sync::{Thread, clock};
 
 use super::{Handle, HeldLock, Part, hooks};
 use crate::error::Error;
-use crate::hold::{QueueEntry, Tenancy};
+use crate::hold::Tenancy;
 use crate::scripts::{Mode, Trouble};
-use crate::site::{AllAsked, LockNeed, Site, ask_for_all, go_together};
+use crate::site::{AllAsked, LockNeed, QueueEntry, Site, ask_for_all, go_together};
 use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
 /// The locks of one call, which acquires them one after the other: see the module.

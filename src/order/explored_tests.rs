@@ -37,7 +37,7 @@ enum At {
     Nothing,
     /// A thread of a fair lock, which has sent its own request.
     Stands(Arc<QueuedThread>),
-    Queues(Arc<GateWaiter>),
+    Queues(Arc<GateWaiter<()>>),
     Leads(Mode),
     Releases(Arc<Hold>),
 }
@@ -48,7 +48,7 @@ type Tenancies = Vec<Option<Arc<Tenancy>>>;
 struct World {
     /// The mode of a hold that one thread has alone, and the mode of a shared hold.
     modes: Vec<Mode>,
-    state: Order,
+    state: Order<()>,
     threads: Vec<Arc<Thread>>,
     at: Vec<At>,
     /// How many more times each thread may come.
@@ -69,7 +69,7 @@ impl World {
         let count = threads.len();
         Self {
             modes: modes.to_vec(),
-            state: Order::new(),
+            state: Order::<()>::new(),
             threads: threads.to_vec(),
             at: (0..count).map(|_| At::Nothing).collect(),
             comes: vec![comes; count],

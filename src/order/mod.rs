@@ -60,7 +60,7 @@ use redlatch_client::sync::Thread;
 
 use crate::hold::{Hold, HoldLevel, LevelEnd, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Queue, Wake};
+use crate::waiting::{Lead, Queue, Wake};
 
 mod cohort;
 #[cfg(test)]
@@ -74,20 +74,18 @@ mod tests;
 use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
-pub(crate) use outcome::{
-    Admission, Fate, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed,
-};
+pub(crate) use outcome::{Admission, Fate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
 use side::Joining;
 pub(crate) use side::Side;
 
 /// One name's seats, leadership and queue in this process.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct Order<I> {
     /// The side for holds of one thread: those of a plain lock, or of a read-write lock's writer.
     pub(crate) alone: Side,
     /// The side for the readers' hold. `None`: no thread has ever read.
     readers: Option<Box<Side>>,
-    pub(crate) queue: GateQueue,
+    pub(crate) queue: GateQueue<I>,
     /// The threads of a fair lock, each of which sends its own requests. `None`: there was never
     /// such a thread.
     pub(crate) standing: Option<Box<Standing>>,
@@ -96,7 +94,7 @@ pub(crate) struct Order {
 }
 
 /// The transitions. The caller passes the time: nothing here reads a clock.
-impl Order {
+impl<I> Order<I> {
     pub(crate) fn new() -> Self {
         Self {
             alone: Side::default(),
@@ -122,7 +120,7 @@ impl Order {
         need: LockNeed,
         waits: bool,
         now: u64,
-    ) -> GateOutcome {
+    ) -> GateOutcome<I> {
         let entered = match need.mode {
             Mode::Read => self.enter_to_read(thread, need.terms, now),
             Mode::Lock | Mode::Write => self.enter_alone(thread, need.terms, waits, now),
@@ -146,7 +144,7 @@ impl Order {
         terms: Terms,
         waits: bool,
         now: u64,
-    ) -> GateOutcome {
+    ) -> GateOutcome<I> {
         let entered = self.alone.reenter(thread, terms, now);
         if let Some(entered) = entered
             && !matches!(entered, GateOutcome::Occupied)
@@ -180,7 +178,7 @@ impl Order {
     /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
     /// readers of its process if no thread writes, leads or waits, and no kept write hold excludes
     /// it.
-    fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome {
+    fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome<I> {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
         match self.side(Mode::Read).join(thread, terms, joining, now) {
@@ -208,7 +206,7 @@ impl Order {
         if now < self.kept_until {
             return None;
         }
-        match self.readers.as_mut()?.join(thread, terms, Joining::AnyTime, now)? {
+        match self.readers.as_mut()?.join::<I>(thread, terms, Joining::AnyTime, now)? {
             (GateOutcome::Reentered(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
                 Some((tenancy, in_turn))
             }
@@ -243,8 +241,8 @@ impl Order {
     pub(crate) fn transfer_leadership(
         &mut self,
         mode: Mode,
-        lead: Option<GateLead>,
-    ) -> (Wake, Option<GateLead>) {
+        lead: Option<Lead<I>>,
+    ) -> (Wake, Option<Lead<I>>) {
         let goes_on = self.queue.first().is_some_and(|first| first.need().mode == mode);
         if goes_on { self.queue.promote(lead) } else { (self.queue.promote(None).0, lead) }
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::hold::{Hold, QueueEntry, Seat, Tenancy, Terms};
+use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, LocalWaiter, Queue, Wake};
+use crate::waiting::{LocalWaiter, Queue, Wake};
 
 /// A thread's request: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +13,12 @@ pub(crate) struct LockNeed {
     pub(crate) terms: Terms,
 }
 
-pub(crate) type GateQueue = Queue<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
-pub(crate) type GateLead = Lead<Option<QueueEntry>>;
-pub(crate) type GateWaiter = LocalWaiter<LockNeed, Arc<Tenancy>, Option<QueueEntry>>;
+/// The threads that wait for the lock. `I` is the request state that goes with the leadership.
+pub(crate) type GateQueue<I> = Queue<LockNeed, Arc<Tenancy>, I>;
+pub(crate) type GateWaiter<I> = LocalWaiter<LockNeed, Arc<Tenancy>, I>;
 
 #[derive(Debug)]
-pub(crate) enum GateOutcome {
+pub(crate) enum GateOutcome<I> {
     /// The thread already holds the lock, and now has one more level.
     Reentered(Arc<Tenancy>),
     /// The thread has joined a shared hold.
@@ -29,7 +29,7 @@ pub(crate) enum GateOutcome {
     Reads,
     /// No thread of this process is ahead, so the thread leads.
     Leads,
-    Queued(Arc<GateWaiter>),
+    Queued(Arc<GateWaiter<I>>),
     /// Another thread is ahead, and the thread will not wait.
     Occupied,
     /// The hold in a seat is over or lost. The caller declares it lost and enters again.

@@ -28,12 +28,12 @@ pub(super) enum Joining {
 impl Side {
     /// Adds a level to the thread's tenancy if the seat has one. `None`: no thread has the seat.
     #[inline]
-    pub(crate) fn reenter(
+    pub(crate) fn reenter<I>(
         &mut self,
         thread: &Arc<Thread>,
         terms: Terms,
         now: u64,
-    ) -> Option<GateOutcome> {
+    ) -> Option<GateOutcome<I>> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {
             return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold())));
@@ -49,12 +49,12 @@ impl Side {
 
     /// Adds a level to a tenancy. Unlike [`reenter`](Self::reenter), this also finds the tenancy of
     /// an owned guard that shares the seat with others.
-    pub(crate) fn add_level(
+    pub(crate) fn add_level<I>(
         &mut self,
         tenancy: &Arc<Tenancy>,
         terms: Terms,
         now: u64,
-    ) -> GateOutcome {
+    ) -> GateOutcome<I> {
         let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
         let hold = Arc::clone(&seat.tenancy.hold());
         let Some(levels) = seat.levels_of(tenancy) else { return GateOutcome::Occupied };
@@ -70,13 +70,13 @@ impl Side {
     /// joins if the turn is [young](Cohort::may_join) and no other process waits, or [at any
     /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside such a
     /// turn. `None`: no thread has the seat.
-    pub(super) fn join(
+    pub(super) fn join<I>(
         &mut self,
         thread: &Arc<Thread>,
         terms: Terms,
         joining: Joining,
         now: u64,
-    ) -> Option<(GateOutcome, bool)> {
+    ) -> Option<(GateOutcome<I>, bool)> {
         let entered = self.reenter(thread, terms, now)?;
         let seat = self.seat.as_mut()?;
         let in_turn = seat.is_open && self.cohort.may_join(now);

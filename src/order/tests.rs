@@ -24,7 +24,7 @@ fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
 }
 
 /// Returns whether the seat is taken, and whether a thread leads.
-fn is(state: &Order) -> (bool, bool) {
+fn is(state: &Order<()>) -> (bool, bool) {
     (state.alone.seat.is_some(), state.queue.is_led())
 }
 
@@ -34,9 +34,9 @@ const HELD: (bool, bool) = (true, false);
 
 #[test]
 fn each_state_is_left_as_the_table_says() {
-    let mut state = Order::new();
+    let mut state = Order::<()>::new();
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
-    let enter = |state: &mut Order, thread, now| state.enter(thread, NEED, true, now);
+    let enter = |state: &mut Order<()>, thread, now| state.enter(thread, NEED, true, now);
     assert_eq!(is(&state), FREE);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Leads));
     assert!(matches!(state.enter(&two, NEED, false, 0), GateOutcome::Occupied));
@@ -77,7 +77,7 @@ fn line(followers: &[u64]) -> Line {
 
 #[test]
 fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
-    let mut state = Order::new();
+    let mut state = Order::<()>::new();
     let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
     assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
     let tenancy = fair_hold(&fair, &[]);
@@ -103,7 +103,7 @@ fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
 }
 
 /// Adds a thread to the fair lock's queue.
-fn stands(state: &mut Order) -> Arc<QueuedThread> {
+fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
     let queued = Arc::new(QueuedThread {
         lock: "name".into(),
         database: 0,
@@ -116,13 +116,13 @@ fn stands(state: &mut Order) -> Arc<QueuedThread> {
     queued
 }
 
-fn admits(state: &mut Order, tenancy: &Arc<Tenancy>) {
+fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>) {
     let admitted = state.admit(Mode::Lock, tenancy, Terms::watched(LEASE), None, 0);
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
 }
 
 /// Leaves at time zero. Returns whether the hold was passed; otherwise the thread must release it.
-fn passes(state: &mut Order, tenancy: &Arc<Tenancy>) -> bool {
+fn passes(state: &mut Order<()>, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
         LeaveOutcome::Left(_, Fate::Passed { .. }) => true,
         LeaveOutcome::Left(_, Fate::Release { .. }) => false,
@@ -134,7 +134,7 @@ fn passes(state: &mut Order, tenancy: &Arc<Tenancy>) -> bool {
 fn a_hold_goes_on_in_the_order_of_its_own_kind() {
     let [holder, plain] = [(); 2].map(|()| Thread::placeholder());
     for (is_fair, has_followers) in [(false, false), (true, true), (true, false)] {
-        let mut state = Order::new();
+        let mut state = Order::<()>::new();
         let fair = stands(&mut state);
         let followers = if has_followers { vec![fair.owner.number()] } else { Vec::new() };
         let hold = if is_fair { fair_hold(&holder, &followers) } else { granted(&holder, 0) };
@@ -152,7 +152,7 @@ fn a_hold_goes_on_in_the_order_of_its_own_kind() {
 #[test]
 fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     let [leader, plain] = [(); 2].map(|()| Thread::placeholder());
-    let mut state = Order::new();
+    let mut state = Order::<()>::new();
     let fair = stands(&mut state);
     assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
     let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
@@ -173,7 +173,7 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
 
 #[test]
 fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
-    let mut state = Order::new();
+    let mut state = Order::<()>::new();
     let thread = Thread::placeholder();
     let old = granted(&thread, 0);
     state.admit(Mode::Lock, &old, Terms::watched(LEASE), None, 0);
@@ -190,7 +190,7 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
 
 #[test]
 fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
-    let mut state = Order::new();
+    let mut state = Order::<()>::new();
     state.alone.forced += 1;
     let thread = Thread::placeholder();
     state.enter(&thread, NEED, true, 0);
@@ -203,7 +203,7 @@ fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
 #[test]
 fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
     for (fails, passed) in [(false, true), (true, false)] {
-        let mut state = Order::new();
+        let mut state = Order::<()>::new();
         let [one, two] = [(); 2].map(|()| Thread::placeholder());
         let tenancy = granted(&one, 0);
         state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0);

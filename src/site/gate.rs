@@ -6,24 +6,28 @@ use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
 
+use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
-use crate::order::{
-    Admission, GateLead, GateOutcome, GateQueue, LeaveOutcome, LockNeed, Order, Side,
-};
+use crate::order::{self, Admission, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
-use crate::waiting::Wake;
+use crate::waiting::{Lead, Wake};
 
 #[cfg(all(test, models))]
 mod model_tests;
 #[cfg(test)]
 mod tests;
 
+/// An entry in the lock's queue, after the leader has sent its first request.
+type RequestState = Option<QueueEntry>;
+pub(crate) type GateOutcome = order::GateOutcome<RequestState>;
+pub(crate) type GateQueue = order::GateQueue<RequestState>;
+
 /// One name's seat, leadership and queue in this process. The two gates of a read-write lock share
 /// the leadership and the queue: one has the readers' seat, the other the writer's.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    state: Arc<Mutex<Order>>,
+    state: Arc<Mutex<Order<RequestState>>>,
     mode: Mode,
 }
 
@@ -137,7 +141,7 @@ impl Gate {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
 
-    fn at<R>(&self, act: impl FnOnce(&mut Order, u64) -> R) -> R {
+    fn at<R>(&self, act: impl FnOnce(&mut Order<RequestState>, u64) -> R) -> R {
         let mut state = self.state.lock();
         let now = clock::now();
         act(&mut state, now)
@@ -178,7 +182,10 @@ impl Gate {
 
     /// Hands the leadership of a leader that is done to the next thread in the queue. The thread
     /// also gets the lead if it needs this mode. Otherwise this returns the lead.
-    pub(super) fn transfer_leadership(&self, lead: Option<GateLead>) -> Option<GateLead> {
+    pub(super) fn transfer_leadership(
+        &self,
+        lead: Option<Lead<RequestState>>,
+    ) -> Option<Lead<RequestState>> {
         let (wake, left) = self.state.lock().transfer_leadership(self.mode, lead);
         wake.now();
         left

@@ -13,8 +13,9 @@ mod together;
 mod unclaimed;
 mod wanted;
 
-pub(crate) use crate::order::{GateOutcome, LockNeed};
-pub(crate) use gate::Gate;
+pub(crate) use crate::order::LockNeed;
+pub(crate) use gate::{Gate, GateOutcome};
+pub(crate) use queue_entry::QueueEntry;
 pub(crate) use site::{Leaving, Site};
 pub(crate) use together::{AllAsked, ask_for_all, go_together, leave_all};
 pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};

@@ -7,10 +7,11 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
+use super::queue_entry::{Leftover, QueueEntry};
 use super::site::{Leaving, Site};
 use crate::ask::Undo;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Leftover, QueueEntry, Seat, Tenancy};
+use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::name::Name;
 use crate::order::{Fate, LeaveOutcome};

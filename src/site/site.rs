@@ -8,13 +8,14 @@ use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::gate::Gate;
+use super::gate::{Gate, GateQueue};
+use super::queue_entry::QueueEntry;
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, Leaseholder, QueueEntry, Renewing, Seat, Tenancy, Terms};
+use crate::hold::{Hold, Leaseholder, Renewing, Seat, Tenancy, Terms};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::name::Name;
-use crate::order::{Admission, GateQueue, LockNeed};
+use crate::order::{Admission, LockNeed};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use redlatch_client::sync::clock;
 
+use super::queue_entry::QueueEntry;
 use super::release::Parting;
 use super::site::{Leaving, Site};
 use crate::ask::{Action, Asked, EntryReply};
 use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, HoldLevel, QueueEntry, Tenancy};
+use crate::hold::{GrantDetails, Hold, HoldLevel, Tenancy};
 use crate::order::LockNeed;
 use crate::scripts::lock::Acquired;
 use crate::scripts::multi::{self, AllAcquired};

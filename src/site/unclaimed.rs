@@ -2,7 +2,7 @@
 
 use redlatch_client::Command;
 
-use crate::hold::{details, kind};
+use super::queue_entry::{details, kind};
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::LockScripts;

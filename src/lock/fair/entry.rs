@@ -14,13 +14,13 @@ use redlatch_client::was_cut;
 use super::queue::FairQueue;
 use crate::ask::{Asked, By, EntryEvent, EntryReply, Granted, Inbox};
 use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, QueueEntry, Tenancy, Terms};
+use crate::hold::{GrantDetails, Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::order::line::{FairInbox, QueuedThread};
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
-use crate::site::{Leaving, Site};
+use crate::site::{Leaving, QueueEntry, Site};
 use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);

@@ -11,10 +11,10 @@ use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admission, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
+use super::{Admission, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed, QueueEntry};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, QueueEntry, Tenancy, Terms};
+use crate::hold::{Hold, Tenancy, Terms};
 use crate::model::ModelServer;
 use crate::observe::Kind;
 use crate::order::{Fate, GateWaiter};
@@ -99,7 +99,7 @@ impl QueueSite for Name {
 
     fn give_up(
         &self,
-        waiter: &Arc<GateWaiter>,
+        waiter: &Arc<GateWaiter<Option<QueueEntry>>>,
     ) -> Option<Signal<Arc<Tenancy>, Option<QueueEntry>>> {
         let decided = self.with_queue(|queue| queue.give_up(waiter));
         let seen = match decided {
@@ -379,7 +379,7 @@ impl Name {
     }
 
     /// Leaves the queue at once. If a signal came first, hands it on.
-    fn withdraw(&self, waiter: &Arc<GateWaiter>) {
+    fn withdraw(&self, waiter: &Arc<GateWaiter<Option<QueueEntry>>>) {
         match self.give_up(waiter) {
             Some(Signal::Passed(tenancy)) => {
                 self.leave(&tenancy, waiter.need().terms);
