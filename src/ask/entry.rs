@@ -1,6 +1,6 @@
-//! An owner's entry in the queue of a lock, as a state machine: the input is an event and the time,
-//! and the output is the actions to take. `site/queue_entry.rs` carries out the actions. A fair
-//! lock's entry is in `lock/fair/entry.rs`.
+//! An owner's entry in the queue of a lock, as a state machine. Each event is a method, which takes
+//! the time and returns what to do. `site/queue_entry.rs` does it. A fair lock's entry is in
+//! `lock/fair/entry.rs`.
 //!
 //! ```text
 //!         asks                    refused: sleeps until the poll, an end, or a message
@@ -23,9 +23,13 @@
 //!   if there were two open requests, the first reply would count for the second request. Then the
 //!   anchor, and the deadline of a grant by message, would be too late.
 //! - *hint*: a message only makes the owner send a request, unless the message is a grant that
-//!   [counts](Exchanges::collect). After a grant that does not count, the owner also sends a
+//!   [counts](EntryMachine::collect). After a grant that does not count, the owner also sends a
 //!   request, because the owner may still be the holder at the server.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
+//! - *acknowledged*: if replicas must have a grant, a grant message only makes the owner send a
+//!   request. Another connection has written the grant, and WAIT covers only the writes of the
+//!   connection that sends it. So the owner's request writes the hold again. If an owner cannot use
+//!   the short lease of a grant by message, it also sends a request, which raises the lease.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
 //!   that arrives during a request remains in the inbox. The reply decides whether the message
 //!   counts: the server may have refused the owner after the grant.
@@ -47,8 +51,8 @@
 
 use std::time::Duration;
 
-use super::exchanges::{Asked, Collector, Exchanges, InTime, ReceivedGrant, Undo};
-use crate::lease::deadline::PROVISIONAL;
+use super::exchanges::{Asked, Exchanges};
+use crate::lease::deadline::{PROVISIONAL, deadline};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -65,63 +69,69 @@ const PAST_END: u64 = MS;
 /// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
 /// the same time.
 const PER_PLACE: u64 = 300_000;
+/// The number of grants in a row, each read after its lease had ended, at which the wait fails.
+const MOST_LATE: u32 = 3;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryMachine<D> {
-    exchanges: Exchanges<D>,
-    /// The number of entries ahead, according to the last reply. `None`: the owner had no entry.
-    place: Option<u32>,
+    exchanges: Exchanges,
     is_asking: bool,
     /// The time at which the owner asks, even without a message. Zero: at once.
     ask_at: u64,
+    /// The number of entries ahead, according to the last reply. `None`: the owner had no entry.
+    place: Option<u32>,
+    /// Whether a copy of a request may arrive later: a request was sent twice, or its outcome is
+    /// unknown.
+    in_doubt: bool,
+    /// Whether the server may have the owner in a queue or as the holder.
+    is_known: bool,
+    /// The longest lease that a request named.
+    longest: Duration,
+    /// The number of grants in a row that were read after their leases had ended.
+    late: u32,
+    /// The details of a grant by message, while the owner asks the server to confirm the grant.
+    unconfirmed: Option<D>,
 }
 
-/// The messages that an owner has received and its thread has not collected.
+/// The messages that an owner has received, on any channel, and its thread has not collected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
-    grant: Option<ReceivedGrant<D>>,
-    open_until: Option<u64>,
-    is_public: bool,
-    is_missed: bool,
-}
-
-/// A message to the owner, on any channel.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Received<D> {
-    /// The owner has the lock.
-    Grant(ReceivedGrant<D>),
+    /// The first grant message: the owner has the lock. A second one adds nothing.
+    pub(crate) grant: Option<ReceivedGrant<D>>,
     /// A window is open until this time. The owner should ask when the window ends.
-    Open { until: u64 },
+    pub(crate) open_until: Option<u64>,
     /// One of Redisson's clients has released the lock, or may have done so before the channel was
     /// confirmed.
-    Public,
+    pub(crate) is_public: bool,
     /// The owner should ask: a script sent such a message, or the client has subscribed to its own
     /// channel again and may have missed messages.
-    Missed,
+    pub(crate) is_missed: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum EntryEvent<D> {
-    /// The owner is [due](EntryMachine::ask_at) and asks for this lease. `queues`: the request may
-    /// add an entry to the queue.
-    Asks { asked: Asked, lease: Duration, queues: bool },
-    /// The server answers the request. `in_doubt`: the request was sent twice, and a copy may still
-    /// arrive.
-    Answered { reply: EntryReply<D>, in_doubt: bool },
-    /// The server has run no copy of the request, and will run none.
-    Failed,
-    /// The server may have run the request or may still run it: no reply arrived, the second copy
-    /// had an error, or the thread's wait ended or was cancelled.
-    Unknown,
-    /// The owner's thread collects the inbox.
-    Collects { inbox: Inbox<D>, collector: Collector },
-    /// Too few replicas have the grant of the last reply. The entry must not be used again.
-    Unacknowledged { in_doubt: bool, inbox: Inbox<D> },
-    /// No thread of the process wants the lock now. The entry must not be used again.
-    Ends { inbox: Inbox<D> },
+/// A grant by message, with the details of its kind of lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ReceivedGrant<D> {
+    /// The time of the grant, on the server's clock, in ms.
+    pub(crate) now: u64,
+    pub(crate) received: u64,
+    pub(crate) lease: Duration,
+    pub(crate) details: D,
 }
 
+/// The conditions of the thread that collects a grant by message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Collector {
+    /// The lease that the thread wants.
+    pub(crate) lease: Duration,
+    /// The incarnation of the server to which the client last connected.
+    pub(crate) incarnation: u64,
+    /// Whether the thread needs a reply, because replicas must have the grant, or because the grant
+    /// must have the full lease.
+    pub(crate) needs_reply: bool,
+}
+
+/// The server's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryReply<D> {
     Granted {
@@ -159,15 +169,15 @@ pub(crate) enum EntryReply<D> {
     NotTaken,
 }
 
-/// The actions to take, in this order.
+/// What to do after a reply, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Actions<D> {
+pub(crate) struct Answered<D> {
     /// The channels to listen to from here on.
     pub(crate) listens: Listens,
     /// Whether a message should have arrived before this reply. If the message does not arrive
     /// later, the subscription is broken, although there was no error.
     pub(crate) suspects: bool,
-    pub(crate) then: Action<D>,
+    pub(crate) then: Then<D>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,19 +189,25 @@ pub(crate) enum Listens {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Action<D> {
-    /// Sleep until this time or until a message comes. Zero: ask at once.
-    Sleep { until: u64 },
-    /// Send the request, with these extra arguments.
-    Ask { again: Option<Again> },
+pub(crate) enum Then<D> {
     /// The owner has the lock.
     Granted(Granted<D>),
+    /// Sleep until this time or until a message comes. Zero: ask at once.
+    Sleep { until: u64 },
     /// End the wait with an error, because several grants in a row arrived after their leases had
     /// ended.
     Fail,
-    /// Remove the owner's entry, or release the owner's lock. `details`: the details of an unused
-    /// grant by message.
-    GiveBack { undo: Undo, details: Option<D> },
+}
+
+/// What the client must undo at the server when a wait ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Undo {
+    /// Nothing, because no request of the owner has reached the server.
+    Nothing,
+    /// An entry, or the lock.
+    Once,
+    /// An entry, or the lock, now and again later, because a copy of a request may still arrive.
+    NowAndLater,
 }
 
 /// A grant that counts.
@@ -199,6 +215,8 @@ pub(crate) enum Action<D> {
 pub(crate) struct Granted<D> {
     /// The request whose time is the start of the lease.
     pub(crate) asked: Asked,
+    /// The lease of the hold at the server.
+    pub(crate) lease: Duration,
     /// Whether a copy of a request may take the lock again.
     pub(crate) in_doubt: bool,
     pub(crate) by: By<D>,
@@ -206,12 +224,11 @@ pub(crate) struct Granted<D> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// The grant arrived in a message, with this short lease, because the process might be stopped.
-    Message { lease: Duration, details: D },
-    /// The grant arrived in a reply, with the requested lease, because the process is awake.
+    /// The grant came by message. Its lease is a short one, since the process might be stopped. The
+    /// renewer raises it to the wanted lease after 50 ms.
+    Message { details: D },
+    /// The grant came by reply, with the requested lease, since the process is awake.
     Reply {
-        /// Whether the owner had the lock before, by a message or by a copy of a request.
-        already: bool,
         details: D,
         /// The details of a grant message that this reply confirms.
         message: Option<D>,
@@ -223,7 +240,17 @@ pub(crate) enum By<D> {
 
 impl<D> EntryMachine<D> {
     pub(crate) const fn new() -> Self {
-        Self { exchanges: Exchanges::new(), place: None, is_asking: false, ask_at: 0 }
+        Self {
+            exchanges: Exchanges::new(),
+            is_asking: false,
+            ask_at: 0,
+            place: None,
+            in_doubt: false,
+            is_known: false,
+            longest: Duration::ZERO,
+            late: 0,
+            unconfirmed: None,
+        }
     }
 
     /// The time at which the owner asks, even without a message. Zero: at once.
@@ -232,105 +259,116 @@ impl<D> EntryMachine<D> {
     }
 
     pub(crate) fn longest(&self) -> Duration {
-        self.exchanges.longest()
+        self.longest
     }
 
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.exchanges.is_in_doubt()
+        self.in_doubt
     }
 
-    /// Makes a step. `now` is the time on the process's own clock, which never jumps.
+    /// Begins a request for this lease, and returns its extra arguments. `None`: a request is on
+    /// its way, so the owner must not ask. The first request, a poll and a request after a
+    /// reconnect do not differ. Without `queues`, the request takes the lock only if it is free,
+    /// ahead of the queue, and adds no entry.
     #[inline]
-    pub(crate) fn step(&mut self, now: u64, event: EntryEvent<D>) -> Actions<D> {
-        match event {
-            EntryEvent::Asks { asked, lease, queues } => {
-                self.asks(now, asked, lease, queues).into()
-            }
-            EntryEvent::Answered { reply, in_doubt } => self.answered(now, reply, in_doubt),
-            EntryEvent::Failed => self.unanswered(false).into(),
-            EntryEvent::Unknown => self.unanswered(true).into(),
-            EntryEvent::Collects { inbox, collector } => {
-                self.collects(now, inbox, collector).into()
-            }
-            EntryEvent::Unacknowledged { in_doubt, inbox } => {
-                self.exchanges.heard(in_doubt, true);
-                self.ends(inbox).into()
-            }
-            EntryEvent::Ends { inbox } => self.ends(inbox).into(),
-        }
-    }
-
-    /// Begins a request. The first request, a poll and a request after a reconnect are alike.
-    /// Without `queues`, the request ignores the queue: it takes the lock if it is free, and adds
-    /// no entry.
-    #[inline]
-    fn asks(&mut self, now: u64, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
+    pub(crate) fn begin_request(
+        &mut self,
+        asked: Asked,
+        lease: Duration,
+        queues: bool,
+    ) -> Option<Option<Again>> {
         if self.is_asking {
-            return self.sleeps();
+            return None;
         }
-        self.exchanges.asks(asked, lease);
+        self.exchanges.asks(asked);
+        self.longest = self.longest.max(lease);
         (self.is_asking, self.ask_at) = (true, 0);
-        Action::Ask { again: if queues { self.exchanges.again(now) } else { None } }
+        Some(if queues { self.exchanges.again(asked.at) } else { None })
     }
 
+    /// Takes the server's answer to the request. `in_doubt`: the request was sent twice, and a copy
+    /// may still come.
     #[inline]
-    fn answered(&mut self, now: u64, reply: EntryReply<D>, in_doubt: bool) -> Actions<D> {
+    pub(crate) fn answered(
+        &mut self,
+        now: u64,
+        reply: EntryReply<D>,
+        in_doubt: bool,
+    ) -> Answered<D> {
+        let (mut listens, mut suspects) = (Listens::AsBefore, false);
         let Some(asked) = self.exchanges.asked().filter(|_| self.is_asking) else {
-            return self.sleeps().into();
+            return Answered { listens, suspects, then: self.sleeps() };
         };
         self.is_asking = false;
-        self.exchanges.heard(in_doubt, !matches!(reply, EntryReply::NotTaken));
+        self.may_have(in_doubt, !matches!(reply, EntryReply::NotTaken));
         match reply {
             EntryReply::Granted { already, lease, waits, details } => {
-                let message = self.exchanges.confirmed(already);
-                let suspects = already && message.is_none();
-                let then = match self.exchanges.in_time(now, lease, waits) {
-                    InTime::Yes => {
-                        let may_be_named = already || self.exchanges.may_stand();
-                        let by = By::Reply { already, message, details, may_be_named };
-                        // `asks` has set `ask_at` to zero. So if the gate does not admit the grant,
-                        // the owner asks the server at once.
-                        Action::Granted(Granted {
-                            asked,
-                            in_doubt: self.exchanges.is_in_doubt(),
-                            by,
-                        })
-                    }
-                    InTime::Ask => self.sleeps(),
-                    InTime::Fail => Action::Fail,
-                };
-                Actions { listens: Listens::AsBefore, suspects, then }
+                let message = self.unconfirmed.take().filter(|_| already);
+                suspects = already && message.is_none();
+                // The owner reads the reply after the end of the lease. Only the server knows
+                // whether the hold is still the owner's.
+                if now >= deadline(asked.at, lease) {
+                    self.late += 1;
+                    let fails = self.late == MOST_LATE || !waits;
+                    let then = if fails { Then::Fail } else { self.sleeps() };
+                    return Answered { listens, suspects, then };
+                }
+                // If a message had granted the owner the lock before, the server has kept the lease
+                // of that grant if it is longer.
+                let least = if already { PROVISIONAL } else { 0 };
+                let lease = lease.max(Duration::from_nanos(least));
+                let may_be_named = already || self.may_stand();
+                let by = By::Reply { details, message, may_be_named };
+                // `begin_request` has left the entry due. So if the gate does not admit the grant,
+                // the owner asks the server at once.
+                let granted = Granted { asked, lease, in_doubt: self.in_doubt, by };
+                return Answered { listens, suspects, then: Then::Granted(granted) };
             }
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
-                self.exchanges.refused(server);
-                // If the owner had an entry before and has a new entry now, the server granted the
-                // lock to the old entry, and the message of that grant did not arrive.
-                let suspects = is_new && self.place.is_some();
+                self.refused(server);
+                // If the entry is new although the owner had one, the server granted the old entry
+                // the lock, and the message of that grant did not come.
+                suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
-                let listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
+                listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
                 self.ask_at = now.saturating_add(nap(left, place, poll));
-                Actions { listens, suspects, then: self.sleeps() }
             }
-            EntryReply::Waits { now: server, sleep, came_back: suspects } => {
-                self.exchanges.refused(server);
+            EntryReply::Waits { now: server, sleep, came_back } => {
+                suspects = came_back;
+                self.refused(server);
                 self.ask_at = now.saturating_add(nanos(sleep));
-                Actions { listens: Listens::AsBefore, suspects, then: self.sleeps() }
             }
-            EntryReply::NotTaken => self.sleeps().into(),
+            EntryReply::NotTaken => {}
         }
+        Answered { listens, suspects, then: self.sleeps() }
     }
 
-    /// Ends a request that got no reply. The entry is still due.
-    fn unanswered(&mut self, in_doubt: bool) -> Action<D> {
+    /// Ends a request without a usable answer. The entry stays due. `in_doubt`: the server may have
+    /// run the request or may still run it, since no reply came, the second copy had an error, or
+    /// the thread's wait ended or was cancelled. Otherwise the server has run no copy of the
+    /// request, and will run none.
+    pub(crate) fn unanswered(&mut self, in_doubt: bool) {
         if std::mem::take(&mut self.is_asking) {
-            self.exchanges.heard(in_doubt, false);
+            self.may_have(in_doubt, false);
         }
-        self.sleeps()
     }
 
-    fn collects(&mut self, now: u64, inbox: Inbox<D>, collector: Collector) -> Action<D> {
+    /// Notes that too few replicas have the grant of the last reply. The caller then
+    /// [ends](Self::end) the entry.
+    pub(crate) fn unacknowledged(&mut self, in_doubt: bool) {
+        self.may_have(in_doubt, true);
+    }
+
+    /// Collects the messages. Returns the grant if a message granted the lock and the grant counts.
+    /// Otherwise the owner sleeps until [`ask_at`](Self::ask_at).
+    pub(crate) fn collect(
+        &mut self,
+        now: u64,
+        inbox: Inbox<D>,
+        collector: Collector,
+    ) -> Option<Granted<D>> {
         let Inbox { grant, open_until, is_public, is_missed } = inbox;
         if let Some(until) = open_until {
             self.ask_at = self.ask_at.min(until);
@@ -346,37 +384,67 @@ impl<D> EntryMachine<D> {
         if is_missed {
             self.ask_at = 0;
         }
-        let Some(granted) = grant else { return self.sleeps() };
-        // If the grant does not count, or if the gate does not admit the grant, the owner asks the
-        // server next.
+        let ReceivedGrant { now: server, received, lease, details } = grant?;
+        // If the grant may not count, or if the gate does not admit it, the owner asks the server
+        // next.
         self.ask_at = 0;
-        let lease = granted.lease;
-        match self.exchanges.collect(now, granted, collector) {
-            Some((asked, details)) => {
-                let by = By::Message { lease, details };
-                Action::Granted(Granted { asked, in_doubt: self.exchanges.is_in_doubt(), by })
-            }
-            None => self.sleeps(),
+        // `None`: the server has refused the owner after this grant.
+        let granted_at = self.exchanges.own_time(server)?;
+        if collector.needs_reply {
+            self.unconfirmed = Some(details);
+            return None;
         }
+        let asked = self.exchanges.asked()?;
+        if asked.incarnation != collector.incarnation {
+            return None;
+        }
+        let asked = Asked { at: granted_at.min(received), ..asked };
+        // If the thread wants a shorter lease, the shorter lease counts, because a renewal cuts the
+        // hold to it.
+        if now >= deadline(asked.at, lease.min(collector.lease)) {
+            return None;
+        }
+        Some(Granted { asked, lease, in_doubt: self.in_doubt, by: By::Message { details } })
     }
 
-    fn ends(&mut self, inbox: Inbox<D>) -> Action<D> {
+    /// Ends the entry, which is used up. Returns what the server may have of the owner: an entry,
+    /// or the lock. The details are those of an unused grant by message, which was not collected or
+    /// which no reply has confirmed.
+    pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
-        // The details of a grant message that was not collected, or that no reply has confirmed.
-        let message = self.exchanges.confirmed(true);
-        let details = inbox.grant.map(|granted| granted.details).or(message);
-        Action::GiveBack { undo: self.exchanges.undo(), details }
+        let unconfirmed = self.unconfirmed.take();
+        let details = inbox.grant.map(|granted| granted.details).or(unconfirmed);
+        let undo = match (self.is_known, self.in_doubt) {
+            (false, _) => Undo::Nothing,
+            (true, false) => Undo::Once,
+            (true, true) => Undo::NowAndLater,
+        };
+        (undo, details)
     }
 
-    fn sleeps(&self) -> Action<D> {
-        Action::Sleep { until: self.ask_at }
-    }
-}
-
-impl<D> From<Action<D>> for Actions<D> {
+    /// Notes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
+    /// later. `is_there`: the owner is in the queue or is the holder now.
     #[inline]
-    fn from(then: Action<D>) -> Self {
-        Self { listens: Listens::AsBefore, suspects: false, then }
+    fn may_have(&mut self, in_doubt: bool, is_there: bool) {
+        self.in_doubt |= in_doubt;
+        self.is_known |= in_doubt || is_there;
+    }
+
+    /// Whether the server may have had the owner in a queue: the owner has sent more than one
+    /// request, or the server may have run a request twice.
+    pub(super) fn may_stand(&self) -> bool {
+        self.in_doubt || self.exchanges.has_asked_again()
+    }
+
+    /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
+    /// reply. A grant from before that time is over, even if this process reads it later.
+    fn refused(&mut self, server: u64) {
+        (self.late, self.unconfirmed) = (0, None);
+        self.exchanges.refused(server);
+    }
+
+    fn sleeps(&self) -> Then<D> {
+        Then::Sleep { until: self.ask_at }
     }
 }
 
@@ -385,25 +453,9 @@ impl<D> Inbox<D> {
         Self { grant: None, open_until: None, is_public: false, is_missed: false }
     }
 
-    /// Adds a message. The caller must wake the owner's thread.
-    pub(crate) fn receive(&mut self, received: Received<D>) {
-        match received {
-            // A second grant message adds nothing.
-            Received::Grant(granted) if self.grant.is_some() => drop(granted),
-            Received::Grant(granted) => self.grant = Some(granted),
-            Received::Open { until } => self.open_until = Some(until),
-            Received::Public => self.is_public = true,
-            Received::Missed => self.is_missed = true,
-        }
-    }
-
     /// Takes all messages out of the inbox.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
-    }
-
-    pub(crate) fn is_granted(&self) -> bool {
-        self.grant.is_some()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

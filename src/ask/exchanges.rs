@@ -1,5 +1,5 @@
-//! The requests and replies of one owner. They show whether the server may have an entry or a hold
-//! of the owner, and for how long a grant counts.
+//! The times of one owner's exchanges with the server. From them follows the time on the process's
+//! own clock at which the server granted the owner the lock.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
 //! The models of the scripts (`tests/models/`) compile this file, too, so it imports only what the
@@ -28,18 +28,10 @@
 //! the refusal first. A grant message and a reply come over two connections, so the reply may
 //! overtake the message.
 //!
-//! Acknowledged: if replicas must have a grant, a grant message only makes the owner send a
-//! request. Another connection has written the grant, and WAIT covers only the writes of the
-//! connection that sends it. So the owner's request writes the hold again. If an owner cannot use
-//! the short lease of a grant by message, it also sends a request, which raises the lease.
-//!
 //! Silent: the owner may report other owners as silent only while the server answers it promptly,
 //! without a pause, and with a clock that does not jump. After a pause, this process itself may
 //! have been stopped, and the other owners may have sent requests in the meantime.
 
-use std::time::Duration;
-
-use crate::lease::deadline::deadline;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -52,8 +44,6 @@ const PROMPT: u64 = 400 * MS;
 /// The longest time from a reply to the next request. A longer pause shows that this process stood
 /// still.
 const PAUSE: u64 = 1_500 * MS;
-/// The number of grants in a row, each read after its own end, at which the wait fails.
-const MOST_LATE: u32 = 3;
 
 /// What a leader reads before it sends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,9 +59,9 @@ pub(crate) struct Asked {
     pub(crate) at: u64,
 }
 
-/// The state of an owner's exchanges. `D` is the type of a grant's details.
+/// The times of an owner's exchanges.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Exchanges<D> {
+pub(crate) struct Exchanges {
     /// The time at which the first request was sent.
     began: Option<u64>,
     asked: Option<Asked>,
@@ -84,16 +74,6 @@ pub(crate) struct Exchanges<D> {
     /// The beginning and the end of the period in which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
-    /// Whether a copy of a request may arrive later: a request was sent twice, or its outcome is
-    /// unknown.
-    in_doubt: bool,
-    /// Whether the server may have the owner in a queue or as the holder.
-    is_known: bool,
-    longest: Duration,
-    /// The number of grants in a row that were read after their leases had ended.
-    late: u32,
-    /// The details of a grant by message, while the owner asks the server to confirm the grant.
-    message: Option<D>,
 }
 
 /// A request and the server's time in its reply. The server's time is not earlier than `sent`.
@@ -104,50 +84,7 @@ struct Anchor {
     server: u64,
 }
 
-/// A grant by message, with the details of its kind of lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ReceivedGrant<D> {
-    /// The time of the grant, on the server's clock, in ms.
-    pub(crate) now: u64,
-    pub(crate) received: u64,
-    pub(crate) lease: Duration,
-    pub(crate) details: D,
-}
-
-/// The conditions of the thread that collects a grant by message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Collector {
-    /// The lease that the thread wants.
-    pub(crate) lease: Duration,
-    /// The incarnation of the server to which the client last connected.
-    pub(crate) incarnation: u64,
-    /// Whether the thread needs a reply, because replicas must have the grant, or because the grant
-    /// must have the full lease.
-    pub(crate) needs_reply: bool,
-}
-
-/// Whether a grant by reply was read before its lease ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum InTime {
-    Yes,
-    /// The lease has ended: the owner must ask the server whether it still has the hold.
-    Ask,
-    /// The wait fails, because too many grants were read after their leases had ended.
-    Fail,
-}
-
-/// What the client must undo at the server when a wait ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Undo {
-    /// Nothing, because no request of the owner has reached the server.
-    Nothing,
-    /// An entry, or the lock.
-    Once,
-    /// An entry, or the lock, now and again later, because a copy of a request may still arrive.
-    NowAndLater,
-}
-
-impl<D> Exchanges<D> {
+impl Exchanges {
     pub(crate) const fn new() -> Self {
         Self {
             began: None,
@@ -156,17 +93,12 @@ impl<D> Exchanges<D> {
             anchor: None,
             came: None,
             steady: None,
-            in_doubt: false,
-            is_known: false,
-            longest: Duration::ZERO,
-            late: 0,
-            message: None,
         }
     }
 
-    /// Notes that the owner is about to send a request for this lease.
+    /// Notes that the owner is about to send a request.
     #[inline]
-    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
+    pub(crate) fn asks(&mut self, asked: Asked) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
             // The server was restarted, or is another server with another clock. Other owners may
@@ -175,33 +107,14 @@ impl<D> Exchanges<D> {
         }
         self.asked_again = self.asked.is_some();
         self.asked = Some(asked);
-        self.longest = self.longest.max(lease);
-    }
-
-    /// Notes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
-    /// later. `is_there`: the reply says that the owner is in the queue or is the holder now.
-    #[inline]
-    pub(crate) fn heard(&mut self, in_doubt: bool, is_there: bool) {
-        self.in_doubt |= in_doubt;
-        self.is_known |= in_doubt || is_there;
     }
 
     pub(crate) fn asked(&self) -> Option<Asked> {
         self.asked
     }
 
-    pub(crate) fn is_in_doubt(&self) -> bool {
-        self.in_doubt
-    }
-
-    pub(crate) fn longest(&self) -> Duration {
-        self.longest
-    }
-
-    /// Whether the server may have had the owner in a queue: the owner has sent more than one
-    /// request, or the server may have run a request twice.
-    pub(crate) fn may_stand(&self) -> bool {
-        self.in_doubt || self.asked_again
+    pub(crate) fn has_asked_again(&self) -> bool {
+        self.asked_again
     }
 
     /// The extra arguments of the next request, if the owner already has an entry.
@@ -237,72 +150,21 @@ impl<D> Exchanges<D> {
     }
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
-    /// reply. A grant from before that time is over, even if this process reads it later.
+    /// reply.
     pub(crate) fn refused(&mut self, server: u64) {
-        (self.late, self.message) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
             self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server });
         }
     }
 
-    /// Notes a grant by reply. If the owner `already` had the lock, returns the details of the
-    /// grant message that this reply confirms.
-    #[inline]
-    pub(crate) fn confirmed(&mut self, already: bool) -> Option<D> {
-        self.message.take().filter(|_| already)
-    }
-
-    /// Whether the reply to the last request, which granted this lease, is read before the lease
-    /// ends. `waits`: the owner may ask again.
-    #[inline]
-    pub(crate) fn in_time(&mut self, now: u64, lease: Duration, waits: bool) -> InTime {
-        if self.asked.is_some_and(|asked| now < deadline(asked.at, lease)) {
-            return InTime::Yes;
-        }
-        self.late += 1;
-        if self.late == MOST_LATE || !waits { InTime::Fail } else { InTime::Ask }
-    }
-
-    /// Notes a grant by message. Returns the time from which its lease counts, and its details.
-    /// `None`: the owner must ask, because it may have lost the lock, or because the thread needs a
-    /// reply.
-    pub(crate) fn collect(
-        &mut self,
-        now: u64,
-        granted: ReceivedGrant<D>,
-        collector: Collector,
-    ) -> Option<(Asked, D)> {
-        // The server has refused the owner after this grant, by the server's times: the grant has
-        // ended, or the server's clock was set back.
-        if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
-            return None;
-        }
-        if collector.needs_reply {
-            self.message = Some(granted.details);
-            return None;
-        }
-        let asked = self.asked.filter(|asked| asked.incarnation == collector.incarnation)?;
-        // The server granted the lock at this time or later. The time does not depend on when this
-        // process reads the message.
-        let not_before = match self.anchor {
-            // The arithmetic saturates, since any client may publish any number on the channel.
-            Some(anchor) => {
-                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
-            }
-            None => self.began?,
-        };
-        let asked = Asked { at: not_before.min(granted.received), ..asked };
-        // If the thread wants a shorter lease, the shorter lease counts, because a renewal cuts the
-        // hold to it.
-        let counts = granted.lease.min(collector.lease);
-        (now < deadline(asked.at, counts)).then_some((asked, granted.details))
-    }
-
-    pub(crate) fn undo(&self) -> Undo {
-        match (self.is_known, self.in_doubt) {
-            (false, _) => Undo::Nothing,
-            (true, false) => Undo::Once,
-            (true, true) => Undo::NowAndLater,
-        }
+    /// The time on the process's own clock at which the server made a grant, or an earlier time,
+    /// however late this process reads the grant. `server`: the server's time in the grant. `None`:
+    /// the server has refused the owner after this grant, by the server's clock. So the grant has
+    /// ended, or that clock was set back in between.
+    pub(crate) fn own_time(&self, server: u64) -> Option<u64> {
+        let Some(anchor) = self.anchor else { return self.began };
+        let since = server.checked_sub(anchor.server)?;
+        // The arithmetic saturates, since any client may publish any number on the channel.
+        Some(anchor.sent.saturating_add(since.saturating_mul(MS)))
     }
 }

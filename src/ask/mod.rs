@@ -11,7 +11,7 @@ mod exchanges;
 mod exchanges_tests;
 
 pub(crate) use entry::{
-    Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
-    Received,
+    Answered, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
+    ReceivedGrant, Then, Undo,
 };
-pub(crate) use exchanges::{Asked, Collector, ReceivedGrant, Undo};
+pub(crate) use exchanges::Asked;

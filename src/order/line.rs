@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread};
 
-use crate::ask::{Inbox, Received};
+use crate::ask::Inbox;
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
@@ -107,7 +107,7 @@ impl FairInbox {
 impl QueuedThread {
     /// Makes the thread send a request.
     pub(crate) fn prompt(&self) {
-        self.wake_with(Received::Missed);
+        self.wake_with(|messages| messages.is_missed = true);
     }
 
     /// Passes the hold to the thread. The thread still has its entry in Redis's queue. If a message
@@ -118,7 +118,7 @@ impl QueuedThread {
         Wake::thread(&self.thread)
     }
 
-    /// Puts a message in the inbox and wakes the thread. `false`: a hold was passed to the thread,
+    /// Calls `put`, which puts a message in the inbox, and wakes the thread. `false`: a hold was passed to the thread,
     /// so it will not read the message.
     ///
     /// The inbox's mutex puts the grant and the pass in order. A grant that comes before the pass
@@ -128,12 +128,12 @@ impl QueuedThread {
     /// this recipient before the pass, and add the grant after the thread has read its inbox for
     /// the last time. Then the lock would belong to an owner that no thread uses, until the grant
     /// ends.
-    pub(crate) fn wake_with(&self, received: Received<Followers>) -> bool {
+    pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {
             return false;
         }
-        inbox.messages.receive(received);
+        put(&mut inbox.messages);
         drop(inbox);
         self.thread.waker().wake();
         true

@@ -31,13 +31,12 @@ use redlatch_client::sync::{Mutex, Waker, clock, jitter};
 
 use super::site::Site;
 use crate::ask::{
-    Action, Actions, Asked, By, Collector, EntryEvent, EntryMachine, EntryReply, Granted, Inbox,
-    Listens, POLL, Received, ReceivedGrant, Undo,
+    Answered, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
+    ReceivedGrant, Then, Undo,
 };
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, Live, Tenancy, Terms};
 use crate::lease::Cleanup;
-use crate::lease::schedule::PROVISIONAL;
 use crate::name::Name;
 use crate::order::LockNeed;
 use crate::runtime::{Message, Recipient, Registered};
@@ -54,7 +53,7 @@ pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
     /// Keeps the owner live. The entry's hold takes this over ([`Hold::of_live`]).
     pub(crate) live: Option<Live>,
-    pub(crate) entry: EntryMachine<D>,
+    pub(crate) machine: EntryMachine<D>,
     /// The recipient of messages to the owner, registered before the first request that may add an
     /// entry. `None`: there was no such request. The entry's hold may keep this
     /// (`Hold::_registered`).
@@ -83,33 +82,29 @@ pub(crate) struct MailboxState {
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
         let now = clock::now();
-        let received = match message {
-            Message::Grant(grant)
-                if (grant.database, grant.lock) == (self.database, &*self.name) =>
-            {
+        let is_this = |database, lock: &str| database == self.database && lock == &**self.name;
+        let state = match message {
+            Message::Grant(grant) if is_this(grant.database, grant.lock) => {
                 let Some(details) = details(grant.details) else { return true };
+                let mut state = self.state.lock();
                 if self.is_fenced && details.tokens.is_none() {
                     // The releasing process used the re-entrant lock of this name, so its grant has
                     // no tokens. The owner asks, and the reply has tokens.
-                    Received::Missed
+                    state.inbox.is_missed = true;
                 } else {
-                    Received::Grant(ReceivedGrant {
-                        now: grant.now,
-                        received: now,
-                        lease: grant.lease,
-                        details,
-                    })
+                    let (lease, granted) = (grant.lease, grant.now);
+                    let grant = ReceivedGrant { now: granted, received: now, lease, details };
+                    state.inbox.grant.get_or_insert(grant);
                 }
+                state
             }
-            Message::Open { left, database, lock }
-                if (*database, *lock) == (self.database, &*self.name) =>
-            {
-                Received::Open { until: now.saturating_add(clock::nanos(*left)) }
+            Message::Open { left, database, lock } if is_this(*database, lock) => {
+                let mut state = self.state.lock();
+                state.inbox.open_until = Some(now.saturating_add(clock::nanos(*left)));
+                state
             }
             _ => return true,
         };
-        let mut state = self.state.lock();
-        state.inbox.receive(received);
         let waker = state.waker.clone();
         drop(state);
         waker.wake();
@@ -122,90 +117,35 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// An entry for a thread with these terms.
     pub(crate) fn new(site: &Site, terms: Terms) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode, terms.hears());
-        Self { owner, live: Some(Live::Owner(live)), entry: EntryMachine::new(), mailbox: None }
-    }
-
-    /// Notes that the caller is about to send a request of this owner. `queues`: the request may
-    /// add an entry to the queue.
-    pub(crate) fn step_ask(&mut self, asked: Asked, lease: Duration, queues: bool) -> Action<D> {
-        self.entry.step(asked.at, EntryEvent::Asks { asked, lease, queues }).then
+        Self { owner, live: Some(Live::Owner(live)), machine: EntryMachine::new(), mailbox: None }
     }
 
     /// Notes that the request failed with this trouble. `None`: the server answered the request,
     /// but the owner may not use the answer.
-    pub(crate) fn step_failure(&mut self, trouble: Option<&Trouble>) {
-        let event = match trouble {
-            Some(Trouble::Unknown(_)) | None => EntryEvent::Unknown,
-            Some(_) => EntryEvent::Failed,
-        };
-        let _due = self.entry.step(clock::now(), event);
+    pub(crate) fn request_failed(&mut self, trouble: Option<&Trouble>) {
+        self.machine.unanswered(matches!(trouble, Some(Trouble::Unknown(_)) | None));
     }
 
     /// Takes the server's answer to the request.
-    pub(crate) fn step_answer(
+    pub(crate) fn request_answered(
         &mut self,
         site: &Site,
         now: u64,
         reply: EntryReply<D>,
         in_doubt: bool,
     ) -> Result<(Listens, Try<Granted<D>>), Error> {
-        let answered = EntryEvent::Answered { reply, in_doubt };
-        let Actions { listens, suspects, then } = self.entry.step(now, answered);
+        let Answered { listens, suspects, then } = self.machine.answered(now, reply, in_doubt);
         if suspects {
             site.core.pubsub.suspect(&site.name);
         }
         let tried = match then {
-            Action::Granted(granted) => Try::Granted(granted),
-            Action::Fail => return Err(Error::late_grant(&site.name)),
+            Then::Granted(granted) => Try::Granted(granted),
+            Then::Fail => return Err(Error::late_grant(&site.name)),
             // The entry is in the queue now, or asks again later. Its thread sleeps in the driver
             // until then.
-            Action::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
-            Action::Ask { .. } | Action::GiveBack { .. } => Try::Busy(Duration::ZERO),
+            Then::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
         };
         Ok((listens, tried))
-    }
-
-    /// Collects the messages of the inbox. Returns the grant if a message granted the lock and the
-    /// grant still counts.
-    pub(crate) fn step_collect(
-        &mut self,
-        listening: &mut Listening,
-        site: &Site,
-        terms: Terms,
-        inbox: Inbox<D>,
-    ) -> Option<Granted<D>> {
-        if inbox.is_empty() {
-            return None;
-        }
-        let collector = Collector {
-            lease: terms.lease(),
-            incarnation: site.route.incarnation(),
-            needs_reply: site.core.config.replica_acks.is_some() || terms.leaves_at_once(),
-        };
-        let Actions { then, .. } =
-            self.entry.step(clock::now(), EntryEvent::Collects { inbox, collector });
-        // The earlier time counts: a new leader asks at once, even if the entry would sleep on.
-        listening.ask_at = listening.ask_at.min(self.entry.ask_at());
-        let Action::Granted(granted) = then else { return None };
-        Some(granted)
-    }
-
-    pub(crate) fn is_in_doubt(&self) -> bool {
-        self.entry.is_in_doubt()
-    }
-
-    pub(crate) fn hold(&self, terms: Terms, granted: &Granted<D>) -> Hold {
-        let lease = match granted.by {
-            // The full lease, counted from before the request was sent. If a message had granted
-            // the owner the lock before, the server has kept the lease of that grant if it is
-            // longer.
-            By::Reply { already: true, .. } => terms.lease().max(Duration::from_nanos(PROVISIONAL)),
-            By::Reply { already: false, .. } => terms.lease(),
-            // The provisional lease of the message, counted from the anchor. The renewer raises it
-            // to that of the terms after 50 ms.
-            By::Message { lease, .. } => lease,
-        };
-        Hold::leased(self.owner, terms, lease, granted.asked, granted.in_doubt)
     }
 
     /// The registration of the owner, for a hold to whose owner messages may still come.
@@ -213,22 +153,16 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
     }
 
-    /// Ends the entry with the event `end`. Returns what the server may still have of the owner.
-    /// `command` makes the command that removes the owner from queue and lock.
+    /// Ends the entry. Returns what the server may still have of the owner. `command` makes the
+    /// command that removes the owner from queue and lock.
     pub(crate) fn end_owner(
         &mut self,
-        end: EntryEvent<D>,
+        inbox: Inbox<D>,
         command: impl FnOnce(&[u8], Option<D>) -> Command,
     ) -> Leftover {
-        let (undo, details) = match self.entry.step(clock::now(), end).then {
-            Action::GiveBack { undo, details } => (undo, details),
-            _ => (Undo::NowAndLater, None),
-        };
-        Leftover {
-            undo,
-            longest: self.entry.longest(),
-            command: command(&self.owner.text(), details),
-        }
+        let (undo, details) = self.machine.end(inbox);
+        let longest = self.machine.longest();
+        Leftover { undo, longest, command: command(&self.owner.text(), details) }
     }
 }
 
@@ -237,12 +171,6 @@ impl QueueEntry {
     pub(crate) fn may_collect(&self) -> bool {
         let is_full = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
         self.mailbox.as_ref().is_some_and(is_full)
-    }
-
-    /// Takes the messages that no thread has collected.
-    pub(crate) fn take_inbox(&self) -> Inbox<GrantDetails> {
-        let Some(mailbox) = &self.mailbox else { return Inbox::new() };
-        mailbox.recipient.state.lock().inbox.take()
     }
 
     /// Collects the messages of the mailbox. Returns the tenancy if a message granted the lock and
@@ -257,16 +185,16 @@ impl QueueEntry {
         state.waker = claim.thread.waker();
         let mut inbox = state.inbox.take();
         drop(state);
-        for (heard, received) in
-            [(&mut listening.public, Received::Public), (&mut listening.own, Received::Missed)]
-        {
-            if heard.has_spoken() {
-                heard.catch_up();
-                inbox.receive(received);
-            }
+        inbox.is_public |= listening.public.take_news();
+        inbox.is_missed |= listening.own.take_news();
+        if inbox.is_empty() {
+            return None;
         }
-        let granted = self.step_collect(listening, site, claim.need.terms, inbox)?;
-        Some(self.tenancy_of(site, claim, granted, clock::now()))
+        let (now, collector) = (clock::now(), Collector::now(site, claim.need.terms));
+        let granted = self.machine.collect(now, inbox, collector);
+        // The earlier time counts: a new leader asks at once, even if the entry would sleep on.
+        listening.ask_at = listening.ask_at.min(self.machine.ask_at());
+        Some(self.tenancy_of(site, claim, granted?, clock::now()))
     }
 
     /// Sends one request. If the thread will not wait, the request takes the lock only if the lock
@@ -296,7 +224,7 @@ impl QueueEntry {
         // it.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
-        let Action::Ask { again } = self.step_ask(asked, lease, waits) else {
+        let Some(again) = self.machine.begin_request(asked, lease, waits) else {
             return Ok(Try::Busy(Duration::ZERO));
         };
         let replied = match beside {
@@ -310,7 +238,7 @@ impl QueueEntry {
         let Replied { reply, in_doubt, unacknowledged } = match replied {
             Ok(replied) => replied,
             Err(trouble) => {
-                self.step_failure(Some(&trouble));
+                self.request_failed(Some(&trouble));
                 return Err(site.not_taken(trouble, arrivals));
             }
         };
@@ -335,16 +263,16 @@ impl QueueEntry {
             },
             Acquired::NotTaken => EntryReply::NotTaken,
         };
-        let (listens, tried) = self.step_answer(site, now, reply, in_doubt)?;
+        let (listens, tried) = self.request_answered(site, now, reply, in_doubt)?;
         if listens != Listens::AsBefore {
-            Self::listens(listening, site, listens);
+            Self::subscribe(listening, site, listens);
         }
         Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
     }
 
     /// Listens to the channels whose messages tell when the owner should ask again.
     #[inline(never)]
-    fn listens(listening: &mut Listening, site: &Site, listens: Listens) {
+    fn subscribe(listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
@@ -365,12 +293,13 @@ impl QueueEntry {
         granted: Granted<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
-        let hold = self.hold(claim.need.terms, &granted);
-        let (details, may_be_named) = match granted.by {
+        let Granted { asked, lease, in_doubt, by } = granted;
+        let hold = Hold::leased(self.owner, claim.need.terms, lease, asked, in_doubt);
+        let (details, may_be_named) = match by {
             By::Reply { message, details, may_be_named, .. } => {
                 // The message has the chain's true age. The gate can only estimate it.
                 let chain =
-                    message.map_or_else(|| site.gate.chain(hold.asked.at), |message| message.chain);
+                    message.map_or_else(|| site.gate.chain(asked.at), |message| message.chain);
                 (GrantDetails { by_message: message.is_some(), chain, ..details }, may_be_named)
             }
             By::Message { details, .. } => (details, true),
@@ -391,8 +320,8 @@ impl QueueEntry {
         unacknowledged: Error,
     ) -> Error {
         let mut used = std::mem::replace(self, Self::new(site, terms));
-        let inbox = used.take_inbox();
-        let left = used.leaves(site, EntryEvent::Unacknowledged { in_doubt, inbox });
+        used.machine.unacknowledged(in_doubt);
+        let left = used.ends(site);
         // The owner stays live until its grant has been given back.
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
@@ -400,15 +329,25 @@ impl QueueEntry {
     /// Ends the entry, since no thread of the process wants the lock now. Returns what the server
     /// may still have of its owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
-        let inbox = self.take_inbox();
-        self.leaves(site, EntryEvent::Ends { inbox })
-    }
-
-    fn leaves(&mut self, site: &Site, end: EntryEvent<GrantDetails>) -> Leftover {
-        self.end_owner(end, |owner, details| {
+        let inbox = match &self.mailbox {
+            Some(mailbox) => mailbox.recipient.state.lock().inbox.take(),
+            None => Inbox::new(),
+        };
+        self.end_owner(inbox, |owner, details| {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
             site.scripts().give_up_command(owner, chain)
         })
+    }
+}
+
+impl Collector {
+    /// The conditions of a thread with these terms.
+    pub(crate) fn now(site: &Site, terms: Terms) -> Self {
+        Self {
+            lease: terms.lease(),
+            incarnation: site.route.incarnation(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.leaves_at_once(),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redlatch_client::Command;
 use redlatch_client::sync::clock;
 
-use crate::ask::{Received, ReceivedGrant};
+use crate::ask::ReceivedGrant;
 use crate::hold::line::scripts;
 use crate::lease::Cleanup;
 use crate::order::line::QueuedThread;
@@ -16,13 +16,15 @@ use crate::scripts::fair::{FairScripts, followers};
 impl Recipient for Arc<QueuedThread> {
     fn receive(&self, message: &Message<'_>) -> bool {
         match message {
-            Message::Ask { .. } => self.wake_with(Received::Missed),
+            Message::Ask { .. } => self.wake_with(|messages| messages.is_missed = true),
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {
                 let Some(details) = followers(grant.details) else { return true };
                 let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                self.wake_with(Received::Grant(ReceivedGrant { now, received, lease, details }))
+                self.wake_with(|messages| {
+                    messages.grant.get_or_insert(ReceivedGrant { now, received, lease, details });
+                })
             }
             // The names `x` and `{x}` share one queue. The waiter was granted the lock of the other
             // name, and has lost its entry. The next keep-alive finds that out. If the waiter asked

@@ -7,7 +7,7 @@ use redlatch_client::sync::clock;
 use super::queue_entry::QueueEntry;
 use super::release::Parting;
 use super::site::{Leaving, Site};
-use crate::ask::{Action, Asked, EntryReply};
+use crate::ask::{Asked, EntryReply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, HoldLevel, Tenancy};
 use crate::order::LockNeed;
@@ -50,15 +50,15 @@ pub(crate) fn ask_for_all(
 ) -> Result<AllAsked, Trouble> {
     let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
     for (site, entry) in &mut *asked {
-        let Action::Ask { .. } = entry.step_ask(Asked::now(site), lease, false) else {
+        if entry.machine.begin_request(Asked::now(site), lease, false).is_none() {
             return Ok(AllAsked::Refused);
-        };
+        }
     }
     let locks: Vec<_> = asked.iter().map(|(site, entry)| (site.scripts(), entry.owner)).collect();
     let Replied { reply, in_doubt, .. } = match multi::acquire(&locks, lease) {
         Ok(replied) => replied,
         Err(trouble) => {
-            asked.iter_mut().for_each(|(_, entry)| entry.step_failure(Some(&trouble)));
+            asked.iter_mut().for_each(|(_, entry)| entry.request_failed(Some(&trouble)));
             return Err(trouble);
         }
     };
@@ -77,7 +77,7 @@ pub(crate) fn ask_for_all(
             }
             _ => EntryReply::NotTaken,
         };
-        if let Ok((_, Try::Granted(granted))) = entry.step_answer(site, now, reply, in_doubt) {
+        if let Ok((_, Try::Granted(granted))) = entry.request_answered(site, now, reply, in_doubt) {
             tenancies.push(entry.tenancy_of(site, claim, granted, now));
         }
     }

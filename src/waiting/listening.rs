@@ -140,6 +140,15 @@ impl Heard {
         }
     }
 
+    /// Whether there is [news](Self::has_spoken), which then counts as collected.
+    pub(crate) fn take_news(&mut self) -> bool {
+        let has_spoken = self.has_spoken();
+        if has_spoken {
+            self.catch_up();
+        }
+        has_spoken
+    }
+
     fn wake(&self, thread: &Arc<Thread>) -> Option<Waking<'_>> {
         self.subscription.as_ref().map(|subscription| subscription.wake(thread.waker()))
     }

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use super::entry::{
-    Action, Actions, By, EntryEvent, EntryMachine, EntryReply, Granted, Inbox, Listens, Received,
+    Answered, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, ReceivedGrant,
+    Then, Undo,
 };
-use super::exchanges::{Asked, Collector, ReceivedGrant, Undo};
+use super::exchanges::Asked;
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
@@ -14,7 +15,67 @@ const MS: u64 = 1_000_000;
 const SERVER: u64 = 1_763_692_800_000;
 const LEASE: Duration = Duration::from_secs(30);
 const PROVISIONAL: Duration = Duration::from_secs(2);
-const AT_ONCE: Action<char> = Action::Sleep { until: 0 };
+const AT_ONCE: Action = Action::Then(Then::Sleep { until: 0 });
+const HERE: Collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
+
+/// An event, for a row of a table.
+enum Event {
+    Asks(Asked),
+    Answered { reply: EntryReply<char>, in_doubt: bool },
+    Unanswered { in_doubt: bool },
+    Collects { inbox: Inbox<char>, collector: Collector },
+    Unacknowledged { in_doubt: bool },
+    Ends { inbox: Inbox<char> },
+}
+
+/// What the machine makes of an event.
+#[derive(Debug, PartialEq)]
+enum Action {
+    Ask { again: Option<Again> },
+    Then(Then<char>),
+    GiveBack { undo: Undo, details: Option<char> },
+}
+
+/// A message.
+enum Received {
+    Grant(ReceivedGrant<char>),
+    Open { until: u64 },
+    Public,
+    Missed,
+}
+
+/// Makes a step. An event that asks for nothing lets the owner sleep.
+fn step(entry: &mut EntryMachine<char>, now: u64, event: Event) -> Action {
+    let done = match event {
+        Event::Asks(asked) => {
+            entry.begin_request(asked, LEASE, true).map(|again| Action::Ask { again })
+        }
+        Event::Answered { reply, in_doubt } => {
+            Some(Action::Then(entry.answered(now, reply, in_doubt).then))
+        }
+        Event::Unanswered { in_doubt } => {
+            entry.unanswered(in_doubt);
+            None
+        }
+        Event::Collects { inbox, collector } => {
+            let granted = entry.collect(now, inbox, collector);
+            granted.map(|granted| Action::Then(Then::Granted(granted)))
+        }
+        Event::Unacknowledged { in_doubt } => {
+            entry.unacknowledged(in_doubt);
+            return step(entry, now, Event::Ends { inbox: Inbox::new() });
+        }
+        Event::Ends { inbox } => {
+            let (undo, details) = entry.end(inbox);
+            Some(Action::GiveBack { undo, details })
+        }
+    };
+    done.unwrap_or(Action::Then(Then::Sleep { until: entry.ask_at() }))
+}
+
+fn sleep_until(until: u64) -> Action {
+    Action::Then(Then::Sleep { until })
+}
 
 /// `at` is in ms.
 fn asked(at: u64) -> Asked {
@@ -22,15 +83,15 @@ fn asked(at: u64) -> Asked {
 }
 
 /// `at` is in ms.
-fn asks(at: u64) -> EntryEvent<char> {
-    EntryEvent::Asks { asked: asked(at), lease: LEASE, queues: true }
+fn asks(at: u64) -> Event {
+    Event::Asks(asked(at))
 }
 
-fn answered(reply: EntryReply<char>) -> EntryEvent<char> {
-    EntryEvent::Answered { reply, in_doubt: false }
+fn answered(reply: EntryReply<char>) -> Event {
+    Event::Answered { reply, in_doubt: false }
 }
 
-fn granted(already: bool) -> EntryEvent<char> {
+fn granted(already: bool) -> Event {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
@@ -41,36 +102,51 @@ fn refused(now: u64, place: u32) -> EntryReply<char> {
     EntryReply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
-fn waits() -> EntryEvent<char> {
+fn waits() -> Event {
     let sleep = Duration::from_secs(60);
     answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
 }
 
 /// A grant message with this server time, received at this time of the process's clock, both in ms.
-fn grant(server: u64, received: u64) -> Received<char> {
+fn message(server: u64, received: u64) -> ReceivedGrant<char> {
     let (now, received) = (SERVER + server, received * MS);
-    Received::Grant(ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' })
+    ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' }
 }
 
-fn reads<const N: usize>(received: [Received<char>; N]) -> EntryEvent<char> {
+fn grant(server: u64, received: u64) -> Received {
+    Received::Grant(message(server, received))
+}
+
+fn inbox<const N: usize>(received: [Received; N]) -> Inbox<char> {
     let mut inbox = Inbox::new();
-    received.into_iter().for_each(|received| inbox.receive(received));
-    let collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
-    EntryEvent::Collects { inbox, collector }
+    for received in received {
+        match received {
+            Received::Grant(granted) => {
+                inbox.grant.get_or_insert(granted);
+            }
+            Received::Open { until } => inbox.open_until = Some(until),
+            Received::Public => inbox.is_public = true,
+            Received::Missed => inbox.is_missed = true,
+        }
+    }
+    inbox
+}
+
+fn reads<const N: usize>(received: [Received; N]) -> Event {
+    Event::Collects { inbox: inbox(received), collector: HERE }
 }
 
 /// An owner that sent its first request at 100 ms.
 fn asking() -> EntryMachine<char> {
     let mut entry = EntryMachine::new();
-    let actions = entry.step(100 * MS, asks(100));
-    assert_eq!(actions, Action::Ask { again: None }.into());
+    assert_eq!(step(&mut entry, 100 * MS, asks(100)), Action::Ask { again: None });
     entry
 }
 
 /// The owner of `asking` after a refusal with this number of entries ahead. It polls at 1,101 ms.
 fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
-    entry.step(101 * MS, answered(refused(100, place)));
+    step(&mut entry, 101 * MS, answered(refused(100, place)));
     assert_eq!(entry.ask_at(), 1_101 * MS);
     entry
 }
@@ -83,80 +159,59 @@ fn sleeping() -> EntryMachine<char> {
 fn polling() -> EntryMachine<char> {
     let mut entry = sleeping();
     let again = Some(Again { came: SERVER + 100, sent: None });
-    let actions = entry.step(1_101 * MS, asks(1_101));
-    assert_eq!(actions, Action::Ask { again }.into());
+    assert_eq!(step(&mut entry, 1_101 * MS, asks(1_101)), Action::Ask { again });
     entry
 }
 
-fn counts(at: u64, in_doubt: bool, by: By<char>) -> Action<char> {
-    Action::Granted(Granted { asked: asked(at), in_doubt, by })
+fn counts(at: u64, in_doubt: bool, (lease, by): (Duration, By<char>)) -> Action {
+    Action::Then(Then::Granted(Granted { asked: asked(at), lease, in_doubt, by }))
 }
 
-fn by_reply(already: bool, message: Option<char>, may_be_named: bool) -> By<char> {
-    By::Reply { already, details: 'r', message, may_be_named }
+fn by_reply(message: Option<char>, may_be_named: bool) -> (Duration, By<char>) {
+    (LEASE, By::Reply { details: 'r', message, may_be_named })
 }
 
-fn by_message() -> By<char> {
-    By::Message { lease: PROVISIONAL, details: 'm' }
+fn by_message() -> (Duration, By<char>) {
+    (PROVISIONAL, By::Message { details: 'm' })
 }
 
 /// The state, the event, its time in ms, the action, and the time of the next request in ms.
-type Row =
-    (&'static str, fn() -> EntryMachine<char>, fn() -> EntryEvent<char>, u64, Action<char>, u64);
+type Row = (&'static str, fn() -> EntryMachine<char>, fn() -> Event, u64, Action, u64);
 
 #[test]
 fn each_state_is_left_as_the_table_says() {
-    let twice: fn() -> EntryEvent<char> = || {
+    let twice: fn() -> Event = || {
         let reply = EntryReply::Granted { already: false, lease: LEASE, waits: true, details: 'r' };
-        EntryEvent::Answered { reply, in_doubt: true }
+        Event::Answered { reply, in_doubt: true }
     };
-    let try_late: fn() -> EntryEvent<char> = || {
+    let try_late: fn() -> Event = || {
         answered(EntryReply::Granted { already: false, lease: LEASE, waits: false, details: 'r' })
     };
     let give_back = |undo, details| Action::GiveBack { undo, details };
-    let ends: fn() -> EntryEvent<char> = || EntryEvent::Ends { inbox: Inbox::new() };
-    let ends_granted: fn() -> EntryEvent<char> = || {
-        let mut inbox = Inbox::new();
-        inbox.receive(grant(600, 700));
-        EntryEvent::Ends { inbox }
-    };
-    let unacknowledged: fn() -> EntryEvent<char> =
-        || EntryEvent::Unacknowledged { in_doubt: false, inbox: Inbox::new() };
+    let ends: fn() -> Event = || Event::Ends { inbox: Inbox::new() };
+    let ends_granted: fn() -> Event = || Event::Ends { inbox: inbox([grant(600, 700)]) };
+    let unacknowledged: fn() -> Event = || Event::Unacknowledged { in_doubt: false };
     let in_doubt: fn() -> EntryMachine<char> = || {
         let mut entry = asking();
-        entry.step(200 * MS, EntryEvent::Unknown);
+        entry.unanswered(true);
         entry
     };
     let rows: [Row; 30] = [
         // A first request is open.
-        (
-            "granted",
-            asking,
-            || granted(false),
-            101,
-            counts(100, false, by_reply(false, None, false)),
-            0,
-        ),
-        (
-            "granted by a copy",
-            asking,
-            twice,
-            101,
-            counts(100, true, by_reply(false, None, true)),
-            0,
-        ),
+        ("granted", asking, || granted(false), 101, counts(100, false, by_reply(None, false)), 0),
+        ("granted by a copy", asking, twice, 101, counts(100, true, by_reply(None, true)), 0),
         ("not taken", asking, || answered(EntryReply::NotTaken), 101, AT_ONCE, 0),
-        ("failed", asking, || EntryEvent::Failed, 101, AT_ONCE, 0),
-        ("no answer", asking, || EntryEvent::Unknown, 101, AT_ONCE, 0),
+        ("failed", asking, || Event::Unanswered { in_doubt: false }, 101, AT_ONCE, 0),
+        ("no answer", asking, || Event::Unanswered { in_doubt: true }, 101, AT_ONCE, 0),
         ("one at a time", asking, || asks(150), 150, AT_ONCE, 0),
         ("granted too late", asking, || granted(false), 30_100, AT_ONCE, 0),
-        ("granted too late for a try", asking, try_late, 30_100, Action::Fail, 0),
-        ("waits in a line", asking, waits, 101, Action::Sleep { until: 60_101 * MS }, 60_101),
+        ("granted too late for a try", asking, try_late, 30_100, Action::Then(Then::Fail), 0),
+        ("waits in a line", asking, waits, 101, sleep_until(60_101 * MS), 60_101),
         (
             "a grant before it was seen waiting",
             || {
                 let mut entry = asking();
-                entry.step(101 * MS, waits());
+                step(&mut entry, 101 * MS, waits());
                 entry
             },
             || reads([grant(99, 700)]),
@@ -168,13 +223,13 @@ fn each_state_is_left_as_the_table_says() {
         ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
         ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),
         // The owner sleeps. The rows show which message makes it ask, and when.
-        ("nothing", sleeping, || reads([]), 300, Action::Sleep { until: 1_101 * MS }, 1_101),
+        ("nothing", sleeping, || reads([]), 300, sleep_until(1_101 * MS), 1_101),
         (
             "a window",
             sleeping,
             || reads([Received::Open { until: 304 * MS }]),
             300,
-            Action::Sleep { until: 304 * MS },
+            sleep_until(304 * MS),
             304,
         ),
         (
@@ -182,7 +237,7 @@ fn each_state_is_left_as_the_table_says() {
             sleeping,
             || reads([Received::Open { until: 2_000 * MS }]),
             300,
-            Action::Sleep { until: 1_101 * MS },
+            sleep_until(1_101 * MS),
             1_101,
         ),
         ("a new subscription", sleeping, || reads([Received::Missed]), 300, AT_ONCE, 0),
@@ -191,7 +246,7 @@ fn each_state_is_left_as_the_table_says() {
             sleeping,
             || reads([Received::Public]),
             300,
-            Action::Sleep { until: 300 * MS },
+            sleep_until(300 * MS),
             300,
         ),
         (
@@ -199,7 +254,7 @@ fn each_state_is_left_as_the_table_says() {
             || sleeping_at(1),
             || reads([Received::Public]),
             300,
-            Action::Sleep { until: 301 * MS },
+            sleep_until(301 * MS),
             301,
         ),
         (
@@ -207,7 +262,7 @@ fn each_state_is_left_as_the_table_says() {
             || sleeping_at(2),
             || reads([Received::Public]),
             300,
-            Action::Sleep { until: 1_101 * MS },
+            sleep_until(1_101 * MS),
             1_101,
         ),
         (
@@ -230,21 +285,14 @@ fn each_state_is_left_as_the_table_says() {
         ("a grant before the refusal", sleeping, || reads([grant(99, 700)]), 700, AT_ONCE, 0),
         ("over", sleeping, ends, 300, give_back(Undo::Once, None), 1_101),
         ("over, and granted", sleeping, ends_granted, 701, give_back(Undo::Once, Some('m')), 1_101),
-        (
-            "a reply to nothing",
-            sleeping,
-            || granted(false),
-            300,
-            { Action::Sleep { until: 1_101 * MS } },
-            1_101,
-        ),
+        ("a reply to nothing", sleeping, || granted(false), 300, sleep_until(1_101 * MS), 1_101),
         // A second request is open.
         (
             "granted now",
             polling,
             || granted(false),
             1_102,
-            { counts(1_101, false, by_reply(false, None, true)) },
+            { counts(1_101, false, by_reply(None, true)) },
             0,
         ),
         (
@@ -252,15 +300,14 @@ fn each_state_is_left_as_the_table_says() {
             polling,
             || granted(true),
             1_102,
-            { counts(1_101, false, by_reply(true, None, true)) },
+            { counts(1_101, false, by_reply(None, true)) },
             0,
         ),
-        ("failed again", polling, || EntryEvent::Failed, 1_102, AT_ONCE, 0),
+        ("failed again", polling, || Event::Unanswered { in_doubt: false }, 1_102, AT_ONCE, 0),
     ];
     for (what, state, event, now, then, ask_at) in rows {
         let mut entry = state();
-        let actions = entry.step(now * MS, event());
-        assert_eq!(actions.then, then, "{what}");
+        assert_eq!(step(&mut entry, now * MS, event()), then, "{what}");
         assert_eq!(entry.ask_at(), ask_at * MS, "{what}");
     }
 }
@@ -283,27 +330,29 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
         let (now, poll) = (SERVER + 100, poll * MS);
         let reply = EntryReply::Refused { now, left, place, by_redisson, is_new, poll };
         let until = until * 1_000;
-        let expected = Actions { listens, suspects: false, then: Action::Sleep { until } };
-        assert_eq!(entry.step(101 * MS, answered(reply)), expected, "{left:?} {place}");
+        let expected = Answered { listens, suspects: false, then: Then::Sleep { until } };
+        assert_eq!(entry.answered(101 * MS, reply, false), expected, "{left:?} {place}");
     }
 }
 
 #[test]
 fn a_message_that_should_have_come_makes_the_subscription_suspect() {
+    let granted =
+        |already| EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' };
     let is_new = |is_new| match refused(1_101, 3) {
         EntryReply::Refused { now, left, place, by_redisson, poll, .. } => {
-            answered(EntryReply::Refused { now, left, place, by_redisson, is_new, poll })
+            EntryReply::Refused { now, left, place, by_redisson, is_new, poll }
         }
-        other => answered(other),
+        other => other,
     };
-    for (what, mut entry, event, suspects) in [
+    for (what, mut entry, reply, suspects) in [
         ("granted while it slept", polling(), granted(true), true),
         ("a free lock", polling(), granted(false), false),
         ("its entry is gone", polling(), is_new(true), true),
         ("its entry is there", polling(), is_new(false), false),
         ("its first entry", asking(), is_new(true), false),
     ] {
-        assert_eq!(entry.step(1_102 * MS, event).suspects, suspects, "{what}");
+        assert_eq!(entry.answered(1_102 * MS, reply, false).suspects, suspects, "{what}");
     }
 }
 
@@ -312,17 +361,83 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 #[test]
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
-    let EntryEvent::Collects { inbox, collector } = reads([grant(600, 700)]) else { panic!() };
-    let collector = Collector { needs_reply: true, ..collector };
-    assert_eq!(entry.step(700 * MS, EntryEvent::Collects { inbox, collector }), AT_ONCE.into());
-    entry.step(700 * MS, asks(700));
-    let mut over = entry.clone();
-    let actions = entry.step(701 * MS, granted(true));
-    assert_eq!(actions, counts(700, false, by_reply(true, Some('m'), true)).into());
-    let inbox = Inbox::new();
-    let left = over.step(701 * MS, EntryEvent::Unacknowledged { in_doubt: true, inbox });
-    let give_back = Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') };
-    assert_eq!(left, give_back.into());
+    let collector = Collector { needs_reply: true, ..HERE };
+    let collects = Event::Collects { inbox: inbox([grant(600, 700)]), collector };
+    assert_eq!(step(&mut entry, 700 * MS, collects), AT_ONCE);
+    step(&mut entry, 700 * MS, asks(700));
+    let (mut over, mut another) = (entry.clone(), entry.clone());
+    let action = step(&mut entry, 701 * MS, granted(true));
+    assert_eq!(action, counts(700, false, by_reply(Some('m'), true)));
+    let left = step(&mut over, 701 * MS, Event::Unacknowledged { in_doubt: true });
+    assert_eq!(left, Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') });
+    // Another grant than that of the message.
+    let action = step(&mut another, 701 * MS, granted(false));
+    assert_eq!(action, counts(700, false, by_reply(None, true)));
+}
+
+#[test]
+fn a_grant_by_message_counts_from_the_last_exchange() {
+    for (what, mut entry, granted, from) in [
+        ("behind a refusal", sleeping(), message(600, 700), Some(600)),
+        ("a server's clock that was set forward", sleeping(), message(9_000, 700), Some(700)),
+        ("before any reply", asking(), message(600, 700), Some(100)),
+        ("read after its end", sleeping(), message(600, 2_700), None),
+        ("older than the refusal", sleeping(), message(99, 700), None),
+    ] {
+        let action = step(&mut entry, granted.received, reads([Received::Grant(granted)]));
+        let counts = from.map_or(AT_ONCE, |from| counts(from, false, by_message()));
+        assert_eq!(action, counts, "{what}");
+    }
+}
+
+#[test]
+fn a_grant_by_message_counts_only_at_the_same_server_and_for_the_wanted_lease() {
+    let brief = Collector { lease: Duration::from_millis(50), ..HERE };
+    for collector in [Collector { incarnation: 2, ..HERE }, brief] {
+        let collects = Event::Collects { inbox: inbox([grant(600, 700)]), collector };
+        assert_eq!(step(&mut sleeping(), 700 * MS, collects), AT_ONCE, "{collector:?}");
+    }
+}
+
+#[test]
+fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
+    /// The answer to a request of 100 ms, read at this time.
+    fn read_at(entry: &mut EntryMachine<char>, now: u64, waits: bool) -> Then<char> {
+        entry.begin_request(asked(100), LEASE, true);
+        let reply = EntryReply::Granted { already: false, lease: LEASE, waits, details: 'r' };
+        entry.answered(now, reply, false).then
+    }
+    let (late, ask) = (100 * MS + 30_000 * MS, Then::Sleep { until: 0 });
+    let mut entry = EntryMachine::new();
+    assert!(matches!(read_at(&mut entry, late - 100 * MS, true), Then::Granted(_)));
+    assert_eq!(read_at(&mut entry.clone(), late, false), Then::Fail);
+    let outcomes = [(); 3].map(|()| read_at(&mut entry, late, true));
+    assert_eq!(outcomes, [ask.clone(), ask.clone(), Then::Fail]);
+    // A refusal in between resets the count of late grants.
+    let mut entry = EntryMachine::new();
+    assert_eq!(read_at(&mut entry, late, true), ask);
+    assert_eq!(read_at(&mut entry, late, true), ask);
+    entry.begin_request(asked(100), LEASE, true);
+    entry.answered(101 * MS, refused(200, 0), false);
+    assert_eq!(read_at(&mut entry, late, true), ask);
+}
+
+#[test]
+fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
+    let ends = |mut entry: EntryMachine<char>| entry.end(Inbox::new()).0;
+    for (reply, in_doubt, undo, stands) in [
+        (EntryReply::NotTaken, false, Undo::Nothing, false),
+        (refused(100, 0), false, Undo::Once, false),
+        (EntryReply::NotTaken, true, Undo::NowAndLater, true),
+        (refused(100, 0), true, Undo::NowAndLater, true),
+    ] {
+        let mut entry = asking();
+        entry.answered(101 * MS, reply, in_doubt);
+        assert_eq!(ends(entry.clone()), undo, "{reply:?} {in_doubt}");
+        assert_eq!(entry.may_stand(), stands, "{reply:?} {in_doubt}");
+        step(&mut entry, 200 * MS, asks(200));
+        assert!(entry.may_stand(), "it has asked before");
+    }
 }
 
 /// A grant message arrives during a request that the server refuses. Of the grant and the refusal,
@@ -331,9 +446,9 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
 fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {
         let mut entry = polling();
-        entry.step(1_102 * MS, answered(refused(refusal, 0)));
-        let actions = entry.step(1_103 * MS, reads([grant(600, 700)]));
-        assert_eq!(matches!(actions.then, Action::Granted(_)), grants, "{refusal}");
+        step(&mut entry, 1_102 * MS, answered(refused(refusal, 0)));
+        let granted = entry.collect(1_103 * MS, inbox([grant(600, 700)]), HERE);
+        assert_eq!(granted.is_some(), grants, "{refusal}");
         assert_eq!(entry.ask_at(), 0, "only the server knows");
     }
 }
@@ -344,8 +459,8 @@ fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());
     assert_ne!(polling(), sleeping());
     let mut failed = polling();
-    failed.step(1_102 * MS, EntryEvent::Failed);
+    failed.unanswered(false);
     let mut unknown = polling();
-    unknown.step(1_102 * MS, EntryEvent::Unknown);
+    unknown.unanswered(true);
     assert_ne!(failed, unknown);
 }

@@ -12,7 +12,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
-use crate::ask::{Asked, By, EntryEvent, EntryReply, Granted, Inbox};
+use crate::ask::{Asked, By, Collector, EntryReply, Granted, Inbox};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
@@ -79,10 +79,14 @@ impl FairEntry {
         let messages = inbox.messages.take();
         // If the messages have a grant, a passed hold stays in the inbox. If that grant is no
         // longer valid, the next step is a request to the server.
-        let passed = if messages.is_granted() { None } else { inbox.passed.take() };
+        let passed = if messages.grant.is_some() { None } else { inbox.passed.take() };
         drop(inbox);
-        let Self { queue, entry, terms, .. } = self;
-        let granted = entry.step_collect(listening, &queue.site, *terms, messages);
+        if messages.is_empty() {
+            return passed;
+        }
+        let (now, collector) = (clock::now(), Collector::now(&self.queue.site, self.terms));
+        let granted = self.entry.machine.collect(now, messages, collector);
+        listening.ask_at = listening.ask_at.min(self.entry.machine.ask_at());
         granted.map(|granted| self.tenancy_of(granted)).or(passed)
     }
 
@@ -96,10 +100,10 @@ impl FairEntry {
         // may arrive before the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
-        self.entry.step_ask(asked, lease, false);
+        self.entry.machine.begin_request(asked, lease, false);
         for Lead { listening, request_state } in companions.iter_mut().map(|(_, lead)| lead) {
             request_state.stands(listening, heard);
-            request_state.entry.step_ask(asked, lease, false);
+            request_state.entry.machine.begin_request(asked, lease, false);
         }
         let owners = companions.iter().map(|(_, lead)| lead.request_state.entry.owner);
         let owners: Vec<_> = owners.collect();
@@ -119,7 +123,7 @@ impl FairEntry {
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
                     // so each companion now asks for itself.
-                    lead.request_state.entry.step_failure(reply.err().as_ref());
+                    lead.request_state.entry.request_failed(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
                 let answer =
@@ -140,7 +144,7 @@ impl FairEntry {
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let Self { queue, entry, terms, .. } = self;
         let lease = terms.lease();
-        entry.step_ask(Asked::now(&queue.site), lease, false);
+        entry.machine.begin_request(Asked::now(&queue.site), lease, false);
         let replied = queue.scripts().try_acquire(&queue.site.route, &entry.owner, lease);
         let Replied { reply: taken, in_doubt, unacknowledged } = self.heard(replied)?;
         let (already, waits, details) = (false, false, Followers::new());
@@ -184,7 +188,7 @@ impl FairEntry {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
         let (site, lease) = (&queue.site, self.terms.lease());
-        self.entry.step_ask(Asked::now(site), lease, false);
+        self.entry.machine.begin_request(Asked::now(site), lease, false);
         let others = Others::Requeued(&requeue.owners);
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
@@ -249,7 +253,7 @@ impl FairEntry {
     /// Returns the reply to a request, or an error if the server has not answered.
     fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
-            self.entry.step_failure(Some(&trouble));
+            self.entry.request_failed(Some(&trouble));
             self.queue.trouble(trouble)
         })
     }
@@ -266,14 +270,15 @@ impl FairEntry {
             return Err(self.taken_back(in_doubt, unacknowledged));
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
-        let (_, tried) = self.entry.step_answer(&queue.site, now, reply, in_doubt)?;
+        let (_, tried) = self.entry.request_answered(&queue.site, now, reply, in_doubt)?;
         Ok(tried.map(|granted| self.tenancy_of(granted)))
     }
 
     /// Makes a hold and its first tenancy from the grant.
     fn tenancy_of(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
-        let hold = self.entry.hold(self.terms, &granted);
-        let followers = match granted.by {
+        let Granted { asked, lease, in_doubt, by } = granted;
+        let hold = Hold::leased(self.entry.owner, self.terms, lease, asked, in_doubt);
+        let followers = match by {
             By::Reply { message, details, .. } => message.unwrap_or(details),
             By::Message { details, .. } => details,
         };
@@ -293,8 +298,8 @@ impl FairEntry {
         if let Some(tenancy) = passed {
             let _ = queue.site.leave(&tenancy, None, Leaving::Posted);
         }
-        let end = EntryEvent::Unacknowledged { in_doubt, inbox: Inbox::new() };
-        let left = used.end_owner(end, |owner, _| queue.scripts().give_up_command(owner));
+        used.machine.unacknowledged(in_doubt);
+        let left = used.end_owner(Inbox::new(), |owner, _| queue.scripts().give_up_command(owner));
         queue.site.take_back(left, Cleanup::queued, unacknowledged)
     }
 }
@@ -319,7 +324,7 @@ impl FairEntry {
     /// Records that the entry has become this hold.
     pub(super) fn becomes(&mut self, hold: &Hold) {
         self.is_used = true;
-        if self.entry.is_in_doubt() && !self.is_owner_of(hold) {
+        if self.entry.machine.is_in_doubt() && !self.is_owner_of(hold) {
             // The release of a passed hold does not undo a late request of this entry's owner.
             let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
             self.queue.site.undo(give_up, self.terms.lease());
@@ -351,8 +356,7 @@ impl Drop for FairEntry {
         // passed hold, it may have granted the lock to this entry, and no thread would read that
         // grant.
         let scripts = self.queue.scripts();
-        let end = EntryEvent::Ends { inbox: Inbox::new() };
-        let left = self.entry.end_owner(end, |owner, _| scripts.give_up_command(owner));
+        let left = self.entry.end_owner(Inbox::new(), |owner, _| scripts.give_up_command(owner));
         site.remove_leftover(left, Cleanup::queued);
     }
 }

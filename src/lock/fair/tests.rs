@@ -368,7 +368,7 @@ fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
     let leader = stands(&lock);
     guard.unlock().unwrap();
     wait_until("it is granted", SOON, || {
-        mailbox(&leader).recipient.inbox.lock().messages.is_granted()
+        mailbox(&leader).recipient.inbox.lock().messages.grant.is_some()
     });
     stays(&server, name);
     pass(&lock, &leader);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Listens, Received,
+    self, Answered, By, Collector, EntryMachine, Granted, Inbox, Listens, ReceivedGrant, Then, Undo,
 };
-use crate::simulated::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
+use crate::simulated::library::exchanges::Asked;
 
 pub(crate) const MS: u64 = 1_000_000;
 /// The age at which a hold that was granted by message is raised.
@@ -257,44 +257,32 @@ impl Process {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let collector = Collector { lease: terms.lease, incarnation: 0, needs_reply: false };
-        let then = wait.entry.step(now, EntryEvent::Collects { inbox, collector }).then;
-        self.then(now, then, terms)
+        match wait.entry.collect(now, inbox, collector) {
+            Some(granted) => self.enter(now, granted, terms),
+            None => Outcome::Nothing,
+        }
     }
 
     pub(crate) fn asks(&mut self, now: u64, terms: Terms) {
         let Some(owner) = self.present() else { return };
         let State::Waiting(wait) = &mut self.state else { return };
         let asked = Asked { forced: 0, incarnation: 0, at: now };
-        let asks = EntryEvent::Asks { asked, lease: terms.lease, queues: true };
-        let Action::Ask { again } = wait.entry.step(now, asks).then else { return };
+        let Some(again) = wait.entry.begin_request(asked, terms.lease, true) else { return };
         (wait.is_asking, wait.is_copy) = (true, false);
         self.send(now, owner, Request::Acquire { again });
-    }
-
-    fn then(&mut self, now: u64, then: Action<Token>, terms: Terms) -> Outcome {
-        match then {
-            Action::Granted(granted) => self.enter(now, granted, terms),
-            Action::Fail => {
-                self.end_wait(now, terms);
-                Outcome::Failed
-            }
-            _ => Outcome::Nothing,
-        }
     }
 
     /// The thread gives up its wait.
     pub(crate) fn end_wait(&mut self, now: u64, terms: Terms) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.is_asking {
-            wait.entry.step(now, EntryEvent::Unknown);
+            wait.entry.unanswered(true);
         }
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let owner = Owner { client: self.client, number: wait.number, writes: self.writes };
-        let end = wait.entry.step(now, EntryEvent::Ends { inbox }).then;
+        let (undo, _) = wait.entry.end(inbox);
         self.state = State::Idle;
-        if let Action::GiveBack { undo, .. } = end
-            && terms.flaw != Some(Flaw::LeavesPlace)
-        {
+        if terms.flaw != Some(Flaw::LeavesPlace) {
             self.give_back(now, owner, undo, terms);
         }
     }
@@ -329,28 +317,29 @@ impl Process {
     /// The process's subscriber receives a message.
     pub(crate) fn told(&mut self, now: u64, heard: Heard, terms: Terms) {
         let present = self.present();
-        let received = match heard {
-            Heard::Confirmed => Received::Missed,
-            Heard::Message(Message::Public { .. }) => Received::Public,
-            Heard::Message(Message::Open { owner, left }) if present == Some(owner) => {
-                Received::Open { until: now + left as u64 * MS }
-            }
-            Heard::Message(Message::Open { .. }) => return,
-            Heard::Message(Message::Grant { owner, now: granted, token, .. }) => {
-                if present != Some(owner) {
-                    return self.give_back(now, owner, Undo::Once, terms);
+        if let Heard::Message(Message::Grant { owner, .. }) = heard
+            && present != Some(owner)
+        {
+            return self.give_back(now, owner, Undo::Once, terms);
+        }
+        let State::Waiting(wait) = &mut self.state else { return };
+        match heard {
+            Heard::Confirmed => wait.inbox.is_missed = true,
+            Heard::Message(Message::Public { .. }) => wait.inbox.is_public = true,
+            Heard::Message(Message::Open { owner, left }) => {
+                if present == Some(owner) {
+                    wait.inbox.open_until = Some(now + left as u64 * MS);
                 }
+            }
+            Heard::Message(Message::Grant { now: granted, token, .. }) => {
                 let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
-                Received::Grant(ReceivedGrant {
+                wait.inbox.grant.get_or_insert(ReceivedGrant {
                     now: if is_receipt { u64::MAX } else { granted as u64 },
                     received: now,
                     lease: Duration::from_millis(2_000),
                     details: token,
-                })
+                });
             }
-        };
-        if let State::Waiting(wait) = &mut self.state {
-            wait.inbox.receive(received);
         }
     }
 
@@ -389,13 +378,19 @@ impl Process {
                     }
                     _ => entry::EntryReply::NotTaken,
                 };
-                let answered = EntryEvent::Answered { reply, in_doubt };
-                let Actions { listens, then, .. } = wait.entry.step(now, answered);
+                let Answered { listens, then, .. } = wait.entry.answered(now, reply, in_doubt);
                 if listens != Listens::AsBefore && self.channel == Channel::Off {
                     self.channel = Channel::Opening;
                 }
                 self.hears_public |= listens == Listens::ToPublic;
-                self.then(now, then, terms)
+                match then {
+                    Then::Granted(granted) => self.enter(now, granted, terms),
+                    Then::Fail => {
+                        self.end_wait(now, terms);
+                        Outcome::Failed
+                    }
+                    Then::Sleep { .. } => Outcome::Nothing,
+                }
             }
             _ => Outcome::Nothing,
         }
@@ -413,7 +408,7 @@ impl Process {
             {
                 if std::mem::replace(&mut wait.is_copy, true) {
                     wait.is_asking = false;
-                    wait.entry.step(now, EntryEvent::Unknown);
+                    wait.entry.unanswered(true);
                 } else {
                     self.requests.there.push_front(sent);
                 }
@@ -426,11 +421,9 @@ impl Process {
 
     fn enter(&mut self, now: u64, granted: Granted<Token>, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &self.state else { return Outcome::Nothing };
-        let Granted { asked, in_doubt, by } = granted;
+        let Granted { asked, lease, in_doubt, by } = granted;
         let (lease, renew_at, token, is_told) = match by {
-            By::Message { lease, details } => {
-                (lease.min(terms.lease), now + RAISED_AFTER, details, true)
-            }
+            By::Message { details } => (lease.min(terms.lease), now + RAISED_AFTER, details, true),
             By::Reply { details, .. } => {
                 let third = terms.lease.as_nanos() as u64 / 3;
                 (terms.lease, asked.at + third, details, false)

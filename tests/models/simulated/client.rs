@@ -23,9 +23,9 @@ use super::library::chain::{Chain, Since};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{
-    self, Action, Actions, By, EntryEvent, EntryMachine, Granted, Inbox, Received,
+    self, Answered, By, Collector, EntryMachine, Granted, Inbox, ReceivedGrant, Then, Undo,
 };
-use super::library::exchanges::{Asked, Collector, ReceivedGrant, Undo};
+use super::library::exchanges::Asked;
 use super::random::Random;
 use super::site::Site;
 use super::wire::{self, Message, Released, Reply, Request, What, Whose};
@@ -227,8 +227,8 @@ impl Process {
             Input::Reply { sent, request, reply } => self.replied(now, sent, &request, reply),
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
-            Input::Public | Input::Listening => self.tell(now, Received::Public),
-            Input::Subscribed => self.tell(now, Received::Missed),
+            Input::Public | Input::Listening => self.tell(now, |inbox| inbox.is_public = true),
+            Input::Subscribed => self.tell(now, |inbox| inbox.is_missed = true),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
@@ -260,8 +260,7 @@ impl Process {
         if !wait.inbox.is_empty() {
             let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
             let collector = Collector { lease: whole(), incarnation: 0, needs_reply: false };
-            let event = EntryEvent::Collects { inbox, collector };
-            if let Action::Granted(granted) = wait.entry.step(nanos(now), event).then {
+            if let Some(granted) = wait.entry.collect(nanos(now), inbox, collector) {
                 return self.enter(now, granted);
             }
         }
@@ -273,8 +272,7 @@ impl Process {
             return self.outputs.push(Output::At(until, timer));
         }
         let asked = Asked { forced: 0, incarnation: 0, at: nanos(now) };
-        let asks = EntryEvent::Asks { asked, lease: whole(), queues: wait.waits };
-        let Action::Ask { again } = wait.entry.step(nanos(now), asks).then else { return };
+        let Some(again) = wait.entry.begin_request(asked, whole(), wait.waits) else { return };
         let request = if wait.waits {
             Request::Acquire { number, lease: LEASE, again }
         } else {
@@ -285,9 +283,9 @@ impl Process {
     }
 
     /// Puts a message in the thread's inbox.
-    fn tell(&mut self, now: Time, received: Received<Details>) {
+    fn tell(&mut self, now: Time, put: impl FnOnce(&mut Inbox<Details>)) {
         if let State::Waiting(wait) = &mut self.state {
-            wait.inbox.receive(received);
+            put(&mut wait.inbox);
             self.go_on(now);
         }
     }
@@ -313,13 +311,12 @@ impl Process {
             Reply::NotTaken => entry::EntryReply::NotTaken,
             _ => {
                 // The first copy may run, even if the second copy does not.
-                let event = if wait.is_copy { EntryEvent::Unknown } else { EntryEvent::Failed };
-                wait.entry.step(nanos(now), event);
+                wait.entry.unanswered(wait.is_copy);
                 return self.fail(now);
             }
         };
-        let event = EntryEvent::Answered { reply, in_doubt: wait.is_copy };
-        let Actions { listens, suspects, then } = wait.entry.step(nanos(now), event);
+        let Answered { listens, suspects, then } =
+            wait.entry.answered(nanos(now), reply, wait.is_copy);
         if listens == entry::Listens::ToPublic && !wait.listens && self.broken != Some(Rule::Listen)
         {
             wait.listens = true;
@@ -332,8 +329,8 @@ impl Process {
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
         }
         match then {
-            Action::Granted(granted) => self.enter(now, granted),
-            Action::Sleep { .. } if waits => self.go_on(now),
+            Then::Granted(granted) => self.enter(now, granted),
+            Then::Sleep { .. } if waits => self.go_on(now),
             _ => self.fail(now),
         }
     }
@@ -351,7 +348,7 @@ impl Process {
                     return self.send(request);
                 }
                 wait.request = None;
-                wait.entry.step(nanos(now), EntryEvent::Unknown);
+                wait.entry.unanswered(true);
                 if wait.waits { self.go_on(now) } else { self.fail(now) }
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
@@ -369,16 +366,14 @@ impl Process {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
             // The thread does not wait for the reply.
-            wait.entry.step(nanos(now), EntryEvent::Unknown);
+            wait.entry.unanswered(true);
         }
         let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
         let number = wait.number;
-        let end = wait.entry.step(nanos(now), EntryEvent::Ends { inbox }).then;
+        let (undo, details) = wait.entry.end(inbox);
         self.idle();
-        if let Action::GiveBack { undo, details } = end {
-            let chain = details.map_or_else(Chain::default, |details| details.chain);
-            self.give_back(now, number, chain, undo);
-        }
+        let chain = details.map_or_else(Chain::default, |details| details.chain);
+        self.give_back(now, number, chain, undo);
     }
 
     fn idle(&mut self) {
@@ -407,7 +402,7 @@ impl Process {
             matches!(&self.state, State::Waiting(wait) if wait.number == number && wait.waits);
         match message.what {
             What::Open { left } if waits => {
-                self.tell(now, Received::Open { until: nanos(now + left * MS) });
+                self.tell(now, |inbox| inbox.open_until = Some(nanos(now + left * MS)));
             }
             What::Open { .. } => {}
             What::Grant { now: granted, lease, chain, token, .. } => {
@@ -419,15 +414,15 @@ impl Process {
                     if self.broken == Some(Rule::Anchor) { u64::MAX } else { granted as u64 };
                 let holds = |hold: &Hold| hold.number == number && hold.is_registered;
                 if waits {
-                    self.tell(
-                        now,
-                        Received::Grant(ReceivedGrant {
-                            now: granted,
-                            received: nanos(now),
-                            lease: Duration::from_millis(lease as u64),
-                            details: Details { chain, token },
-                        }),
-                    );
+                    let granted = ReceivedGrant {
+                        now: granted,
+                        received: nanos(now),
+                        lease: Duration::from_millis(lease as u64),
+                        details: Details { chain, token },
+                    };
+                    self.tell(now, |inbox| {
+                        inbox.grant.get_or_insert(granted);
+                    });
                 } else if !matches!(&self.state, State::Holding(hold) if holds(hold)) {
                     self.give_back(now, number, chain, Undo::Once);
                 }
@@ -440,9 +435,9 @@ impl Process {
     fn enter(&mut self, now: Time, granted: Granted<Details>) {
         let State::Waiting(wait) = &self.state else { return };
         let number = wait.number;
-        let Granted { asked, in_doubt, by } = granted;
+        let Granted { asked, lease, in_doubt, by } = granted;
         let (lease, is_raised, is_registered, chain, token) = match by {
-            By::Message { lease, details } => {
+            By::Message { details } => {
                 (lease.min(whole()), false, true, details.chain, details.token)
             }
             By::Reply { details, message, may_be_named, .. } => {
