@@ -709,6 +709,9 @@ mod tests {
                 "lock/give_up.lua",
                 "lock/keep.lua",
                 "lock/force_unlock.lua",
+                "lock/successor.lua",
+                "lock/ticket.lua",
+                "lock/adopt.lua",
                 "multi/acquire.lua",
                 "multi/release.lua"
             )

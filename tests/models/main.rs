@@ -16,6 +16,7 @@ mod lock;
 mod multi;
 mod read_write;
 mod simulated;
+mod ticket;
 
 /// The module names under which the library's files import each other.
 mod lease {

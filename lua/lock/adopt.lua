@@ -1,0 +1,26 @@
+-- Adopts the hold of a ticket: the adopter takes the place of the ticket's owner.
+--
+-- KEYS see holder.lua
+-- ARGV 1 lease in ms, 2 the adopter's owner, which has the number of the ticket's owner, 3 the
+--      ticket's owner, 4 number of the database
+-- reply: n from 0 on = adopted, and n processes wait; n below 0 = this adopter had the lock
+--        already, and -1 - n processes wait; if the lock has tokens, {n, the last token of this
+--        hold}; nil = neither the ticket nor this adopter has it; WRONGTYPE = the key holds no lock
+--
+-- The script never takes a free lock. So a late copy of the request cannot take the lock after the
+-- adopter's release.
+local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
+database = ARGV[4]
+local who, left, foreign = holder()
+if foreign then
+    return foreign
+elseif who == owner then
+    -- The script always writes, as in acquire.lua.
+    redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
+    return take_tokens() or taken(-1 - length())
+elseif who ~= ticket then
+    ensure_master()
+    return nil
+end
+local places = length()
+return take_tokens() or succeed(ticket, left, owner, lease) or taken(places)

@@ -1,0 +1,19 @@
+-- Turns a hold into a ticket: an owner of no client takes its place, with a lease that nobody
+-- renews.
+--
+-- KEYS see holder.lua
+-- ARGV 1 the ticket's lease in ms, 2 owner, 3 the ticket's owner, 4 number of the database
+-- reply: 1 = the ticket has the lock; nil = this owner does not have it; WRONGTYPE = the key holds
+--        no lock
+--
+-- A copy of the request finds the ticket's owner, and does not set its lease again.
+local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
+database = ARGV[4]
+local who, left, foreign = holder()
+if foreign then
+    return foreign
+elseif who == owner then
+    return succeed(owner, left, ticket, lease) or 1
+end
+ensure_master()
+return who == ticket and 1
