@@ -4,9 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
 use redlatch::{Client, ClientBuilder, Owner};
+use signal_hook::low_level::signal_name;
 
 use crate::acl::Use;
 use crate::trouble::{CONFIG, NOT_HAD, Trouble};
@@ -193,6 +195,11 @@ pub(crate) struct Run {
     /// Stops the command after this time, with status 124.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) max_hold: Option<Duration>,
+    /// Sends the command this signal, such as USR1 or SIGTERM, each time that another process begins
+    /// to wait for the lock while none waited before. The command gets it after its first second.
+    #[arg(long, value_name = "SIGNAL", conflicts_with = "permits")]
+    #[arg(ignore_case = true, hide_possible_values = true, value_parser = signals())]
+    pub(crate) on_wanted: Option<i32>,
     /// The time between TERM and KILL, when the lock is about to be lost or after --max-hold. KILL
     /// comes 2 s before the end of the lease, or a tenth of it. [default: 5, or a quarter of the
     /// lease]
@@ -231,6 +238,16 @@ is a terminal it stays in the terminal's group, and only the command itself is k
 Without --cgroup a process that has left the group (setsid) or changed its user (sudo) may go on.
 Nothing is stopped while the whole machine, or the process `redlatch` beside the command, is stopped
 itself: use --fenced where that matters.";
+
+/// Parses a signal's name, with or without SIG, to its number.
+fn signals() -> impl TypedValueParser<Value = i32> {
+    let names = (1..64).filter_map(signal_name);
+    let names = names.map(|name| PossibleValue::new(name.trim_start_matches("SIG")).alias(name));
+    PossibleValuesParser::new(names).try_map(|name| {
+        let name = format!("SIG{}", name.to_uppercase().trim_start_matches("SIG"));
+        (1..64).find(|number| signal_name(*number) == Some(&name)).ok_or("no such signal")
+    })
+}
 
 /// Parses a time: seconds, or a number with a unit.
 fn duration(text: &str) -> Result<Duration, String> {

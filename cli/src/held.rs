@@ -52,23 +52,24 @@ impl Held {
             return Ok(semaphore.acquire_within(wait)?.into_option().map(Self::Permit));
         }
         if run.fenced {
-            let lock = client.fenced_lock(name);
+            let lock = hearing(client.fenced_lock(name), run);
             let Taken(guard) = lock.lock_within(wait)? else { return Ok(None) };
             let token = guard.token().get();
             return Ok(Some(Self::of(lock, guard.into(), Some(token))));
         }
         if run.shared {
-            Self::lock(client.read_write_lock(name).reader().clone(), wait)
+            Self::lock(client.read_write_lock(name).reader().clone(), run, wait)
         } else if run.exclusive {
-            Self::lock(client.read_write_lock(name).writer().clone(), wait)
+            Self::lock(client.read_write_lock(name).writer().clone(), run, wait)
         } else if run.fair {
-            Self::lock(client.fair_lock(name), wait)
+            Self::lock(client.fair_lock(name), run, wait)
         } else {
-            Self::lock(client.reentrant_lock(name), wait)
+            Self::lock(client.reentrant_lock(name), run, wait)
         }
     }
 
-    fn lock(lock: impl Lock + 'static, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+    fn lock(lock: impl Lock + 'static, run: &Run, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+        let lock = hearing(lock, run);
         let guard = Lock::lock_within(&lock, wait)?;
         Ok(guard.into_option().map(|guard| Self::of(lock, guard, None)))
     }
@@ -95,6 +96,13 @@ impl Held {
 
     pub(crate) fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         each!(self, held => held.on_lost(callback));
+    }
+
+    /// A permit has no such callback, and the command line refuses it.
+    pub(crate) fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
+        if let Self::Lock(levels) = self {
+            levels.guard.on_wanted(callback);
+        }
     }
 
     /// Makes the server keep a lock for at least `least`, even if this process dies. A release
@@ -136,4 +144,9 @@ impl Held {
             Self::Permit(permit) => permit.release(),
         }
     }
+}
+
+/// With `--on-wanted`, returns the handle whose holder hears soon that another process waits.
+fn hearing<L: Lock>(lock: L, run: &Run) -> L {
+    if run.on_wanted.is_some() { lock.with_wanted() } else { lock }
 }

@@ -38,6 +38,10 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// If the guardian is later than this, it counts as paused and is killed.
 const LATE: Duration = Duration::from_secs(1);
 
+/// The time after the command's start in which it gets no signal of `--on-wanted`: others may wait
+/// already, and most signals would end a command that has not set up its handler yet.
+const SET_UP: Duration = Duration::from_secs(1);
+
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
@@ -78,6 +82,10 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     held.check(run.lease / 2)?;
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
+    if run.on_wanted.is_some() {
+        let wanted = events.clone();
+        held.on_wanted(move || drop(wanted.send(Event::Wanted)));
+    }
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
     // `raise` comes as late as possible: if this process is killed after it, the lock stays taken.
     // But `raise` must come before the guardian gets the deadline, because the command may then
@@ -189,6 +197,8 @@ fn is_file(path: &Path) -> bool {
 enum Event {
     Signal(i32),
     Lost,
+    /// Another process waits for the lock.
+    Wanted,
     /// A line from the guardian. An empty line means that the guardian has ended.
     Said(String),
 }
@@ -400,8 +410,11 @@ impl Work {
         // The time at which the guardian must have ended, and whether this process no longer waits
         // for it.
         let (mut late, mut given_up) = (u64::MAX, false);
+        // The time of the next signal of `--on-wanted`, and of the first at the earliest.
+        let (mut wanted, set_up) = (u64::MAX, clock().saturating_add(nanos(SET_UP)));
         loop {
-            let wait = Duration::from_nanos(stops.unwrap_or(u64::MAX).saturating_sub(clock()));
+            let next = stops.unwrap_or(u64::MAX).min(wanted);
+            let wait = Duration::from_nanos(next.saturating_sub(clock()));
             let left = held.remaining().saturating_sub(margin);
             match told.recv_timeout(wait.min(tick).min(left).max(AGAIN)) {
                 Ok(Event::Said(line)) if line.is_empty() => {
@@ -414,6 +427,7 @@ impl Work {
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
                     self.tell(&format!("signal {signal}\n"));
                 }
+                Ok(Event::Wanted) => wanted = clock().max(set_up),
                 Ok(Event::Lost) => {
                     self.lost = true;
                     self.tell("kill\n");
@@ -428,6 +442,10 @@ impl Work {
                 // A guardian that is not paused ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
                 stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
+            }
+            if let Some(signal) = run.on_wanted.filter(|_| now >= wanted) {
+                wanted = u64::MAX;
+                self.tell(&format!("signal {signal}\n"));
             }
             if self.has_ended() {
                 stops = None;

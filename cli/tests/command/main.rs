@@ -10,4 +10,5 @@ mod guardian;
 mod kills;
 mod loss;
 mod run;
+mod wanted;
 mod who;

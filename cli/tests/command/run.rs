@@ -77,6 +77,9 @@ fn errors_of_the_command_itself_end_with_the_statuses_of_sysexits() {
         &["run", "-k", "14", "orders", "true"],
         &["run", "--permits", "2", "--hold-at-least", "1s", "orders", "true"],
         &["run", "-w", "soon", "orders", "true"],
+        &["run", "--on-wanted", "SIGNOTHING", "orders", "true"],
+        &["run", "--on-wanted", "", "orders", "true"],
+        &["run", "--permits", "2", "--on-wanted", "USR1", "orders", "true"],
         &[],
     ] {
         assert_eq!(ends(&url, words).0, 64, "{words:?}");

@@ -296,9 +296,9 @@ fn the_manual_and_completions_are_printed() {
 }
 
 /// The programs that the recipes run under their locks.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "report", "deploy", "serve", "download", "dump", "search", "rebuild", "store", "migrate",
-    "call",
+    "compress", "call",
 ];
 
 #[test]
