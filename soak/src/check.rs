@@ -15,6 +15,7 @@ mod order;
 mod tokens;
 mod trouble;
 mod waits;
+mod wanted;
 
 pub(crate) use fenced::{forgotten, lost_writes};
 pub(crate) use order::export;
@@ -39,6 +40,8 @@ pub(crate) struct Hold {
     pub(crate) left: Option<(u64, Outcome)>,
     /// The time at which the callback for the loss ran.
     pub(crate) lost: Option<u64>,
+    /// The times at which the holder heard that others wait, or that nobody waits.
+    pub(crate) heard: Vec<(u64, bool)>,
     pub(crate) killed: Option<u64>,
     /// The minimum time in ns for which the name stays taken after the grant, even without a
     /// holder.
@@ -118,6 +121,12 @@ impl Findings {
         *self.counts.entry(what).or_default() += by;
     }
 
+    /// Notes a time in ns. `what` begins with "longest".
+    fn longest(&mut self, what: &'static str, time: u64) {
+        let longest = self.counts.entry(what).or_default();
+        *longest = time.max(*longest);
+    }
+
     pub(crate) fn counted(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }
@@ -125,9 +134,8 @@ impl Findings {
     pub(crate) fn add(&mut self, other: &Self) {
         self.violations.extend(other.violations.iter().cloned());
         for (what, count) in &other.counts {
-            if *what == "longest wait" {
-                let longest = self.counted(what).max(*count);
-                self.counts.insert(what, longest);
+            if what.starts_with("longest ") {
+                self.longest(what, *count);
             } else {
                 self.count(what, *count);
             }
@@ -153,12 +161,11 @@ pub(crate) fn check(round: &Round) -> Findings {
         }
         losses::check(name, holds, round, &mut found);
         waits::idle(name, holds, round, &mut found);
-        waits::unheard(name, holds, round, &mut found);
+        wanted::check(name, holds, round, &mut found);
         for hold in holds {
             let (from, to) = (hold.grant.call, hold.grant.at);
             let wait = (to - from).saturating_sub(round.stopped(hold.process, from, to));
-            let longest = found.counted("longest wait").max(wait);
-            found.counts.insert("longest wait", longest);
+            found.longest("longest wait", wait);
         }
     }
     waits::check(round, &mut found);
@@ -184,6 +191,7 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
                         leaving: None,
                         left: None,
                         lost: None,
+                        heard: Vec::new(),
                         killed: process.killed,
                         keeps: keeps.remove(&(&*grant.name, grant.call)).unwrap_or(0),
                     };
@@ -209,6 +217,11 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
                         hold.lost = Some(*at);
                     }
                 }
+                Event::Heard { id, at, is_wanted } => {
+                    if let Some(hold) = open.get_mut(id) {
+                        hold.heard.push((*at, *is_wanted));
+                    }
+                }
                 Event::Odd { at, text } => {
                     found.violation("odd", "", [*at, *at], text.clone());
                 }
@@ -221,6 +234,7 @@ pub(crate) fn holds(round: &Round, found: &mut Findings) -> BTreeMap<String, Vec
     }
     for holds in names.values_mut() {
         holds.sort_by_key(|hold| (hold.grant.at, hold.grant.call));
+        holds.iter_mut().for_each(|hold| hold.heard.sort_unstable());
     }
     names
 }
@@ -251,6 +265,7 @@ mod testing {
             leaving: Some([ms(leaving), ms(at + 100_000)]),
             left: Some((ms(leaving + 1), Outcome::Done)),
             lost: None,
+            heard: Vec::new(),
             killed: None,
             keeps: 0,
         }

@@ -153,6 +153,13 @@ pub(crate) enum Event {
         id: u64,
         at: u64,
     },
+    /// The guard said for the first time that others wait, or that nobody waits. Or its callback
+    /// ran, since others had come to wait.
+    Heard {
+        id: u64,
+        at: u64,
+        is_wanted: bool,
+    },
     /// A call ended without a grant. `bound` is the time in ns within which it should have ended.
     Missed {
         kind: Kind,
@@ -204,6 +211,7 @@ impl fmt::Display for Event {
             Self::Leaving { id, at, until } => write!(f, "R {id} {at} {until}"),
             Self::Left { id, at, outcome } => write!(f, "D {id} {at} {outcome}"),
             Self::Lost { id, at } => write!(f, "L {id} {at}"),
+            Self::Heard { id, at, is_wanted } => write!(f, "H {id} {at} {}", u8::from(*is_wanted)),
             Self::Missed { kind, name, call, at, bound, outcome } => {
                 write!(f, "M {kind} {name} {call} {at} {bound} {outcome}")
             }
@@ -246,6 +254,11 @@ impl FromStr for Event {
             "R" => Self::Leaving { id: next(fields)?, at: next(fields)?, until: next(fields)? },
             "D" => Self::Left { id: next(fields)?, at: next(fields)?, outcome: next(fields)? },
             "L" => Self::Lost { id: next(fields)?, at: next(fields)? },
+            "H" => Self::Heard {
+                id: next(fields)?,
+                at: next(fields)?,
+                is_wanted: next::<u8>(fields)? == 1,
+            },
             "M" => Self::Missed {
                 kind: next(fields)?,
                 name: next(fields)?,
@@ -473,6 +486,7 @@ mod tests {
             Event::Asks { name: "r1-a".to_owned(), call: 4, keeps: 5 },
             Event::Leaving { id: 1, at: 2, until: 0 },
             Event::Left { id: 1, at: 2, outcome: Outcome::Lost },
+            Event::Heard { id: 1, at: 2, is_wanted: true },
             Event::Odd { at: 3, text: "two words".to_owned() },
         ];
         for event in events {

@@ -74,6 +74,12 @@ const MUTANTS: &[Mutant] = &[
         only: "evals",
         replaced: &[],
     },
+    Mutant {
+        name: "a part that stays taken after a lost reply",
+        faults: "",
+        only: "several",
+        replaced: &[],
+    },
     Mutant { name: "a loss that is not told", faults: "", only: "lapse", replaced: &[] },
     Mutant {
         name: "a renewal of what is not held",
@@ -116,6 +122,12 @@ const MUTANTS: &[Mutant] = &[
         faults: "none",
         only: "wanted",
         replaced: &[["'want ' .. number", "'wants ' .. number"]],
+    },
+    Mutant {
+        name: "a holder that does not hear that waiters have left",
+        faults: "none",
+        only: "wanted",
+        replaced: &[],
     },
     Mutant {
         name: "a grant without its message",

@@ -332,8 +332,8 @@ impl Nemesis<'_> {
     }
 
     fn harm_cluster(&self, cluster: &Cluster, rng: &mut StdRng) {
-        const NAMES: [&str; 5] =
-            ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1"];
+        const NAMES: [&str; 6] =
+            ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1", "{several}-0"];
         // The test kit moves slots and fails over only between the first servers and their
         // replicas. (On a busy machine they may have exchanged their roles.)
         let mut first = cluster.servers().iter().take(3);

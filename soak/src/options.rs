@@ -19,8 +19,9 @@ Random work on all synchronizers under faults, with a history that is checked.
   --threads N      threads of each (6)
   --storm S        seconds of faults in a round (12)
   --calm S         seconds without faults after them (7)
-  --only A,B       only this work: reentrant, fair, readwrite, fenced, multi, semaphore, expirable,
-    latch, condition, long, lapse, late, lateread, short, least, once, left, election, barrier, evals, wanted,
+  --only A,B       only this work: reentrant, fair, readwrite, fenced, multi, several, semaphore,
+    expirable, latch, condition, long, lapse, wanted, late, lateread, short, least, once, left,
+    election, barrier, evals
   --faults A,B     only these faults, by their names in the ledger; none: no fault
   --other-worker FILE  every other pair of worker processes is this build of the soak, of another
                    commit: it does the work that it knows, as in a rolling deploy

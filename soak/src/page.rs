@@ -85,6 +85,10 @@ fn lines(round: &Round, holds: &[Hold], name: &str, from: u64) -> Vec<Line> {
         if let Some((at, outcome)) = hold.left {
             add(at, format!("hold {id} has left: {outcome}"));
         }
+        for (at, is_wanted) in &hold.heard {
+            let who = if *is_wanted { "others wait" } else { "nobody waits" };
+            add(*at, format!("hold {id} hears that {who}"));
+        }
         if let Some(at) = hold.lost {
             add(at, format!("hold {id} is told of its loss"));
         }

@@ -15,8 +15,10 @@ use crate::run::{Outcome, is_other_build};
 pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
     println!(
         "round {number}: {} s, {} acquisitions ({} in all), {} faults in all, longest wait {} ms, {} losses told, \
-         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, {} late without a script, \
-         {} holds kept and {} calls refused, {} passes of a barrier, {} short limits and {} in an outage, {}",
+         {} overlaps after a loss of data, orders {} of which {} unknown, lost writes {} fenced {} unfenced, \
+         {} late and {} lost without a script, \
+         {} holds kept and {} calls refused, {} passes of a barrier, {} short limits and {} in an outage, \
+         {} waits heard, after at most {} ms, {}",
         all.elapsed.as_secs(),
         found.counted("acquisitions"),
         all.found.counted("acquisitions"),
@@ -29,11 +31,14 @@ pub(crate) fn progress(number: u64, all: &Outcome, found: &Findings) {
         all.lost_fenced,
         all.lost_unfenced,
         all.late_plain,
+        all.lost_plain,
         found.counted("holds that were kept"),
         found.counted("calls for a name that is kept"),
         found.counted("passes of a barrier"),
         found.counted("calls with short limits"),
         found.counted("short limits in an outage"),
+        found.counted("waits that a holder heard"),
+        found.counted("longest until a holder heard") / ms(1),
         if found.violations.is_empty() {
             "no violation".to_owned()
         } else {

@@ -132,6 +132,8 @@ pub(crate) struct Outcome {
     pub(crate) lost_unfenced: u64,
     /// The number of late writes to the store. Each was made beside a script of its guard.
     pub(crate) late_plain: u64,
+    /// Counts of these writes that were lost.
+    pub(crate) lost_plain: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,
     /// The library's commit at the beginning of the run.
@@ -187,7 +189,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
         }
         all.lost_fenced += fenced;
         all.lost_unfenced += unfenced;
-        all.late_plain += reader.late(&prefix).map_err(|error| error.to_string())?;
+        let mut late = |what| reader.late(&prefix, what).map_err(|error| error.to_string());
+        all.late_plain += late("late")?;
+        all.lost_plain += late("lost")?;
         for fault in &round.faults {
             *all.faults.entry(fault.kind.clone()).or_default() += 1;
         }
@@ -268,7 +272,7 @@ fn one_round(
 
 /// Whether a lock may outlast its round because its holder asked for this.
 fn is_kept(key: &str) -> bool {
-    ["least-", "once-", "left-"].iter().any(|it| key.contains(it))
+    ["least-", "once-", "left-", "{several}-"].iter().any(|it| key.contains(it))
 }
 
 /// Checks that a round leaves only permits, counts, tokens, and keys that expire.

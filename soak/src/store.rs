@@ -22,22 +22,29 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
-/// A write by the writer in the argument. A write is late if the writer has written before and
-/// another writer has written since then. Returns the number of late writes so far.
+/// A write by a writer, with two arguments: the writer, and the new value of a count, or nothing.
+/// The write is late if the writer has written before and another one has written since. The count
+/// has lost a write if it is not below the new value: another one has counted since the writer read
+/// it. The reply: how many writes were late so far, and how many are lost.
 pub(crate) const LATE: &str = r"
 if redis.call('get', KEYS[1]) ~= ARGV[1] then
     redis.call('incrby', KEYS[3], redis.call('sismember', KEYS[2], ARGV[1]))
     redis.call('set', KEYS[1], ARGV[1])
     redis.call('sadd', KEYS[2], ARGV[1])
 end
-for i = 1, 3 do
+if ARGV[2] then
+    local count, new = tonumber(redis.call('get', KEYS[4]) or '0'), tonumber(ARGV[2])
+    redis.call('incrby', KEYS[5], count < new and 0 or 1)
+    redis.call('set', KEYS[4], ARGV[2])
+end
+for i = 1, 5 do
     redis.call('pexpire', KEYS[i], 60000)
 end
-return tonumber(redis.call('get', KEYS[3]))";
+return {tonumber(redis.call('get', KEYS[3]) or '0'), tonumber(redis.call('get', KEYS[5]) or '0')}";
 
 /// Returns the keys of such writes under a lock, in the lock's slot.
-pub(crate) fn late_keys(lock: &str) -> [String; 3] {
-    ["last", "writers", "late"].map(|key| format!("{{{lock}}}:{key}"))
+pub(crate) fn late_keys(lock: &str) -> [String; 5] {
+    ["last", "writers", "late", "count", "lost"].map(|key| format!("{{{lock}}}:{key}"))
 }
 
 /// The name of a lock, and the values that were written under the lock, in their order.
@@ -87,15 +94,25 @@ impl Store {
         Ok(())
     }
 
-    /// Writes without a check of the lock.
-    pub(crate) fn write_late(&mut self, lock: &str, writer: &str) -> RedisResult<()> {
-        let [last, writers, late] = late_keys(lock);
-        self.late.key(last).key(writers).key(late).arg(writer).invoke(&mut self.connection)
+    /// A write without a look at the lock.
+    pub(crate) fn write_late(&mut self, lock: &str, writer: &str, count: u64) -> RedisResult<()> {
+        let mut call = self.late.prepare_invoke();
+        late_keys(lock).into_iter().for_each(|key| {
+            call.key(key);
+        });
+        call.arg(writer).arg(count).invoke(&mut self.connection)
     }
 
-    /// Returns how many of these writes under the locks with this prefix were late.
-    pub(crate) fn late(&mut self, prefix: &str) -> RedisResult<u64> {
-        let pattern = format!("{{{prefix}*}}:late");
+    /// The count of these writes.
+    pub(crate) fn count(&mut self, lock: &str) -> RedisResult<u64> {
+        let [.., count, _] = late_keys(lock);
+        let count: Option<u64> = redis::cmd("GET").arg(count).query(&mut self.connection)?;
+        Ok(count.unwrap_or(0))
+    }
+
+    /// How many of these writes under the locks of this prefix were `late`, or `lost`.
+    pub(crate) fn late(&mut self, prefix: &str, what: &str) -> RedisResult<u64> {
+        let pattern = format!("{{{prefix}*}}:{what}");
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;
         let mut all = 0;
         for key in keys {

@@ -23,6 +23,8 @@ mod held;
 mod kept;
 mod locks;
 mod semaphores;
+mod several;
+mod wanted;
 
 /// How long a name is used if it may lose its count or its order (permits, latches).
 const SPAN: u64 = ms(5000);
@@ -156,12 +158,13 @@ struct Worker {
 type Work = fn(&mut Worker);
 
 /// The kinds of work, each with its name for `--only` and its weight in the random choice.
-const WORK: [(&str, u32, Work); 21] = [
+const WORK: [(&str, u32, Work); 22] = [
     ("reentrant", 150, Worker::reentrant),
     ("fair", 70, Worker::fair),
     ("readwrite", 80, Worker::read_write),
     ("fenced", 62, Worker::fenced),
     ("multi", 36, Worker::multi),
+    ("several", 50, Worker::several),
     ("semaphore", 48, Worker::semaphore),
     ("expirable", 48, Worker::expirable),
     ("latch", 24, Worker::latch),

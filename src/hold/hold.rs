@@ -319,6 +319,10 @@ impl Hold {
     /// Takes the server's answer whether others wait. `heard` is the state before the question. A
     /// message that came after that is newer than the answer.
     pub(super) fn told_wanted(&self, is_wanted: bool, Heard(heard): Heard) {
+        #[cfg(soak_mutants)]
+        if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
+            return;
+        }
         let told = |wanted| {
             let is_news = is_wanted || wanted | WANTED == heard;
             is_news.then_some(wanted & !WANTED | u64::from(is_wanted))

@@ -13,6 +13,8 @@ use crate::hold::{GrantDetails, Hold, HoldLevel, Tenancy};
 use crate::order::LockNeed;
 use crate::scripts::lock::Acquired;
 use crate::scripts::multi::{self, AllAcquired};
+#[cfg(soak_mutants)]
+use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, Try};
 
@@ -59,6 +61,12 @@ pub(crate) fn ask_for_all(
         Ok(replied) => replied,
         Err(trouble) => {
             asked.iter_mut().for_each(|(_, entry)| entry.request_failed(Some(&trouble)));
+            #[cfg(soak_mutants)]
+            if mutants::is("a part that stays taken after a lost reply") {
+                for (site, entry) in asked.iter_mut().skip(1) {
+                    **entry = QueueEntry::new(site, claim.need.terms);
+                }
+            }
             return Err(trouble);
         }
     };

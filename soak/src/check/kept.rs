@@ -11,6 +11,8 @@ use crate::history::{Event, Fault, LEASES_LONGER, Outcome, Round};
 /// The maximum lease of holds that are not kept. If a hold was not released, the server keeps it
 /// for this time.
 const LEASE: u64 = ms(3000);
+/// The longest lease of a call for one of several names.
+const LONG: u64 = ms(20_000);
 /// How long after the end of all holds a call may still find the name taken.
 const GRACE: u64 = ms(1000);
 /// A call with a shorter limit may end before the reply that the name is free.
@@ -68,19 +70,27 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
     let mut refused: Vec<(&str, u32, [u64; 2])> = Vec::new();
     for process in &round.processes {
         let mut asked: HashMap<(&str, u64), u64> = HashMap::new();
+        // How many names the call of this time was for.
+        let mut names: HashMap<u64, u32> = HashMap::new();
         for event in &process.events {
             match event {
-                Event::Asks { name, call, keeps } => drop(asked.insert((name, *call), *keeps)),
+                Event::Asks { name, call, keeps } => {
+                    asked.insert((name, *call), *keeps);
+                    *names.entry(*call).or_default() += 1;
+                }
                 Event::Granted(grant) => drop(asked.remove(&(&*grant.name, grant.call))),
                 Event::Missed { name, call, at, bound, outcome, .. } => {
                     let Some(keeps) = asked.remove(&(&**name, *call)) else { continue };
                     if *outcome == Outcome::Not && *bound >= SURE {
-                        refused.push((name, process.number, [*call, *at]));
+                        // If the call was for several names, another one may be taken.
+                        if names.get(call) == Some(&1) {
+                            refused.push((name, process.number, [*call, *at]));
+                        }
                         continue;
                     }
                     // If the server granted the call, a live process undoes the grant.
                     let dies = process.killed.is_some_and(|killed| killed < at + LEASE);
-                    let rest = if dies { keeps.max(LEASE) } else { LEASE };
+                    let rest = if dies { keeps.max(lease(name)) } else { LEASE };
                     taken.entry(name).or_default().push([*call, at + rest]);
                 }
                 _ => {}
@@ -88,7 +98,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
         }
         for ((name, call), keeps) in asked {
             let end = process.killed.unwrap_or(u64::MAX / 2);
-            taken.entry(name).or_default().push([call, end.saturating_add(keeps.max(LEASE))]);
+            taken.entry(name).or_default().push([call, end.saturating_add(keeps.max(lease(name)))]);
         }
     }
     found.count("calls for a name that is kept", refused.len() as u64);
@@ -104,6 +114,10 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
             found.violation("stuck", name, [call, at], text);
         }
     }
+}
+
+fn lease(name: &str) -> u64 {
+    if name.contains("{several}-") { LONG } else { LEASE }
 }
 
 /// The period in which a hold may keep the name, whatever its process does.

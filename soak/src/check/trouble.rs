@@ -51,7 +51,10 @@ pub(super) fn check(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                             failed.push((name, at));
                         }
                     } else if *outcome == Outcome::Trouble && at[1] - at[0] >= *bound {
-                        cut.push((name, process.number, at));
+                        // A call for several names is one call.
+                        if cut.last().is_none_or(|(_, _, last)| *last != at) {
+                            cut.push((name, process.number, at));
+                        }
                     } else if *outcome == Outcome::Trouble && !is_short {
                         unprovoked(name, process.number, at, found);
                     }

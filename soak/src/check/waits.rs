@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Findings, Hold, SLACK, barrier};
 use crate::clock::ms;
-use crate::history::{Event, Kind, Outcome, Round, Step};
+use crate::history::{Event, Fault, Kind, Outcome, Round, Step};
 
 /// If no fault is near, a message wakes a waiter within this time. If the message is lost, a poll
 /// wakes the waiter later.
@@ -97,7 +97,13 @@ fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
 
 /// Whether no fault affected a process or a server between these times, or shortly before.
 pub(super) fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
-    !round.faults.iter().any(|it| it.from <= to && it.to + AFTER >= from)
+    is_quiet_but(round, from, to, &[])
+}
+
+/// As [`is_quiet`], but faults of these kinds do not count.
+pub(super) fn is_quiet_but(round: &Round, from: u64, to: u64, kinds: &[&str]) -> bool {
+    let counts = |it: &&Fault| !kinds.contains(&&*it.kind);
+    !round.faults.iter().filter(counts).any(|it| it.from <= to && it.to + AFTER >= from)
 }
 
 fn latch(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
@@ -172,24 +178,6 @@ pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findin
     }
 }
 
-/// A holder that leaves as soon as others want its lock is notified of them at once.
-pub(super) fn unheard(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
-    if !name.contains("wanted-") {
-        return;
-    }
-    let late = |pair: &&[Hold]| {
-        let [one, next] = pair else { return false };
-        let (from, at) = (one.grant.at.max(next.grant.call), next.grant.at);
-        at.saturating_sub(from) > IDLE && is_quiet(round, from, at)
-    };
-    let late: Vec<_> = holds.windows(2).filter(late).collect();
-    if late.len() >= OFTEN {
-        let text = format!("{} holders left over {} ms late", late.len(), IDLE / ms(1));
-        let [one, next] = late[0] else { return };
-        found.violation("unheard", name, [one.grant.at, next.grant.at], text);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{fault, hold};
@@ -208,7 +196,7 @@ mod tests {
         }
     }
 
-    fn violations(events: &[Event], faults: &[crate::history::Fault]) -> Vec<&'static str> {
+    fn violations(events: &[Event], faults: &[Fault]) -> Vec<&'static str> {
         let process = Process { number: 1, events: events.to_vec(), killed: None };
         let round = Round { processes: vec![process], faults: faults.to_vec() };
         let mut found = Findings::default();
@@ -244,18 +232,6 @@ mod tests {
         let long = step(Step::Wait, 0, 20_000, 2, Outcome::Not);
         assert_eq!(violations(std::slice::from_ref(&long), &[]), ["bounds"]);
         assert_eq!(violations(&[long], &[fault(1000, 19_000, Some(1), false)]), [""; 0]);
-    }
-
-    #[test]
-    fn a_holder_that_does_not_hear_of_waiters_again_and_again_is_found() {
-        for (call, expected) in [(10, 1), (900, 0)] {
-            let holds: Vec<_> =
-                (0..5).map(|at| hold(1, 1000 * at + call, 1000 * (at + 1), 0)).collect();
-            let mut found = Findings::default();
-            unheard("wanted-1", &holds, &Round::default(), &mut found);
-            unheard("long-1", &holds, &Round::default(), &mut found);
-            assert_eq!(found.violations.len(), expected);
-        }
     }
 
     #[test]

@@ -58,8 +58,9 @@ impl Worker {
             && (stay > Duration::from_millis(1) || self.rng.random_ratio(1, 10));
         let call = now();
         if let Some(keeps) = about.keeps {
-            let (name, keeps) = (about.names[0].clone(), nanos(keeps));
-            self.shared.log.write(&Event::Asks { name, call, keeps });
+            for name in about.names.iter().cloned() {
+                self.shared.log.write(&Event::Asks { name, call, keeps: nanos(keeps) });
+            }
         }
         let taken = take(how);
         let at = now();
@@ -75,9 +76,13 @@ impl Worker {
             }
             return Some((Kept { guard, ids }, token));
         }
-        let name = about.names.swap_remove(0);
-        let bound = how.bound();
-        self.shared.log.write(&Event::Missed { kind: about.kind, name, call, at, bound, outcome });
+        if about.keeps.is_none() {
+            about.names.truncate(1);
+        }
+        let (kind, bound) = (about.kind, how.bound());
+        for name in about.names {
+            self.shared.log.write(&Event::Missed { kind, name, call, at, bound, outcome });
+        }
         if matches!(outcome, Outcome::Trouble) {
             // After server trouble, a real caller does not ask again at once, either.
             thread::sleep(Duration::from_millis(20));

@@ -1,10 +1,11 @@
 //! Writes by scripts of a guard to the Redis that has the lock. Beside each, the worker makes a
 //! plain write to the store.
+//! Each write also adds one to a count that its thread read before.
 
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::{ErrorKind, Lock, Wait};
+use redlatch::{ErrorKind, Lock, Value, Wait};
 
 use super::Worker;
 use super::held::{About, hold, leave};
@@ -47,20 +48,34 @@ impl Worker {
         let script = redlatch::Script::new(LATE);
         let keys = late_keys(&name);
         let keys = keys.each_ref().map(String::as_str);
+        let read = kept.guard.command("GET", &keys[3..4], &[]);
+        // `None`: a write has failed, and may come late.
+        let mut count = read.ok().map(|count| count.as_int().unwrap_or(0));
+        let mut twin = self.store.count(&name).unwrap_or_else(|error| {
+            self.shared.odd(format!("the store: {error}"));
+            0
+        });
         for _ in 0..self.rng.random_range(1..4) {
             let wait = match self.rng.random_ratio(1, 4) {
                 true => Wait::at_most(Duration::from_micros(self.rng.random_range(1..3_000))),
                 false => Wait::FOREVER,
             };
-            match kept.guard.eval_within(wait, &script, &keys, &[writer.as_bytes()]) {
-                Ok(late) if late.as_int() == Some(0) => {}
-                Ok(late) => self.shared.odd(format!("{late:?} late scripts have run under {name}")),
-                Err(error) if error.kind().is_server_trouble() => {}
+            hold(&self.shared, &kept, stay);
+            count = count.map(|count| count + 1);
+            twin += 1;
+            let new = count.map(|count| count.to_string());
+            let args: Vec<_> = [Some(&writer), new.as_ref()].into_iter().flatten().collect();
+            let args: Vec<_> = args.into_iter().map(String::as_bytes).collect();
+            match kept.guard.eval_within(wait, &script, &keys, &args) {
+                Ok(Value::List(both)) if both == [Value::Int(0), Value::Int(0)] => {}
+                Ok(both) => {
+                    self.shared.odd(format!("late scripts and lost counts under {name}: {both:?}"));
+                }
+                Err(error) if error.kind().is_server_trouble() => count = None,
                 Err(error) if error.kind() == ErrorKind::LeaseLost => break,
                 Err(error) => self.shared.odd(format!("a script under {name}: {error}")),
             }
-            hold(&self.shared, &kept, stay);
-            if let Err(error) = self.store.write_late(&name, &writer) {
+            if let Err(error) = self.store.write_late(&name, &writer, twin) {
                 self.shared.odd(format!("the store: {error}"));
             }
         }

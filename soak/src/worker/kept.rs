@@ -12,9 +12,9 @@ use crate::history::Kind;
 
 /// A lease that is longer than a round. If a failed call leaves the lock taken for this time, the
 /// check at the end of the round finds it.
-const LONG: Duration = Duration::from_secs(20);
+pub(super) const LONG: Duration = Duration::from_secs(20);
 /// A name is still checked for this many spans after its own span.
-const LOOKS: u64 = 4;
+pub(super) const LOOKS: u64 = 4;
 
 /// The work with a lock of any kind.
 trait Does {
@@ -63,7 +63,7 @@ impl Does for Left {
 }
 
 impl About {
-    fn keeping(&self, keeps: Duration) -> Self {
+    pub(super) fn keeping(&self, keeps: Duration) -> Self {
         Self { names: self.names.clone(), keeps: Some(keeps), ..*self }
     }
 }
@@ -133,7 +133,7 @@ impl Worker {
     }
 
     /// Returns a call with a limited wait, because the lock may stay taken for long.
-    fn how_for_kept(&mut self) -> How {
+    pub(super) fn how_for_kept(&mut self) -> How {
         match self.how() {
             How::Lock => How::For(Duration::from_millis(500)),
             other => other,

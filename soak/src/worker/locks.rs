@@ -1,11 +1,11 @@
 //! The work with locks of each kind.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::{FencedLock, Lock, LockGuard, MultiLock, NotTaken, Taken, Wait};
+use redlatch::{FencedLock, Lock, LockGuard, NotTaken, Taken, Wait};
 
 use super::held::{About, How, Kept, Terms, cancelled, hold, leave};
 use super::{READERS, SPAN, Worker};
@@ -53,26 +53,7 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// Keeps a hold until others want the lock. No renewal comes soon, so a message must notify the
-    /// thread. (There are many names, so that most holders have the lock before the first waiter
-    /// comes.)
-    pub(super) fn wanted(&mut self) {
-        let name = self.one_of("wanted", 8);
-        let terms = Terms::Watched(Duration::from_secs(15));
-        let lock = terms.of(self.client.reentrant_lock(&name)).with_wanted();
-        let (wait, stay) = (Duration::from_secs(6), Duration::from_secs(3));
-        let about = About::lock(Kind::Reentrant, &name, terms);
-        let taken = self.acquire(about, How::For(wait), stay, |_| lock.try_lock_for(wait));
-        let Some(kept) = taken else { return };
-        let (news, wanted) = mpsc::channel();
-        kept.guard.on_wanted(move || {
-            let _ = news.send(());
-        });
-        let _heard = wanted.recv_timeout(stay);
-        leave(&self.shared, kept, false);
-    }
-
-    /// Keeps a hold beyond the end of its lease, while other threads wait for that end.
+    /// A hold that its thread keeps beyond the end of its lease, while others wait for that end.
     pub(super) fn lapse(&mut self) {
         let name = self.one_of("lapse", 3);
         let terms = Terms::Fixed(Duration::from_millis(400));
@@ -261,33 +242,6 @@ impl Worker {
         if let Err(error) = self.store.add(name, token, || hold(&shared, &kept, stay)) {
             self.shared.odd(format!("the store: {error}"));
         }
-        leave(&self.shared, kept, self.rng.random_ratio(1, 3));
-    }
-
-    /// Takes two of the re-entrant locks, in any order.
-    pub(super) fn multi(&mut self) {
-        let mut names = [0, 1].map(|it| format!("{}reentrant-{it}", self.task.prefix));
-        if self.rng.random_bool(0.5) {
-            names.reverse();
-        }
-        let locks = names.each_ref().map(|name| self.client.reentrant_lock(name));
-        let lock = match MultiLock::new(&[&locks[0], &locks[1]]) {
-            Ok(lock) => lock,
-            Err(error) => return self.shared.odd(format!("no lock of several: {error}")),
-        };
-        let (how, stay) = (self.how(), self.stay());
-        let about =
-            About { names: names.to_vec(), ..About::lock(Kind::Reentrant, "", Terms::Usual) };
-        let kept = self.acquire(about, how, stay, |how| match how {
-            How::Lock => lock.lock().map(Taken),
-            How::Try => lock.try_lock(),
-            How::For(wait) => lock.try_lock_for(wait),
-            How::Cancelled(wait) => {
-                cancelled(wait, |token| lock.lock_cancellable(token).map(Taken))
-            }
-        });
-        let Some(kept) = kept else { return };
-        hold(&self.shared, &kept, stay);
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
 }
