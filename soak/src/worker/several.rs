@@ -25,7 +25,7 @@ impl Worker {
         let span = (now() / SPAN).saturating_sub(ago);
         let writes = self.rng.random_ratio(1, 3);
         let count = if ago > 0 { 1 } else { self.rng.random_range(1..=MOST) };
-        let terms = match self.rng.random_range(0..10) {
+        let terms = match self.rng.random_range(0..4) {
             0 => Terms::Watched(LONG),
             _ => Terms::Usual,
         };
