@@ -31,6 +31,13 @@ pub(crate) const TEXTS: Texts = &[
         ),
     ),
     (Script::ForceUnlock, include_str!("../../../lua/lock/force_unlock.lua")),
+    (
+        Script::Eval,
+        concat!(
+            "local function script() return 1 end\n",
+            include_str!("../../../lua/lock/eval.lua")
+        ),
+    ),
     (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
     (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
     (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),

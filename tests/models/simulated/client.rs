@@ -72,11 +72,20 @@ pub(crate) enum Rule {
     Deadline,
     /// For a fair lock: a waiting process asks once during a provisional lease.
     Poll,
+    /// No user's script is sent under a hold whose request was sent twice.
+    Doubt,
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Anchor, Self::Late, Self::Listen, Self::Continue, Self::Deadline, Self::Poll];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Anchor,
+        Self::Late,
+        Self::Listen,
+        Self::Continue,
+        Self::Deadline,
+        Self::Poll,
+        Self::Doubt,
+    ];
 }
 
 #[derive(Debug)]
@@ -216,6 +225,13 @@ impl Process {
     /// Whether a request is in flight. Its thread then does nothing else.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
+    }
+
+    /// The number of the hold under which the process may send a user's script now.
+    pub(crate) fn may_eval(&self, now: Time) -> Option<u64> {
+        let State::Holding(hold) = &self.state else { return None };
+        let is_certain = !hold.in_doubt || self.broken == Some(Rule::Doubt);
+        (is_certain && now < hold.until).then_some(hold.number)
     }
 
     pub(crate) fn on(&mut self, now: Time, input: Input) -> Vec<Output> {

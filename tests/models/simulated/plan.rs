@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) limit: Times,
     /// The percentage of calls that try once.
     pub(crate) tries: i64,
+    /// The percentage of holds under which a user's script is sent.
+    pub(crate) evals: i64,
     /// How many of a thousand requests break their connection.
     pub(crate) breaks: i64,
     pub(crate) faults: Vec<Fault>,
@@ -100,6 +102,7 @@ impl Plan {
             java_hold: Times(vec![(2, Some(MS)), (2, Some(5 * MS)), (1, Some(200 * MS))]),
             limit: Times(vec![(6, None), (1, Some(MS)), (1, Some(20 * MS)), (1, Some(3 * SECOND))]),
             tries: 3,
+            evals: 0,
             breaks: 3,
             faults,
             sites,
@@ -123,6 +126,22 @@ impl Plan {
         }
     }
 
+    /// Makes many requests break their connections, and sends a user's script under each hold.
+    pub(crate) fn doubtful(self) -> Self {
+        Self {
+            sites: vec![(0, "orders")],
+            ours: 3,
+            java: 0,
+            length: 20 * SECOND,
+            think: Times::always(30 * MS),
+            hold: Times(vec![(3, Some(MS)), (1, Some(20 * MS))]),
+            evals: 100,
+            breaks: 100,
+            faults: Vec::new(),
+            ..self
+        }
+    }
+
     /// Returns a plan without faults, for the clients' shares.
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {
@@ -137,6 +156,7 @@ impl Plan {
             java_hold: Times::always(hold),
             limit: Times(vec![(1, None)]),
             tries: 0,
+            evals: 0,
             breaks: 0,
             faults: Vec::new(),
         }

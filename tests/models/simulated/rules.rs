@@ -168,7 +168,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
 /// A waiter must have a reason to wait.
 fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     let Step { after, script, .. } = *step;
-    let may_grant = !script.is_of_redisson() && script != Script::Renew;
+    let may_grant = !script.is_of_redisson() && !matches!(script, Script::Renew | Script::Eval);
     if !may_grant || after.queue.is_empty() {
         return Ok(());
     }
@@ -319,6 +319,20 @@ pub(crate) struct Claim {
 }
 
 impl Lock {
+    /// A user's script that was sent at `sent` under the hold of `owner` has run. It runs only
+    /// during that hold, and before any later holder has entered.
+    pub(crate) fn check_eval(&self, owner: &str, sent: Time) -> Result<(), Broken> {
+        if let Some(ended) = self.ended.get(owner).filter(|ended| **ended >= sent) {
+            return Err(format!("a script of {owner} runs after the hold's end at {ended}"));
+        }
+        match self.claims.last() {
+            Some(claim) if claim.owner != owner => {
+                Err(format!("a script of {owner} runs under the hold of {}", claim.owner))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Claims that exclude each other do not overlap, unless a forced unlock or a clock cut a
     /// lease.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {

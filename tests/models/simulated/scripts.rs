@@ -31,6 +31,8 @@ pub(crate) enum Script {
     ReadOn,
     /// A script of a fair lock.
     KeepAlive,
+    /// A user's script, which runs under a hold.
+    Eval,
     RedissonAcquire,
     /// A script of Redisson 3.16.8.
     RedissonUnlock3,

@@ -68,6 +68,14 @@ pub(crate) enum Event {
     Forget(usize),
     Listen(usize),
     Unlisten(usize),
+    /// A process sends a user's script, if it still has the lock for this wait.
+    Eval(usize, u64),
+    /// The server runs a user's script that was sent at this time under the hold of this owner.
+    Evaluate {
+        lock: usize,
+        owner: String,
+        sent: Time,
+    },
     Java(usize, JavaEvent),
     Fault,
     Resume(usize),
@@ -136,6 +144,8 @@ pub(crate) struct Lock {
     /// The server's clock at the time of this state, in ms.
     at: i64,
     pub(crate) claims: Vec<Claim>,
+    /// For each owner: the time at which the server was last seen without its hold.
+    pub(crate) ended: HashMap<String, Time>,
     /// The times at which leases were cut without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
@@ -149,6 +159,8 @@ pub(crate) struct Lock {
 pub(crate) struct Simulation<'a> {
     pub(crate) store: &'a mut Store,
     pub(crate) random: Random,
+    /// For users' scripts, so that histories without them stay the same.
+    evals: Random,
     pub(crate) now: Time,
     pub(crate) plan: Plan,
     pub(crate) ours: Vec<Ours>,
@@ -187,6 +199,7 @@ impl<'a> Simulation<'a> {
             state: State::none(),
             at: 0,
             claims: Vec::new(),
+            ended: HashMap::new(),
             disturbed: Vec::new(),
             token: 0,
             heard: HashMap::new(),
@@ -221,6 +234,7 @@ impl<'a> Simulation<'a> {
         let mut simulation = Self {
             store,
             random,
+            evals: Random::new(seed ^ 0xe7a1),
             now: 0,
             plan,
             ours,
@@ -291,6 +305,11 @@ impl<'a> Simulation<'a> {
                 }
                 Ok(())
             }
+            Event::Eval(process, serial) => {
+                self.send_script(process, serial);
+                Ok(())
+            }
+            Event::Evaluate { lock, owner, sent } => self.evaluate(lock, &owner, sent),
             Event::Java(java, event) => self.java_event(java, event),
             Event::Fault => self.fault(),
             Event::Resume(process) => self.resume(process),
@@ -386,8 +405,12 @@ impl<'a> Simulation<'a> {
     }
 
     fn keep(&mut self, lock: usize, state: State) {
-        self.locks[lock].at = self.server_ms();
-        self.locks[lock].state = state;
+        let at = self.server_ms();
+        let Self { locks, now, .. } = self;
+        let lock = &mut locks[lock];
+        let ends = lock.state.holders.iter().filter(|owner| !state.holders.contains(owner));
+        lock.ended.extend(ends.map(|owner| (owner.clone(), *now)));
+        (lock.at, lock.state) = (at, state);
     }
 
     /// Sends the messages to waiters. (The rules check the messages to holders.)
@@ -591,6 +614,10 @@ impl<'a> Simulation<'a> {
                 self.ours[process].claim = Some(claim);
                 let work = self.plan.hold.sample(&mut self.random);
                 self.at(self.now + work, Event::Process(process, ForProcess::Done(serial)));
+                if self.plan.evals > 0 && self.evals.percent(self.plan.evals) {
+                    let during = self.evals.between(0, work);
+                    self.at(self.now + during, Event::Eval(process, serial));
+                }
             }
             Output::Extended(until) => {
                 let own = &self.ours[process];
@@ -660,6 +687,35 @@ impl<'a> Simulation<'a> {
             own.in_doubt.insert(self.locks[own.site].site.kind.owner(&own.uuid, number));
         }
         self.at(noticed, Event::Process(process, ForProcess::Input(Input::InDoubt(request))));
+    }
+
+    /// Sends a user's script. If its call is cut or its connection breaks, the script may come
+    /// late.
+    fn send_script(&mut self, process: usize, serial: u64) {
+        let own = &self.ours[process];
+        let may_send = !own.is_dead && !own.is_stopped && own.serial == serial;
+        let number = own.machine.may_eval(self.now).filter(|_| may_send);
+        let Some(number) = number else { return };
+        let (lock, sent) = (own.site, self.now);
+        let owner = self.locks[lock].site.kind.owner(&own.uuid, number);
+        let is_late = self.evals.percent(50);
+        let late = if is_late { self.evals.between(0, LATE) } else { 0 };
+        let at = self.now + late + self.evals.between(50, 300);
+        self.at(at, Event::Evaluate { lock, owner, sent });
+    }
+
+    fn evaluate(&mut self, lock: usize, owner: &str, sent: Time) -> Result<(), Broken> {
+        let keys = vec![self.locks[lock].site.lock.clone()];
+        let call = Call { script: Script::Eval, keys, args: vec![owner.to_owned()] };
+        match self.execute(lock, &call)? {
+            Value::Int(0) => self.summary.add("scripts after their hold", 1),
+            Value::Array(_) => {
+                self.summary.add("scripts under a hold", 1);
+                self.locks[lock].check_eval(owner, sent)?;
+            }
+            other => return Err(format!("a script returns {other:?}")),
+        }
+        Ok(())
     }
 
     fn serve(
