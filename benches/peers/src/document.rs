@@ -61,8 +61,8 @@ pub(crate) fn write(results: &Results) -> String {
         redlatch and other lock libraries, measured in one run. `{}` wrote this page.\n\n\
         - {}, commit {}. {}; {}.\n\
         - {} rounds of {} s, interleaved; a figure is the median of the rounds. Redisson warmed up \
-        for {} s when more of its processes contended than before, and for a third of that \
-        otherwise.\n",
+        for {} s before a workload with more Redisson processes than earlier workloads, and for {} s \
+        before the other workloads.\n",
         results.command,
         results.date,
         results.commit,
@@ -70,7 +70,8 @@ pub(crate) fn write(results: &Results) -> String {
         results.machine,
         results.rounds,
         results.seconds,
-        results.warm
+        results.warm,
+        (results.warm / 3.0 * 10.0).round() / 10.0
     );
     for versions in &results.versions {
         text += &format!("- {versions}\n");
@@ -81,11 +82,12 @@ pub(crate) fn write(results: &Results) -> String {
     for left_out in &results.left_out {
         text += &format!("- LEFT OUT: {left_out}\n");
     }
-    text += "\nA library has its own defaults unless its row says otherwise. *Factor*: redlatch is \
-        1.00. *Switches*: how often the lock went to another thread. *Slowest*: the least that a \
-        process (of one process: a thread) got of an equal share. A wait counts from the intended \
-        start, and in full beyond the end of the round. *Commands* and *server CPU* are those of one \
-        grant. A holder works for 3 us.\n\n";
+    text += "\nEach library runs with its defaults unless its row says otherwise. *Factor* compares the \
+        row's first figure with redlatch, whose factor is 1.00. *Switches* says how often the lock \
+        went to another thread. *Slowest* is the share of the slowest process (or of the slowest \
+        thread, if there is one process); 1.00 is an equal share. A wait is measured from its intended \
+        start to its end, even if the round ends earlier. *Commands* and *server CPU* are per grant. A \
+        holder works for 3 us.\n\n";
     text += &ahead(results);
     for work in WORKS {
         let cells: Vec<&Cell> = results.cells.iter().filter(|it| it.work == work.key).collect();
@@ -186,10 +188,10 @@ fn ahead(results: &Results) -> String {
         ["work", "figure", "best peer", "its", "redlatch's", "its switches/s", "redlatch's"];
     format!(
         "## Where a peer is ahead\n\n\
-        Each figure in which another library's median is better than redlatch's with its defaults and \
-        `unlock`. A library that polls makes few switches: the process that leaves takes the lock again before \
-        the others ask. For a free lock redlatch runs two scripts, of three commands each: they keep \
-        Redisson's format, and look for waiters.\n\n{}",
+        The table has each figure in which another library's median is better than redlatch's median \
+        with defaults and `unlock`. A library that polls makes few switches, because the process that \
+        releases the lock takes it again before the others ask. For a free lock, redlatch runs two \
+        scripts of three commands each. The scripts keep Redisson's format, and look for waiters.\n\n{}",
         markdown(&heads, rows)
     )
 }
