@@ -85,7 +85,7 @@ impl Hooks<'_, '_> {
                 return Ok(None);
             }
         };
-        let admitted = self.admit_or_join(Arc::clone(&granted), claim, || {});
+        let admitted = self.admit_reader(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
             site.leave_queue(entry);
             // The gate did not admit the read grant. That proves nothing about the write hold.
@@ -160,20 +160,18 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Admits the grant. If other threads of the process read under an older hold, the thread joins
-    /// them instead, since one hold is enough. Returns `None` if the process no longer has the
-    /// grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
+    /// Admits a read grant. If other threads of the process read under an older hold, the thread
+    /// joins them instead, since one hold is enough. Returns `None` if the process no longer has
+    /// the grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
     /// owner.
-    fn admit_or_join(
+    fn admit_reader(
         &self,
         granted: Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
         retire_owner: impl FnOnce(),
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (site, terms) = (&self.handle.site, claim.need.terms);
-        while self.reads()
-            && let Some(older) = site.gate.hold()
-        {
+        while let Some(older) = site.gate.hold() {
             // If the server has lost the older hold, no thread may join that hold.
             if !older.is_held_at(clock::now()) || !site.has_granted(&older)? {
                 site.lose_hold(&older, older.why_gone());
@@ -341,28 +339,30 @@ impl Synchronizer for Hooks<'_, '_> {
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let gate = &self.handle.site.gate;
-        // A leader without an entry has joined readers, and is already in the seat.
-        let has_joined = leadership.lead.as_ref().is_none_or(|lead| lead.request_state.is_none());
-        let tenancy = match has_joined {
-            true => tenancy,
-            false => match self.admit_or_join(tenancy, claim, || leadership.lead = None)? {
-                Some(admitted) => admitted,
-                None => return Ok(None),
-            },
-        };
+        let Handle { site, pair, .. } = self.handle;
         if self.reads() {
-            gate.let_readers_in();
-        } else {
-            // A thread that enters now finds the seat taken, so no thread needs to lead.
-            leadership.resign();
-            // The server granted the write lock, so it no longer has the read hold of this process,
-            // even if this process has not noticed that yet.
-            if let Some(pair) = &self.handle.pair
-                && let Some(hold) = pair.read.gate.hold()
-            {
-                pair.read.lose_hold(&hold, hold.why_gone());
-            }
+            // A leader without an entry has joined readers, and is already in the seat.
+            let has_entry =
+                leadership.lead.as_ref().is_some_and(|lead| lead.request_state.is_some());
+            let admitted = match has_entry {
+                true => self.admit_reader(tenancy, claim, || leadership.lead = None)?,
+                false => Some(tenancy),
+            };
+            let Some(tenancy) = admitted else { return Ok(None) };
+            site.gate.let_readers_in();
+            return self.handle.unless_shut_down(tenancy).map(Some);
+        }
+        if !site.admit(&tenancy, claim.need.terms)? {
+            return Ok(None);
+        }
+        // A thread that enters now finds the seat taken, so no thread needs to lead.
+        leadership.resign();
+        // The server granted the write lock, so it no longer has the read hold of this process,
+        // even if this process has not noticed that yet.
+        if let Some(pair) = pair
+            && let Some(hold) = pair.read.gate.hold()
+        {
+            pair.read.lose_hold(&hold, hold.why_gone());
         }
         self.handle.unless_shut_down(tenancy).map(Some)
     }
