@@ -162,7 +162,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn steps(&mut self) -> Vec<Step> {
+    fn steps(&self) -> Vec<Step> {
         use Step::{Adopts, Expires, Extends, FirstReleases, Forced, Gives, Releases, TimePasses};
         let mut steps = vec![Gives { noted: false }, FirstReleases, TimePasses, Expires, Forced];
         if !self.given {
