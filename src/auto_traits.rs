@@ -17,9 +17,9 @@ use crate::{
     Attempt, CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Credentials,
     CyclicBarrier, Error, ErrorKind, ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock,
     FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
-    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Owner, PartGuard,
-    Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock, Rights, Script, Semaphore, Value,
-    Wait, Waited, WriteLock,
+    MultiLockGuard, NoTicket, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Owner,
+    PartGuard, Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock, Rights, Script, Semaphore,
+    Ticket, Value, Wait, Waited, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync>() {}
@@ -64,6 +64,7 @@ each!(goes_anywhere crosses_a_panic moves: [
     Leadership,
     LostReason,
     MultiLock,
+    NoTicket,
     OwnedFencedLockGuard,
     OwnedLockGuard,
     OwnedMultiLockGuard,
@@ -83,6 +84,7 @@ each!(goes_anywhere crosses_a_panic moves: [
     Snapshot,
     Status,
     StatusKind,
+    Ticket,
     Value,
     Wait<'_>,
     Waited<u32>,

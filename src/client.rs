@@ -12,12 +12,14 @@ use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
 use crate::latch::CountDownLatch;
+use crate::lock::OwnedLockGuard;
 use crate::lock::condition;
 use crate::lock::fair::FairLock;
-use crate::lock::fenced::FencedLock;
+use crate::lock::fenced::{FencedLock, OwnedFencedLockGuard};
 use crate::lock::multi::MultiLock;
 use crate::lock::read_write::ReadWriteLock;
 use crate::lock::reentrant::ReentrantLock;
+use crate::lock::ticket::{self, Ticket};
 use crate::owner::Owner;
 use crate::runtime::{Core, Message, Session};
 use crate::scripts::Rights;
@@ -296,6 +298,66 @@ impl Client {
             Some(id) => self.expirable_semaphore(name).try_release(&id),
             None => Status::end(self.0.core(), name, owner),
         }
+    }
+
+    /// Takes over the lock of a ticket, and returns its guard. The lock has been taken since
+    /// [`into_ticket`](crate::LockGuard::into_ticket), and stays so. The watchdog renews it from here
+    /// on, with a lease of [`watchdog_timeout`](ClientBuilder::watchdog_timeout).
+    ///
+    /// The first client that adopts a ticket gets the lock. The ticket is dead after that: the guard
+    /// makes a new one. Processes that wait for the lock keep waiting, and so do threads of this
+    /// process.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use redlatch::{Client, Error, OwnedLockGuard, Ticket};
+    /// /// Adopts the ticket of the predecessor, through an outage of the server.
+    /// fn go_on(client: &Client, ticket: &Ticket) -> Result<OwnedLockGuard, Error> {
+    ///     loop {
+    ///         match client.adopt(ticket) {
+    ///             Err(error) if error.is_transient() => {
+    ///                 std::thread::sleep(Duration::from_millis(100));
+    ///             }
+    ///             adopted => return adopted,
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the ticket does not have the lock: somebody has adopted
+    ///   it (perhaps this client, and then the guard of that call is valid), its lease has ended, or
+    ///   the lock was taken away. Nothing was changed.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
+    ///   answer in time. If [the outcome is unknown](Error::outcome_unknown), this client may have
+    ///   adopted the ticket. Call this again: the second call is the same adoption. If nobody does,
+    ///   the lock stays taken for a lease of this client, and is free after that.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call returned.
+    /// - [`Config`](ErrorKind::Config) for the ticket of a fenced lock, or if its name is empty.
+    /// - [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, or two if this process has not noticed yet that an earlier hold of this name
+    /// was lost. Never waits for another holder.
+    pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedLockGuard, Error> {
+        ticket::adopt(&self.0, ticket)
+    }
+
+    /// As [`adopt`](Self::adopt), for the ticket of a [`FencedLock`]. The guard has a new token,
+    /// which is higher than that of the guard before the ticket.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`adopt`](Self::adopt), but [`Config`](ErrorKind::Config) for the ticket of a
+    /// re-entrant lock.
+    ///
+    /// # Blocking
+    ///
+    /// As [`adopt`](Self::adopt).
+    pub fn adopt_fenced(&self, ticket: &Ticket) -> Result<OwnedFencedLockGuard, Error> {
+        ticket::adopt_fenced(&self.0, ticket)
     }
 
     /// Returns the [`status`](Self::status) of each name in use that matches the pattern (with `*`

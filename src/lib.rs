@@ -131,7 +131,7 @@
 //! - `serde`: `Serialize` for what a program may ask and hear (a [`Status`](status::Status), a
 //!   [`Snapshot`](status::Snapshot), a [`Leader`](election::Leader), the kinds and the ids), in the
 //!   form in which the command `redlatch` prints it with `--json`: times are whole milliseconds, as
-//!   `left_ms`. `Deserialize` for [`FencingToken`], [`PermitId`] and [`Owner`]. Off by
+//!   `left_ms`. `Deserialize` for [`FencingToken`], [`PermitId`], [`Owner`] and [`Ticket`]. Off by
 //!   default.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -190,6 +190,7 @@ pub use lock::fenced::{FencedLock, FencedLockGuard, OwnedFencedLockGuard};
 pub use lock::multi::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use lock::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use lock::reentrant::ReentrantLock;
+pub use lock::ticket::{NoTicket, Ticket};
 pub use lock::{Lock, LockGuard, OwnedLockGuard, PartGuard};
 pub use owner::Owner;
 pub use redlatch_client::{CancelToken, Credentials};

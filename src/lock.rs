@@ -36,6 +36,7 @@ pub(crate) mod multi;
 mod part;
 pub(crate) mod read_write;
 pub(crate) mod reentrant;
+pub(crate) mod ticket;
 mod together;
 mod verbs;
 

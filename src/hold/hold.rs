@@ -238,6 +238,12 @@ impl Hold {
         Self { line: Some(Box::new(line)), ..self }
     }
 
+    /// Whether the thread that got the hold asked for it beside the leader, and does not lead: at a
+    /// fair lock, each thread asks for itself, and an adoption does not wait in the queue.
+    pub(crate) fn came_beside_the_leader(&self) -> bool {
+        self.line.is_some() || self.owner.has_ticket_number()
+    }
+
     /// Whether the server tracks the hold's key, or has tracked it.
     pub(crate) fn is_tracked(&self) -> bool {
         self.tracked.load(Ordering::Relaxed)

@@ -449,6 +449,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         }
     }
 
+    pub(super) fn into_held(self) -> HeldLocks {
+        self.held
+    }
+
     pub(crate) fn one(&self) -> Option<&HeldLock> {
         match &self.held {
             HeldLocks::One(held) => Some(held),

@@ -11,7 +11,7 @@ use super::line::{FairInbox, QueuedThread};
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
-use crate::scripts::{ClientId, FairKeys};
+use crate::scripts::{ClientId, FairKeys, Owner};
 use crate::waiting::Signal;
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));
@@ -20,6 +20,8 @@ const PAST_A_TURN: u64 = 20_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Comes(usize, Mode),
+    /// The server gives the lock of a ticket to a guard of this thread, which asks beside the gate.
+    Adopts(usize),
     Granted(usize),
     /// A leader or a waiter ends its wait.
     GivesUp(usize),
@@ -56,6 +58,8 @@ struct World {
     reads: Tenancies,
     alone: Tenancies,
     server: Vec<Arc<Hold>>,
+    /// How many more tickets may be adopted.
+    tickets: usize,
     /// How many of the threads take the lock through a fair handle: the first ones.
     fair: usize,
     /// The threads that have entries in the server's queue, in its order.
@@ -65,7 +69,13 @@ struct World {
 }
 
 impl World {
-    fn new(modes: &[Mode], threads: &[Arc<Thread>], fair: usize, comes: usize) -> Self {
+    fn new(
+        modes: &[Mode],
+        threads: &[Arc<Thread>],
+        fair: usize,
+        comes: usize,
+        tickets: usize,
+    ) -> Self {
         let count = threads.len();
         Self {
             modes: modes.to_vec(),
@@ -76,6 +86,7 @@ impl World {
             reads: vec![None; count],
             alone: vec![None; count],
             server: Vec::new(),
+            tickets,
             fair,
             line: Vec::new(),
             now: 0,
@@ -100,6 +111,9 @@ impl World {
                             // (A further level would change nothing for other threads.)
                             steps.push(Step::Comes(thread, mode));
                         }
+                    }
+                    if self.tickets > 0 && self.server.is_empty() {
+                        steps.push(Step::Adopts(thread));
                     }
                 }
                 At::Queues(_) => steps.push(Step::GivesUp(thread)),
@@ -133,6 +147,11 @@ impl World {
     fn take(&mut self, step: Step) {
         match step {
             Step::Comes(thread, mode) => self.comes(thread, mode),
+            Step::Adopts(thread) => {
+                self.tickets -= 1;
+                let owner = self.id.adopter(&Owner::of_new_ticket().unwrap());
+                self.seat_of(thread, Mode::Lock, owner);
+            }
             Step::Granted(thread) => self.granted(thread),
             Step::GivesUp(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
                 At::Queues(waiter) => assert!(self.state.queue.give_up(&waiter).is_none()),
@@ -203,9 +222,14 @@ impl World {
 
     /// The server grants the thread a hold of its own.
     fn seat(&mut self, thread: usize, mode: Mode) {
+        self.seat_of(thread, mode, self.id.next_owner_to(mode, false));
+    }
+
+    fn seat_of(&mut self, thread: usize, mode: Mode, owner: Owner) {
         let asked = Asked { forced: 0, incarnation: 0, at: self.now };
-        let hold = Hold::new(self.id.next_owner_to(mode, false), TERMS, asked, false);
-        let hold = if thread < self.fair { self.in_line(hold) } else { hold };
+        let hold = Hold::new(owner, TERMS, asked, false);
+        let is_fair = thread < self.fair && !owner.has_ticket_number();
+        let hold = if is_fair { self.in_line(hold) } else { hold };
         let hold = Arc::new(hold);
         let own = Arc::clone(&self.threads[thread]);
         let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
@@ -252,6 +276,8 @@ impl World {
         match self.state.leave(mode, &tenancy, None, self.now) {
             LeaveOutcome::Left(_, Fate::Passed { next, second }) => {
                 assert_eq!(hold.asked.at, self.now, "after the turn");
+                let passes_leader = hold.line.is_none() && self.state.queue.is_led();
+                assert!(!passes_leader, "past a leader");
                 [next, second].into_iter().for_each(Wake::now);
             }
             LeaveOutcome::Left(_, Fate::Release { leads: true }) => {
@@ -338,12 +364,13 @@ impl World {
         let has = |all: &Tenancies| all.iter().map(Option::is_some).collect::<Vec<_>>();
         let passes = self.state.alone.cohort.may_pass(self.now);
         let joins = self.state.readers.as_ref().is_some_and(|it| it.cohort.may_join(self.now));
-        let server: Vec<_> = self.server.iter().map(|hold| hold.owner.mode()).collect();
+        let kind = |hold: &Arc<Hold>| (hold.owner.mode(), hold.owner.has_ticket_number());
+        let server: Vec<_> = self.server.iter().map(kind).collect();
         let (reads, alone) = (has(&self.reads), has(&self.alone));
         let line = &self.line;
         format!(
-            "{line:?} {queue:?} {at:?} {reads:?} {alone:?} {passes} {joins} {server:?} {:?} {}",
-            self.comes, self.now
+            "{line:?} {queue:?} {at:?} {reads:?} {alone:?} {passes} {joins} {server:?} {:?} {} {}",
+            self.comes, self.now, self.tickets
         )
     }
 }
@@ -351,10 +378,21 @@ impl World {
 /// Visits every state that this many threads can reach if each comes `comes` times. Returns the
 /// number of states.
 fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
+    explore_with_tickets(modes, threads, fair, comes, 0)
+}
+
+/// As [`explore`], with this many adoptions.
+fn explore_with_tickets(
+    modes: &[Mode],
+    threads: usize,
+    fair: usize,
+    comes: usize,
+    tickets: usize,
+) -> usize {
     let spawned = (0..threads).map(|_| std::thread::spawn(Thread::current).join().unwrap());
     let threads: Vec<_> = spawned.collect();
     let after = |path: &[Step]| {
-        let mut world = World::new(modes, &threads, fair, comes);
+        let mut world = World::new(modes, &threads, fair, comes, tickets);
         path.iter().for_each(|step| world.take(*step));
         world
     };
@@ -387,4 +425,12 @@ fn one_writes_or_some_read_and_the_leadership_is_never_lost_in_any_order() {
 fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() {
     assert!(explore(&[Mode::Lock], 3, 2, 2) > 1_000);
     assert!(explore(&[Mode::Lock], 3, 3, 2) > 1_000);
+}
+
+/// An adoption asks beside the gate, so its hold may take the seat while a thread leads: that thread
+/// waits in Redis's queue, and stays the only one to ask.
+#[test]
+fn an_adopted_hold_leaves_the_leadership_where_it_is() {
+    assert!(explore_with_tickets(&[Mode::Lock], 3, 0, 2, 2) > 1_000);
+    assert!(explore_with_tickets(&[Mode::Lock], 3, 2, 1, 2) > 1_000);
 }

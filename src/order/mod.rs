@@ -20,8 +20,8 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  a fair lock's hold, granted   the same, but a release leaves the leadership where it
-//!             beside the leader             is; the leader's admit finds it taken
+//! taken  yes  a fair lock's or an adopted   the same, but a release leaves the leadership where it
+//!             hold, beside the leader       is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over or lost (`Expired`). Then no thread enters it or passes it on,
@@ -260,8 +260,8 @@ impl<I> Order<I> {
     }
 
     /// Gives the seat to the hold that the leader was granted. The leader gives up its leadership,
-    /// unless the hold has a line or the leader lets more readers in. `gone`: a hold that the
-    /// server no longer has, as the caller knows.
+    /// unless the hold [came beside it](Hold::came_beside_the_leader) or the leader lets more readers
+    /// in. `gone`: a hold that the server no longer has, as the caller knows.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -283,7 +283,7 @@ impl<I> Order<I> {
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
         let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
-        if mode != Mode::Read && tenancy.hold().line.is_none() {
+        if mode != Mode::Read && !tenancy.hold().came_beside_the_leader() {
             self.queue.set_led(false);
         }
         Admission::Admitted(stale)
@@ -378,7 +378,10 @@ impl<I> Order<I> {
     /// writer.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
+        // While an adopted hold has the seat, a leader may wait in Redis's queue. Its turn comes
+        // first.
         self.alone.cohort.may_pass(now)
+            && !self.queue.is_led()
             && self.queue.first().is_some_and(|first| {
                 mode != Mode::Read
                     && first.need().mode == mode

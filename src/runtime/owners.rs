@@ -3,6 +3,10 @@
 //! If a release reached only the old master, the new master may have a hold of an owner that no
 //! thread of this client uses. A number is never used again, so such an owner never becomes live
 //! again, and its hold can be released.
+//!
+//! The number of an adoption is its ticket's, and a program may name a ticket twice. So the number
+//! stays live unless the server has certainly ended the hold: a command that removes what is left
+//! of the first adoption must not end a second one.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,6 +22,8 @@ use crate::scripts::{Mode, Owner};
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
+    /// The live numbers of adoptions whose outcome is unknown, and which may be repeated.
+    undecided: Mutex<BTreeSet<u64>>,
 }
 
 /// Keeps an owner live: from the time before its first request until its hold ends or no thread
@@ -36,6 +42,15 @@ impl Core {
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
+    /// Makes the owner of an adoption live, whose number is that of its ticket. Also returns whether
+    /// this repeats an adoption with an unknown outcome. `None`: another call of this client adopts
+    /// the ticket, or has done so.
+    pub(crate) fn adopts(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
+        let is_repeated = self.owners.undecided.lock().remove(&number);
+        let is_new = self.owners.live.lock().insert(number);
+        (is_new || is_repeated).then(|| (LiveOwner { core: Arc::clone(self), number }, is_repeated))
+    }
+
     /// Whether this is an owner of this client that no thread uses.
     pub(super) fn is_left_over(&self, owner: &str) -> bool {
         let number = owner.strip_prefix(self.id.as_str()).and_then(|rest| rest.strip_prefix(':'));
@@ -51,10 +66,17 @@ impl LiveOwner {
     }
 }
 
+impl LiveOwner {
+    /// Notes that the outcome of this adoption is unknown. Another call may repeat it.
+    pub(crate) fn stays_undecided(self) {
+        self.core.owners.undecided.lock().insert(self.number);
+    }
+}
+
 impl Drop for LiveOwner {
     fn drop(&mut self) {
         // In a forked child, a thread of the parent may have left the mutex locked.
-        if !is_forked() {
+        if !is_forked() && !Owner::is_ticket_number(self.number) {
             self.end();
         }
     }

@@ -103,6 +103,7 @@ mod rights;
 mod script_set;
 pub(crate) mod semaphore;
 pub(crate) mod status;
+mod ticket;
 mod trouble;
 
 use std::time::Duration;

@@ -29,6 +29,9 @@ const HEARS: u64 = 1;
 /// The least number that has a time and flags. The numbers of older versions are counters, which
 /// never get so high.
 const WITH_TIME: u64 = 1 << 50;
+/// The least number of a ticket. A client numbers no acquisition of its own from here up to
+/// [`WITH_TIME`].
+const OF_TICKET: u64 = WITH_TIME / 2;
 
 /// The uuid of a client, and the source of the numbers of its owners, requests and permits.
 #[derive(Debug)]
@@ -87,6 +90,13 @@ impl ClientId {
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
     }
 
+    /// The owner of this client's adoption of a ticket, the same each time. It has the ticket's
+    /// number.
+    pub(crate) fn adopter(&self, ticket: &Owner) -> Owner {
+        let (client, number) = (Uuid::from_u128(self.seed), ticket.number());
+        Owner::Lock { client, number, mode: Mode::Lock }
+    }
+
     /// Returns the present time, followed by a counter. If the clock was set back, or the
     /// millisecond has no number left, returns the last number plus one. So numbers always rise.
     fn next_owner_number(&self) -> u64 {
@@ -119,7 +129,7 @@ impl Mode {
 
 /// The holder of a lock, as it appears in Redis. Its text is made for each request, because a
 /// stored text would take much of a hold's memory.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Lock {
         client: Uuid,
@@ -139,6 +149,31 @@ impl Owner {
             number: number.parse().ok()?,
             mode,
         })
+    }
+
+    /// A fresh owner for a ticket. It belongs to no client, and its number is random.
+    pub(crate) fn of_new_ticket() -> Result<Self, SysError> {
+        let (mut uuid, mut number) = ([0; 16], [0; 8]);
+        SysRng.try_fill_bytes(&mut uuid)?;
+        SysRng.try_fill_bytes(&mut number)?;
+        let number = OF_TICKET | u64::from_ne_bytes(number) & (OF_TICKET - 1);
+        Ok(Self::Lock { client: Uuid::new_v8(uuid), number, mode: Mode::Lock })
+    }
+
+    /// Whether this is the number of a ticket and of its adopters.
+    pub(crate) fn is_ticket_number(number: u64) -> bool {
+        (OF_TICKET..WITH_TIME).contains(&number)
+    }
+
+    /// Whether the owner has a ticket's number: it is a ticket's own, or has adopted one.
+    pub(crate) fn has_ticket_number(&self) -> bool {
+        Self::is_ticket_number(self.number())
+    }
+
+    /// Whether this can be the owner of a ticket.
+    pub(crate) fn is_of_ticket(&self) -> bool {
+        let is_ours = |client: &Uuid| client.get_version_num() == 8;
+        self.has_ticket_number() && matches!(self, Self::Lock { client, .. } if is_ours(client))
     }
 
     pub(crate) fn text(&self) -> OwnerText {
@@ -282,6 +317,24 @@ mod tests {
         assert_eq!((owner(1), owner(WITH_TIME - 1)), (None, None));
         let second = SystemTime::UNIX_EPOCH + Duration::from_millis(1_800_000_000_123);
         assert_eq!(owner(1_800_000_000_123 << BELOW_MILLIS | 1), Some(second));
+    }
+
+    #[test]
+    fn a_tickets_number_is_no_clients_and_goes_to_its_adopter() {
+        let client = ClientId::random().unwrap();
+        let tickets: Vec<_> = (0..100).map(|_| Owner::of_new_ticket().unwrap()).collect();
+        for ticket in &tickets {
+            let adopter = client.adopter(ticket);
+            assert!(ticket.is_of_ticket() && adopter.has_ticket_number());
+            assert_eq!(adopter.number(), ticket.number());
+            assert!(adopter.to_string().starts_with(client.as_str()));
+            assert_eq!((adopter.asked_at(), adopter.hears()), (None, false));
+            assert!(Owner::parse(&ticket.to_string(), Mode::Lock).unwrap() == *ticket);
+        }
+        let own = client.next_owner();
+        assert!(!own.has_ticket_number() && own != client.adopter(&tickets[0]));
+        let numbers = tickets.iter().map(Owner::number);
+        assert!(numbers.collect::<std::collections::BTreeSet<_>>().len() == tickets.len());
     }
 
     #[test]

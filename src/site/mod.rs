@@ -9,6 +9,7 @@ mod queue_entry;
 mod release;
 mod site;
 pub(crate) mod standing;
+mod ticket;
 mod together;
 mod unclaimed;
 mod wanted;

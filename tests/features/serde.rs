@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use redlatch::election::Leader;
 use redlatch::observe::Kind;
-use redlatch::{Client, ErrorKind, FencingToken, HoldState, LostReason, Owner, PermitId};
+use redlatch::{Client, ErrorKind, FencingToken, HoldState, LostReason, Owner, PermitId, Ticket};
 use serde_json::{Value, from_value, json, to_value};
 
 use crate::common::*;
@@ -96,6 +96,15 @@ fn a_kind_is_its_name() {
     assert_eq!(to_value(HoldState::Held).unwrap(), "Held");
     let lost = to_value(HoldState::Lost(LostReason::Revoked)).unwrap();
     assert_eq!(lost, json!({"Lost": "Revoked"}));
+}
+
+#[test]
+fn a_ticket_is_its_text() {
+    let text = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:800000000000000 plain an order";
+    let ticket: Ticket = text.parse().unwrap();
+    assert_eq!(to_value(&ticket).unwrap(), text);
+    assert_eq!(from_value::<Ticket>(json!(text)).unwrap(), ticket);
+    assert!(from_value::<Ticket>(json!("an order")).is_err());
 }
 
 #[test]

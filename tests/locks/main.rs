@@ -15,5 +15,6 @@ mod hand_off;
 mod multi_lock;
 mod read_write;
 mod reentrant_lock;
+mod ticket;
 mod wanted;
 mod watchdog;

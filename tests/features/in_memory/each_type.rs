@@ -30,6 +30,7 @@ scenarios! {
     each_kind_of_lock_is_handed_to_a_waiting_client
     one_thread_at_a_time_of_all_clients_has_a_lock
     tokens_rise
+    a_ticket_takes_a_lock_to_the_other_client
     a_script_runs_only_under_its_owner
     a_waiter_for_a_condition_is_notified_by_another_client
     permits_of_both_kinds_go_to_a_waiting_client
@@ -129,6 +130,18 @@ mod scenario {
         let token = first.token();
         first.unlock().unwrap();
         assert!(other.fenced_lock("tokens").lock().unwrap().token() > token);
+    }
+
+    pub(super) fn a_ticket_takes_a_lock_to_the_other_client(one: &Client, other: &Client) {
+        let guard = one.fenced_lock("ticket").lock_owned().unwrap();
+        let token = guard.token();
+        let ticket = guard.into_ticket(LONG).unwrap();
+        assert!(other.fenced_lock("ticket").is_locked().unwrap());
+        let guard = other.adopt_fenced(&ticket).unwrap();
+        assert!(guard.token() > token);
+        assert_eq!(one.adopt_fenced(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+        guard.unlock().unwrap();
+        assert!(!one.fenced_lock("ticket").is_locked().unwrap());
     }
 
     pub(super) fn a_script_runs_only_under_its_owner(one: &Client, other: &Client) {

@@ -1,0 +1,61 @@
+//! The scripts that hand a lock over by a ticket.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+use redlatch_client::{Command, Pieces, Script, decimal};
+
+use super::lock::{Acquired, LockScripts, acquired};
+use super::{Owner, Replied, Trouble, call, granted, millis, needing, unexpected};
+
+static TICKET: LazyLock<Script> =
+    script!(NUMBER; LOCK_OWNER, "lock/successor.lua", "lock/ticket.lua");
+static ADOPT: LazyLock<Script> =
+    script!(takes; NUMBER_OR_LIST; LOCK_OWNER, "lock/successor.lua", "lock/adopt.lua");
+
+impl LockScripts<'_> {
+    /// Gives the owner's lock to a ticket, with this lease. `false`: the owner does not have it.
+    pub(crate) fn give_to_ticket(
+        self,
+        owner: &Owner,
+        ticket: &Owner,
+        lease: Duration,
+    ) -> Result<bool, Trouble> {
+        // A copy finds the ticket's owner, and answers as the first request did.
+        match call(self.route, &self.handing_over(&TICKET, lease, owner, ticket), self.rights())? {
+            Value::Nil => Ok(false),
+            Value::Int(_) => Ok(true),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes the lock over from a ticket. [`NotTaken`](Acquired::NotTaken): neither the ticket nor
+    /// this owner has the lock.
+    pub(crate) fn adopt(
+        self,
+        ticket: &Owner,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let command = self.handing_over(&ADOPT, lease, owner, ticket).acknowledged(self.acks);
+        let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, self.rights(), acquired)
+    }
+
+    fn handing_over(
+        self,
+        script: &'static LazyLock<Script>,
+        lease: Duration,
+        owner: &Owner,
+        ticket: &Owner,
+    ) -> Command {
+        let (keys, count) = self.keys.of_scripts();
+        let (mut lease_digits, mut database_digits) = ([0; 20], [0; 20]);
+        let (owner, ticket) = (owner.text(), ticket.text());
+        let lease = millis(lease, &mut lease_digits);
+        let database = decimal(self.database.unsigned_abs(), &mut database_digits);
+        let arguments = [lease, &owner, &ticket, database].map(Pieces::from);
+        needing(Command::script(script, &keys[..count], &arguments), self.rights())
+    }
+}

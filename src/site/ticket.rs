@@ -1,0 +1,178 @@
+//! Handing a lock to another client by a ticket.
+//!
+//! A ticket has an owner of its own, which belongs to no client. One script puts it in place of the
+//! holder's owner, and another script puts the adopter's owner in its place, so the lock is never
+//! free in between. Since the ticket's owner is no client's, nobody renews its lease, and neither
+//! the end of the first holder's client nor its search for leftovers after a failover ends it. All
+//! requests of the first holder name its own owner, so none of them touches the ticket.
+//!
+//! The adopter's owner has the ticket's number. So a client that repeats an adoption, because it
+//! got no reply, asks under the same owner, and an adoption by another client is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch_client::sync::Thread;
+
+use super::release::Parting;
+use super::site::{Leaving, Site};
+use crate::ask::Asked;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{GrantDetails, Hold, Live, Tenancy, Terms};
+use crate::scripts::lock::{Acquired, Released};
+use crate::scripts::{Mode, Owner, Replied, Trouble};
+
+// The reasons why a held lock cannot become a ticket.
+const OF_OTHER_KIND: &str = "only a ReentrantLock and a FencedLock can be handed over by a ticket";
+const IS_KEPT: &str = "a level of it is left to expire or stays for its least time (with_hold_at_least), so it \
+     cannot be handed over";
+const IN_DOUBT: &str = "the request that took the lock was sent twice, and its late copy could take the lock again: \
+     release the lock and take it again to hand it over";
+
+impl Site {
+    /// Prepares the hold of a tenancy for a ticket: from here on no thread passes the hold on.
+    ///
+    /// # Errors
+    ///
+    /// Fails if this hold cannot become a ticket. Then nothing has changed.
+    pub(crate) fn prepare_ticket(&self, tenancy: &Arc<Tenancy>) -> Result<(), Error> {
+        if self.mode != Mode::Lock {
+            return Err(Error::new(ErrorKind::Config, OF_OTHER_KIND.to_owned()).of(&self.name));
+        }
+        let prepared = self.gate.with_seat(|seat| {
+            let seat = seat.filter(|seat| seat.is(tenancy) && tenancy.is_held())?;
+            let hold = tenancy.hold();
+            Some(if hold.line.is_some() {
+                Err((ErrorKind::Config, OF_OTHER_KIND))
+            } else if seat.levels.count() > 1 || hold.is_kept() {
+                Err((ErrorKind::Config, IS_KEPT))
+            } else if hold.in_doubt {
+                Err((ErrorKind::Unavailable, IN_DOUBT))
+            } else {
+                // The request is a script under this owner, so the rule for a user's scripts holds:
+                // the process does not pass the hold on once the script may run.
+                hold.script_begins();
+                Ok(())
+            })
+        });
+        match prepared {
+            None => Err(self.not_held(tenancy)),
+            Some(Err((kind, why))) => Err(Error::new(kind, why.to_owned()).of(&self.name)),
+            Some(Ok(())) => Ok(()),
+        }
+    }
+
+    /// Ends a tenancy that [`prepare_ticket`](Self::prepare_ticket) has prepared, and gives its hold
+    /// to a ticket. If this fails, the client releases the lock in the background.
+    ///
+    /// # Blocking
+    ///
+    /// For one round trip.
+    pub(crate) fn give_to_ticket(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        ticket: &Owner,
+        keep: Duration,
+    ) -> Result<(), Error> {
+        // The tenancy leaves first. Otherwise a renewal, which no longer finds the owner, would
+        // report the lock as lost.
+        let (parting, seat) = self.step_out(tenancy, None, Leaving::Awaited)?;
+        let done = match parting {
+            Parting::Release { hold, leads } => {
+                let _leadership = self.leads_until_released(leads);
+                self.give(&hold, ticket, keep)
+            }
+            Parting::Over(done) => done,
+            Parting::StillHeld => Err(self.not_held_by_thread()),
+        };
+        drop(seat);
+        self.tell_end(tenancy, Some(done))
+    }
+
+    fn give(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        ticket: &Owner,
+        keep: Duration,
+    ) -> Result<(), Error> {
+        let given = self.scripts().give_to_ticket(&hold.owner, ticket, keep);
+        if let Err(Trouble::Unknown(_) | Trouble::Forgotten(_)) = given {
+            // The ticket may have the lock, or get it later. Nobody will adopt it.
+            self.disown(ticket, keep);
+        }
+        // For this owner, the lock is as if another process had been granted it by a release.
+        let to_released = |given| if given { Released::HandedOn } else { Released::NotHeld };
+        self.released(hold, given.map(to_released))
+    }
+
+    /// Adopts a ticket. Returns a tenancy that belongs to no thread.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` if the ticket does not have the lock any more. If the outcome is unknown, the
+    /// adoption may be repeated, so the client does not undo it.
+    ///
+    /// # Blocking
+    ///
+    /// For one round trip, or for two if an earlier hold of this process still has the seat.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        ticket: &Owner,
+        terms: Terms,
+    ) -> Result<Arc<Tenancy>, Error> {
+        let (name, owner) = (&self.name, self.core.id.adopter(ticket));
+        let Some((live, is_repeated)) = self.core.adopts(ticket.number()) else {
+            let message = "this client adopts the ticket in another call, or has adopted it before";
+            return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(name));
+        };
+        let (asked, lease) = (Asked::now(self), terms.lease());
+        let trouble = match self.scripts().adopt(ticket, &owner, lease) {
+            Ok(Replied {
+                reply: Acquired::Granted { .. }, unacknowledged: Some(error), ..
+            }) => Trouble::Unknown(error),
+            Ok(Replied {
+                reply: Acquired::Granted { already, places, tokens }, in_doubt, ..
+            }) if !already || in_doubt || is_repeated => {
+                let chain = self.gate.chain(asked.at);
+                let details = GrantDetails { places, tokens, chain, by_message: false };
+                // A late copy of the request takes no free lock, so the hold is not in doubt.
+                let hold = Hold::leased(owner, terms, lease, asked, false);
+                let mut live = Some(Live::Owner(live));
+                return self.adopted(&hold.with_details(details, None).of_live(&mut live), terms);
+            }
+            Ok(Replied { reply, .. }) => {
+                // If an earlier adoption has left its hold at the server, the client is about to
+                // release it. So the number stays live.
+                if reply == Acquired::NotTaken {
+                    live.end();
+                }
+                let message = "the ticket does not have the lock: somebody has adopted it, its \
+                               lease has ended, or the lock was taken away; nothing was changed";
+                return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(name));
+            }
+            Err(trouble) => trouble,
+        };
+        let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
+        let error = trouble.into_error().of(name);
+        if is_unknown || is_repeated {
+            live.stays_undecided();
+            let state = "this client may have adopted the ticket: adopt it again, or the lock \
+                         stays taken until a lease has ended";
+            return Err(error.unknown(true).now(state));
+        }
+        live.end();
+        Err(error.now("nothing was changed"))
+    }
+
+    /// Begins the tenancy of an adopted hold.
+    fn adopted(self: &Arc<Self>, hold: &Arc<Hold>, terms: Terms) -> Result<Arc<Tenancy>, Error> {
+        let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Thread::placeholder()));
+        let error = match self.admit(&tenancy, terms) {
+            Ok(true) => return Ok(tenancy),
+            Ok(false) => Error::lost(&self.name, &hold.why_gone()),
+            Err(error) => error,
+        };
+        self.disown(&hold.owner, hold.longest_lease());
+        Err(error)
+    }
+}
