@@ -1,6 +1,6 @@
-//! Sets `cfg(testkit)`, for the unit tests that need a server of their own, and `cfg(models)`, for
-//! the models of all interleavings, in a build with shuttle. Neither this nor the test kit is in the
-//! published package, whose other tests run without them.
+//! Sets `cfg(testkit)`, for the unit tests that need their own server, and, in a build with
+//! shuttle, `cfg(models)`, for the models of all interleavings. The published package has neither
+//! this file nor the test kit, and its other tests run without them.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Ending a wait from another thread.
+//! Cancel tokens, which end a wait from another thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use crate::sync::{Mutex, Waker, is_forked};
 
 /// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
-/// A clone is the same token. A cancelled token stays cancelled, and ends each later wait at once.
-/// So make a new token for a new piece of work.
+/// All clones are the same token. A cancelled token remains cancelled, and ends each later wait at
+/// once. So make a new token for each piece of work.
 ///
 /// ```
 /// # use redlatch_client as redlatch;
@@ -35,14 +35,14 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Ends every present and later wait with this token, with an error of kind [`Cancelled`].
-    /// Returns at once. If a waiter was already granted its lock, that waiter takes the lock.
+    /// Ends every present and later wait with this token, with an error of kind [`Cancelled`]. Does
+    /// not block. If a waiter has already been granted its lock, the waiter takes the lock.
     ///
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
     pub fn cancel(&self) {
-        // Set the flag before reading the lists. So a waiter that registers after its list was
-        // copied sees the flag before it sleeps.
+        // Set the flag before reading the lists: a waiter that registers after its list was copied
+        // must see the flag before it sleeps.
         self.0.cancelled.store(true, Ordering::SeqCst);
         let waiting = self.0.waiting.lock().clone();
         waiting.iter().for_each(Waker::wake);
@@ -64,7 +64,7 @@ impl fmt::Debug for CancelToken {
     }
 }
 
-/// A waiter that a token wakes.
+/// The registration of a waiter that a cancel must wake.
 #[derive(Debug)]
 pub struct Registration<'a> {
     token: &'a CancelToken,
@@ -88,7 +88,7 @@ impl Drop for Registration<'_> {
     }
 }
 
-/// A link from one token to another, its child, which is cancelled with it.
+/// A link from a token to a child token, which is cancelled with it.
 #[derive(Debug)]
 pub struct Linked<'a> {
     token: &'a CancelToken,
@@ -96,8 +96,8 @@ pub struct Linked<'a> {
 }
 
 impl<'a> Linked<'a> {
-    /// Makes a cancel of `token` cancel `child`, too, until the link is dropped. If `token` is
-    /// cancelled already, cancels `child` at once.
+    /// Makes a cancel of `token` also cancel `child`, until the link is dropped. If `token` is
+    /// already cancelled, cancels `child` at once.
     pub fn of(token: &'a CancelToken, child: &CancelToken) -> Self {
         token.0.linked.lock().push(child.clone());
         // This read comes after the push: see `cancel`.

@@ -1,5 +1,5 @@
-//! The addresses that Sentinels and the servers of a cluster name, and the user's map from these to
-//! the addresses at which the client reaches them.
+//! The addresses that Sentinels and a cluster's servers report, and the user's map from these
+//! addresses to the addresses to which the client connects.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::host_port::HostPort;
 
-/// An address that a server names. Only an [`AddressMap`] turns it into the [`HostPort`] at which
-/// the client reaches that server.
+/// An address that a server reports. Only an [`AddressMap`] converts it to the [`HostPort`] to
+/// which the client connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedAddress(HostPort);
 
 impl NamedAddress {
-    /// Returns `None` if this is no address: a server that does not know another server's address
-    /// names an empty host or `?`.
+    /// Returns `None` if this is no address: if a server does not know another server's address, it
+    /// reports an empty host or `?`.
     pub(super) fn new(host: String, port: u16) -> Option<Self> {
         let is_known = !host.is_empty() && host != "?" && port > 0;
         is_known.then_some(Self(HostPort { host, port }))
@@ -29,13 +29,13 @@ pub struct AddressMap(Option<Arc<Map>>);
 
 impl AddressMap {
     /// Makes a map that calls `map` for each address. `map` is called on any thread of the client
-    /// or of its caller, with no mutex held. If it returns `None`, the address stays as it is.
+    /// or of its caller, with no mutex held. If it returns `None`, the address is not changed.
     pub fn new(map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(map)))
     }
 
-    /// Returns the address at which the client reaches the server, or `None` if the user's code
-    /// panicked. (The named address is not used then, since another server may be there.)
+    /// Returns the address to which the client connects, or `None` if the user's code panicked.
+    /// (The reported address must not be used then: another server may have it.)
     pub(super) fn reach(&self, NamedAddress(named): &NamedAddress) -> Option<HostPort> {
         let Some(map) = &self.0 else { return Some(named.clone()) };
         let mapped = catch_unwind(AssertUnwindSafe(|| map(&named.host, named.port))).ok()?;

@@ -1,14 +1,14 @@
-//! Which server of a cluster has which slot.
+//! The slots of a cluster and their servers.
 //!
 //! A thread asks the servers for the slots only if a server redirects its command, or if it reaches
-//! no server. One thread asks for all threads that need the slots then.
+//! no server. One thread asks for all threads that need the slots at that time.
 //!
-//! A server that is cut off from the others still names the old owners of slots. But such a server
-//! knows that it sees no majority of the masters (`cluster_state`), and its epoch is older than
-//! that of a master chosen in the meantime. A server's answer is its *view*. The client accepts a
-//! view at once only if its server sees a majority and its epoch is not older than the last view's.
-//! Otherwise the client takes the best view of a majority of the masters: a majority cannot be cut
-//! off.
+//! A server's answer is its *view*. A server that is cut off from the other servers reports the old
+//! owners of slots. But such a server reports that it reaches no majority of the masters
+//! (`cluster_state`), and its epoch is older than the epoch of a master that was elected in the
+//! meantime. The client accepts a view at once only if its server reaches a majority and its epoch
+//! is not older than the epoch of the last accepted view. Otherwise the client asks a majority of
+//! the masters, which cannot be cut off as a whole, and accepts the best of their views.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,23 +33,23 @@ pub(super) use slot::Slot;
 pub use slot::unfollowed;
 use view::{NO_CLUSTER_INFO, Range, View, Weight, ask, no_slots, ranges};
 
-/// The longest that a server may take to answer what slots it knows.
+/// The longest time that a server may take to report its slots.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
-/// The shortest time between two rounds of questions to the servers.
+/// The shortest time between two rounds in which a thread asks the servers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// A redirect makes a thread ask for all slots if the last round is older than this: the server
-/// that the redirect names may have replaced a dead one.
+/// A redirect makes a thread ask for all slots if the last round is older than this: the server in
+/// the redirect may have replaced a dead server.
 const SEEN: Duration = Duration::from_secs(1);
 const NOBODY: u16 = u16::MAX;
 
-/// The servers of a cluster that the client has met, and the owner of each slot.
+/// The servers of a cluster that the client knows, and the owner of each slot.
 pub struct Cluster {
     /// The template for the servers' endpoints.
     manner: Endpoint,
     map: AddressMap,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
-    /// Signals that the thread in [`Looking`] is done.
+    /// Signals that the thread with the [`Looking`] role is done.
     looked: Condvar,
     on_node: OnceLock<OnNode>,
     on_moved: OnceLock<OnMoved>,
@@ -61,11 +61,11 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 #[derive(Default)]
 struct ClusterState {
-    /// The servers that the client has met, by their numbers. None is ever removed.
+    /// The servers that the client has ever known, by their numbers. No server is ever removed.
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
-    /// The servers to ask: first the one whose view was last accepted, last the silent ones.
+    /// The servers to ask: first the server whose view was last accepted, last the silent servers.
     known: Vec<HostPort>,
     /// The servers of the URL.
     seeds: Vec<HostPort>,
@@ -78,7 +78,7 @@ struct ClusterState {
 }
 
 impl Cluster {
-    /// Finds the servers. Returns `None` if the URL is not that of a cluster.
+    /// Finds the servers. Returns `None` if the URL is not a cluster's URL.
     pub fn connect(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
         if !matches!(url.kind, Topology::Cluster) {
@@ -87,10 +87,10 @@ impl Cluster {
         Ok(Some(Arc::new(Self::open(&url, config)?)))
     }
 
-    /// Makes the cluster before the client has met any of its servers. The cluster knows only the
-    /// first server of the URL, and no slots. A thread that opens a connection lets the cluster
-    /// [meet](Self::meet) the server, and sends commands only after that. Returns `None` if the URL
-    /// is not that of a cluster.
+    /// Makes the cluster without a connection to any of its servers. The cluster knows only the
+    /// first server of the URL, and no slots. A thread that opens a connection calls
+    /// [`meet`](Self::meet) before it sends commands. Returns `None` if the URL is not a cluster's
+    /// URL.
     pub fn unmet(url: &str, config: &Settings) -> Result<Option<Arc<Self>>, ConnectError> {
         let url = Url::parse(url).map_err(ConnectError::unusable)?;
         if !matches!(url.kind, Topology::Cluster) {
@@ -103,8 +103,8 @@ impl Cluster {
         Ok(Some(Arc::new(cluster)))
     }
 
-    /// Asks the server of a connection that is being opened for the slots, if the client does not
-    /// know them yet.
+    /// If the client does not know the slots yet, asks the server for them over a connection that
+    /// is being opened.
     pub fn meet(&self, endpoint: &Endpoint, ask: Ask<'_>) -> Result<(), ConnectError> {
         if self.state.lock().owners.iter().any(|owner| *owner != NOBODY) {
             return Ok(());
@@ -169,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Sets how many lanes lead to each server from now on.
+    /// Sets the number of lanes to each server.
     pub fn set_lanes(&self, lanes: usize) {
         let _only_once = self.lanes.set(lanes);
         let mut state = self.state.lock();
@@ -178,45 +178,46 @@ impl Cluster {
         }
     }
 
-    /// Calls `tell` for each server that the client knows now or meets later.
+    /// Calls `tell` for each server that the client knows now or finds later.
     pub fn on_node(&self, tell: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
         self.nodes().iter().for_each(&tell);
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// Sets the callback for slots with a new owner. It gets the slots in order, and must not
-    /// block.
+    /// Sets the callback for slots with a new owner. The callback gets the sorted slots, and must
+    /// not block.
     pub fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
 
-    /// Notes that the client ends. From then on no thread waits for a server.
+    /// Notes that the client ends. After this call no thread waits for a server.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// All servers that the client has met.
+    /// Returns all servers that the client has ever known.
     pub fn nodes(&self) -> Vec<Arc<Node>> {
         self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// The server with this [number](Node::number).
+    /// Returns the server with this [number](Node::number).
     pub fn numbered(&self, number: usize) -> Arc<Node> {
         Arc::clone(&self.state.lock().nodes[number].1)
     }
 
-    /// The servers that have slots, as far as this client knows.
+    /// Returns the servers that have slots, as far as this client knows.
     pub fn masters(&self) -> Vec<Arc<Node>> {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// Whether a server has slots, as far as this client knows. Without slots it may be gone.
+    /// Whether a server has slots, as far as this client knows. A server without slots may have
+    /// been removed from the cluster.
     pub fn is_master(&self, node: &Node) -> bool {
         self.state.lock().has_slots(node)
     }
 
-    /// The server of a slot, as far as this client knows. If it knows none, this is any server:
-    /// that server's redirect names the right one.
+    /// Returns the server of a slot, as far as this client knows. If the client knows none, returns
+    /// any server, whose redirect names the right server.
     pub fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
@@ -250,8 +251,8 @@ impl Cluster {
         }
     }
 
-    /// Asks which server has which slot. If another thread is asking, this waits for that thread.
-    /// If a thread asked a moment ago, this does nothing.
+    /// Asks the servers for the owners of all slots. If another thread is asking, waits for that
+    /// thread. If a thread asked a moment ago, does nothing.
     pub fn look(&self) {
         self.look_at(None);
     }
@@ -259,7 +260,7 @@ impl Cluster {
     fn look_at(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
         if state.looking {
-            // The wait ends with the other thread's round. A call must not wait longer than this.
+            // The wait ends with the other thread's round, or at this time.
             let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
             while state.looking && Instant::now() < until {
                 self.looked.wait_for(&mut state, SAYS_WITHIN);
@@ -282,9 +283,10 @@ impl Cluster {
         }
     }
 
-    /// Asks one server after the other. Returns the first view whose server sees a majority of the
-    /// masters and whose epoch is not older than the last view's. If there is none, returns the
-    /// best view of a majority of the masters, or of all servers that answer.
+    /// Asks one server after the other. Returns the first view whose server reaches a majority of
+    /// the masters and whose epoch is not older than the epoch of the last accepted view. If there
+    /// is no such view, returns the best view of a majority of the masters, or of all servers that
+    /// answer.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -325,7 +327,8 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Forget the servers that vanished: with changing addresses the list would only grow.
+        // Forget the servers that are not in the view: if addresses change, the list would only
+        // grow.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {
@@ -333,14 +336,14 @@ impl Cluster {
             }
         }
         state.silent.retain(|host_port| known.contains(host_port));
-        // Ask silent servers last, since each of them makes the other threads wait.
+        // Ask silent servers last, because the other threads wait while a silent server is asked.
         known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
         let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
-            // A slot without an owner keeps its old one, which may get the slot back.
+            // A slot without an owner keeps its old owner, which may get the slot back.
             owners[slot] != NOBODY && owners[slot] != state.owners[slot]
         });
         let changed: Vec<_> = changed.collect();
@@ -355,13 +358,13 @@ impl Cluster {
         changed
     }
 
-    /// The server at an address that another server named. Adds it if it is new.
+    /// Returns the server at an address that another server reported. Adds the server if it is new.
     fn named(&self, named: &NamedAddress) -> Option<Arc<Node>> {
         let host_port = self.map.reach(named)?;
         Some(self.numbered(self.number(&host_port).into()))
     }
 
-    /// The number of the server at this address. Adds the server if it is new.
+    /// Returns the number of the server at this address. Adds the server if it is new.
     fn number(&self, host_port: &HostPort) -> u16 {
         let mut state = self.state.lock();
         if let Some(at) = state.nodes.iter().position(|(known, _)| known == host_port) {
@@ -408,7 +411,8 @@ impl ClusterState {
     }
 }
 
-/// The role of the thread that asks for all. Its drop lets the next thread ask, even after a panic.
+/// The role of the thread that asks for all threads. Its drop lets the next thread ask, even after
+/// a panic.
 struct Looking<'a>(&'a Cluster);
 
 impl Drop for Looking<'_> {

@@ -13,16 +13,16 @@ use super::{decimal, write_decimal};
 /// The command with which clients publish on channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channels {
-    /// `PUBLISH`. A client has one channel of its own.
+    /// `PUBLISH`. A client has one own channel.
     Server,
-    /// `PUBLISH` in a cluster, where it reaches all servers. A client has a channel of its own for
-    /// each name, so that it listens at the server of that name's slot.
+    /// `PUBLISH` in a cluster, where it reaches all servers. A client has one own channel for each
+    /// name, so that it listens at the server of the name's slot.
     Cluster,
     /// `SPUBLISH` in a cluster, which reaches only the server of the slot.
     Sharded,
 }
 
-/// A Lua script. A call names it by its hash once the server knows the script.
+/// A Lua script. If the server knows the script, a call contains only its hash.
 #[derive(Debug)]
 pub struct Script {
     server: Text,
@@ -34,9 +34,9 @@ pub struct Script {
     takes: bool,
 }
 
-/// The kinds of reply that a script can give, besides an error. The kind says nothing about the
-/// value: a user's data under a key may put a strange number into a reply, but never turns a number
-/// into a list.
+/// The kinds of reply that a script can give, in addition to an error. Only the kind is checked:
+/// other data under a key may lead to any number in a reply, but never changes a number into a
+/// list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies(u8);
 
@@ -54,7 +54,7 @@ impl Replies {
     pub const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
     /// Any kind of reply, as to a plain command.
     const ALL: Self = Self(u8::MAX);
-    /// All kinds of reply that a script can give in RESP2.
+    /// All kinds of replies that a script can give in RESP2.
     pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
 
     fn include(self, reply: &Value) -> bool {
@@ -71,13 +71,13 @@ impl Replies {
     }
 }
 
-/// A check that the user has the rights that a request needs, made before the request acts. A
-/// connection makes the check inside the script of its first such request. The script's reply is
-/// then `{all, reply}`, and `all` says whether the user may use all names. If the user may not, the
-/// check is repeated once for each name.
+/// A check that the user has the rights that a request needs. The check runs inside the script of a
+/// connection's first such request, before the request changes anything. The script's reply is then
+/// `{all, reply}`: `all` says whether the user may use all names. If not, the check is repeated
+/// once for each name.
 #[derive(Debug)]
 pub struct RightsQuestion {
-    /// The number of the question, below 64. Each question has a different number.
+    /// The number of the question, which is below 64. No two questions have the same number.
     number: u8,
     code: String,
 }
@@ -101,10 +101,10 @@ struct Text {
     by_hash: Vec<u8>,
 }
 
-/// A text in the scripts of `lua/` for one server, and its replacement in a cluster. In a cluster
-/// the first key stands for the name, so that all channels of the script are in the key's slot. (An
-/// argument could say whether the server is one of a cluster, but then each call to a single server
-/// would have to carry it.)
+/// A text in the scripts of `lua/`, and its replacement for a cluster. In a cluster a channel
+/// contains the script's first key, so that all channels of the script are in the key's slot. (If
+/// an argument said whether the server belongs to a cluster, each call to a single server would
+/// have to send it, too.)
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -131,13 +131,13 @@ impl Script {
         Self { replies, ..self }
     }
 
-    /// Marks the script as one that takes something for its caller. If the caller leaves, it need
-    /// not run.
+    /// Marks a script that takes something for its caller. If the caller no longer waits, the
+    /// script need not run.
     pub fn takes(self) -> Self {
         Self { takes: true, ..self }
     }
 
-    /// The hash of the text that the script has outside a cluster.
+    /// Returns the hash of the script's text for a single server.
     pub fn hash(&self) -> String {
         redis::Script::new(&self.server.code).get_hash().to_owned()
     }
@@ -152,7 +152,7 @@ impl Script {
     }
 }
 
-/// A script's text for a server of this kind.
+/// Returns a script's text for a server of this kind.
 fn for_channels(code: &str, channels: Channels) -> Cow<'_, str> {
     match channels {
         Channels::Server => code.into(),
@@ -185,7 +185,7 @@ pub struct Command {
     /// See [`answered_first`](Self::answered_first).
     is_answered_first: bool,
     question: Option<&'static RightsQuestion>,
-    /// See [`of_names`](Self::of_names). Zero if the command is of one name.
+    /// See [`of_names`](Self::of_names). Zero if the command has the keys of one name.
     keys_of_name: usize,
     logs_in: bool,
 }
@@ -214,7 +214,7 @@ impl Command {
         }
     }
 
-    /// A command that is not a script call.
+    /// Returns a command that is not a script call.
     pub fn plain(parts: &[&[u8]]) -> Self {
         let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
         push_header(&mut bytes, b'*', parts.len());
@@ -224,7 +224,7 @@ impl Command {
         Self::new(bytes, None, Replies::ALL)
     }
 
-    /// An AUTH command that logs the connection in with these credentials.
+    /// Returns an AUTH command that logs the connection in with these credentials.
     pub fn auth(credentials: &Credentials) -> Self {
         let (user, password) = credentials.parts();
         let mut parts: Vec<&[u8]> = vec![b"AUTH"];
@@ -233,14 +233,14 @@ impl Command {
         Self { logs_in: true, ..Self::plain(&parts) }
     }
 
-    /// Whether the command logs in. After it the connection may have another user.
+    /// Whether the command logs in. After the command, the connection may have another user.
     pub(crate) fn logs_in(&self) -> bool {
         self.logs_in
     }
 
-    /// A WAIT command. The server answers it when `acks.count` replicas have all earlier writes of
-    /// the connection, or when `acks.within` is over. The reply is the number of replicas that have
-    /// these writes.
+    /// Returns a WAIT command. The server replies to it when `acks.count` replicas have all earlier
+    /// writes of the connection, or when `acks.within` is over. The reply is the number of replicas
+    /// that have these writes.
     pub fn wait(acks: ReplicaAcks) -> Self {
         let mut digits = [[0; 20]; 2];
         let [count, millis] = &mut digits;
@@ -249,8 +249,8 @@ impl Command {
         Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
-    /// A script call as `EVALSHA`. If the server does not know the script yet,
-    /// [`to_eval`](Self::to_eval) turns the call into `EVAL`.
+    /// Returns a script call as `EVALSHA`. If the server does not know the script yet,
+    /// [`to_eval`](Self::to_eval) converts the call to `EVAL`.
     pub fn script<'a, P: Copy + Into<Pieces<'a>>>(
         script: &'static Script,
         keys: &[P],
@@ -270,12 +270,13 @@ impl Command {
         Self::new(bytes, Some(call), script.replies)
     }
 
-    /// Makes the command succeed only if enough replicas have its writes: a WAIT is sent after it.
+    /// Makes the command succeed only if enough replicas have its writes: the client sends a WAIT
+    /// after it.
     pub fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
         Self { acks, ..self }
     }
 
-    /// Makes the script act only if its user has the rights that `question` asks for.
+    /// Makes the script run only if its user has the rights that `question` checks.
     pub fn needs(self, question: &'static RightsQuestion) -> Self {
         Self { question: Some(question), ..self }
     }
@@ -306,12 +307,12 @@ impl Command {
         self.acks
     }
 
-    /// If `is_first`, a call that finds the connection free reads the reply to this posted command
-    /// before it writes its own command.
+    /// If `is_first`, a call on an idle connection reads the reply to this posted command before it
+    /// writes its own command.
     ///
     /// The server runs all commands that it has read before it writes any reply or message. So the
     /// message of a release reaches the next process sooner if the server has not yet read the next
-    /// request of the thread that released. The order and the effect of the commands stay the same.
+    /// request of the releasing thread. The order and the effect of the commands do not change.
     #[must_use]
     pub fn answered_first(self, is_first: bool) -> Self {
         Self { is_answered_first: is_first, ..self }
@@ -325,7 +326,7 @@ impl Command {
         &self.bytes
     }
 
-    /// The bytes for a server of this kind.
+    /// Returns the command's bytes for a server of this kind.
     pub(crate) fn bytes_for(&self, channels: Channels) -> Cow<'_, [u8]> {
         if self.asks
             && let Some(eval) = self.to_eval(channels)
@@ -343,13 +344,13 @@ impl Command {
         }
     }
 
-    /// The command's name, which for a script call is `EVALSHA`.
+    /// Returns the command's name, which is `EVALSHA` for a script call.
     pub fn name(&self) -> Option<&str> {
         let parts = self.bytes.iter().position(|byte| *byte == b'\n')? + 1;
         next_part(&self.bytes[parts..]).and_then(|(name, _)| str::from_utf8(name).ok())
     }
 
-    /// The command's first key: the part after a script's number of keys, or after a plain
+    /// Returns the command's first key: the part after a script's number of keys, or after a plain
     /// command's name. Returns `None` if there is no such part.
     pub fn key(&self) -> Option<&[u8]> {
         let rest = self.script.map_or(0, |call| call.rest);
@@ -366,20 +367,20 @@ impl Command {
         self.script.is_some_and(|call| call.script.takes)
     }
 
-    /// A number that identifies the script of the call. Returns `None` for a plain command.
+    /// Returns a number that identifies the script of the call, or `None` for a plain command.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether `reply` can be the reply to this command. If not, it and all later replies belong to
-    /// other commands, and must not be read as a grant or a release.
+    /// Whether `reply` can be the reply to this command. If not, this reply and all later replies
+    /// may belong to other commands, and must not count as grants or releases.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
-    /// The same command for a server to which its slot is moving. ASKING is sent before it, and the
-    /// call has the script's text, not the hash. (ASKING holds for one command. If the server did
-    /// not know the hash, a second command would be needed.)
+    /// Returns the same command for a server to which its slot is moving. ASKING is sent before it,
+    /// and the call has the script's text in place of the hash. (ASKING applies to only one
+    /// command. If the server did not know the hash, a second command would be needed.)
     pub(crate) fn asking(&self) -> Self {
         Self { asks: true, ..self.clone() }
     }
@@ -389,15 +390,15 @@ impl Command {
         self.asks
     }
 
-    /// The same call with the script's text. Returns `None` for a plain command.
+    /// Returns the same call with the script's text, or `None` for a plain command.
     pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
         let ScriptCall { script, .. } = self.script?;
         self.eval(&script.text(channels).code, None)
     }
 
-    /// The same call with a text that first makes the check of the question and then runs the
-    /// script. Returns `None` for a plain command or a call without a question. For the server,
-    /// this text is a different script.
+    /// Returns the same call with a text that first runs the check of the question and then the
+    /// script. (For the server, this text is a different script.) Returns `None` for a plain
+    /// command or a call without a question.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
         let code = format!(
@@ -407,7 +408,8 @@ impl Command {
         self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
     }
 
-    /// The same call with `code` as the script's text, and with `another` as one more argument.
+    /// Returns the same call with `code` as the script's text, and with `another` as one more
+    /// argument.
     fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
         let ScriptCall { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
@@ -436,7 +438,8 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // Each length is appended in one piece, mostly without a loop: a command has many lengths.
+    // Each length is appended as a whole, usually without a loop, because a command has many
+    // lengths.
     let digit = |number: usize| b'0' + (number % 10) as u8;
     match count {
         0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),
@@ -465,12 +468,12 @@ fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
 }
 
 /// One part of a command, as pieces that are joined when the command is written. So a lock's
-/// requests need not allocate strings.
+/// requests allocate no strings.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a>([&'a [u8]; 4]);
 
 impl<'a> Pieces<'a> {
-    /// The part that these pieces form together.
+    /// Returns the part that consists of these pieces.
     #[inline]
     pub fn of(pieces: [&'a str; 4]) -> Self {
         Self(pieces.map(str::as_bytes))

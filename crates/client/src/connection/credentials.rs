@@ -1,4 +1,4 @@
-//! User and password.
+//! The user and the password of a connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use redis::RedisConnectionInfo;
 
 use super::source::Provided;
 
-/// A user and a password of a server, as [`credentials_with`] returns them.
+/// A user and a password of a server, for the provider of [`credentials_with`].
 ///
 /// [`credentials_with`]:
 /// https://docs.rs/redlatch/latest/redlatch/struct.ClientBuilder.html#method.credentials_with
@@ -19,14 +19,14 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Returns credentials with this user and password, without percent-encoding. If `user` is
-    /// empty, it means the server's default user.
+    /// Returns credentials with this user and password, which are not percent-encoded. An empty
+    /// `user` is the server's default user.
     #[must_use]
     pub fn new(user: &str, password: &str) -> Self {
         Self { user: user.to_owned(), password: password.to_owned(), valid_for: None }
     }
 
-    /// Returns the same credentials, which the server accepts for `time` from now on. After that
+    /// Returns the same credentials, which the server accepts only for `time` from now. After this
     /// time the server may close connections that were opened with them. Without this call, the
     /// credentials are valid until the server changes them.
     #[must_use]
@@ -34,12 +34,12 @@ impl Credentials {
         Self { valid_for: Some(time), ..self }
     }
 
-    /// The user, if it is not the server's default one, and the password.
+    /// Returns the user, if it is not the server's default user, and the password.
     pub(super) fn parts(&self) -> (Option<&str>, &str) {
         (Some(&*self.user).filter(|user| !user.is_empty()), &self.password)
     }
 
-    /// The settings of a URL, with these credentials in place of the URL's own.
+    /// Returns the settings of a URL, with these credentials in place of the URL's own.
     pub(crate) fn in_place(&self, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         let (user, password) = self.parts();
         let settings = url.clone().set_password(password);
@@ -49,7 +49,7 @@ impl Credentials {
         }
     }
 
-    /// The settings of a URL. If there are credentials in `these`, they replace the URL's own.
+    /// Returns the settings of a URL. Credentials in `these` replace the URL's own.
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }

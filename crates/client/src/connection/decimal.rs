@@ -1,6 +1,6 @@
-//! Numbers as text, in place.
+//! Numbers as text, without an allocation.
 
-/// `number` as text, in `digits`.
+/// Writes `number` as text into `digits`, and returns the text.
 #[inline]
 pub fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let at = write_decimal(number, digits);

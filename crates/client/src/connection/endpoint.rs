@@ -27,13 +27,14 @@ use super::{
 pub struct Endpoint {
     target: Locator,
     login: Login,
-    /// The server's number among those of its cluster.
+    /// The server's number in its cluster.
     number: usize,
     channels: Channels,
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whether the code that opens these connections itself checks all holds at a new run.
+    /// Whether the code that opens these connections itself checks all holds when it finds a new
+    /// run.
     asks: bool,
     health: Arc<Health>,
     /// The callback for each connection on which the server has answered.
@@ -41,12 +42,12 @@ pub struct Endpoint {
     first: Arc<FirstContact>,
 }
 
-/// The questions to a server before it gets the first command. The thread that opens the first
-/// connection asks them.
+/// The check of a server before it gets the first command. The thread that opens the first
+/// connection runs the check.
 #[derive(Default)]
 struct FirstContact {
     greet: OnceLock<Box<Greet>>,
-    /// Whether a server has passed the questions.
+    /// Whether a server has passed the check.
     passed: AtomicBool,
 }
 
@@ -55,13 +56,13 @@ type Greet = dyn Fn(&Endpoint, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send +
 /// A function that sends a command to a server and waits for its reply.
 pub type Ask<'a> = &'a mut dyn FnMut(&Command) -> Outcome;
 
-/// How a server is found.
+/// How to find a server.
 #[derive(Clone)]
 enum Locator {
     At {
         address: ConnectionAddr,
         network: Network,
-        /// The host's name, if the client has only this server and the URL gives the host by name.
+        /// The host's name, if the client has only this server and the URL has a name for the host.
         name: Option<Arc<HostName>>,
     },
     /// The master that the Sentinels name.
@@ -69,7 +70,7 @@ enum Locator {
 }
 
 impl Endpoint {
-    /// The server of this URL, with these timeouts.
+    /// Returns the endpoint of this URL's server, with these timeouts.
     #[cfg(any(test, feature = "testing"))]
     pub fn new(
         url: &str,
@@ -79,7 +80,8 @@ impl Endpoint {
         Self::of(url, &Settings { connect_timeout, response_timeout, ..Settings::default() })
     }
 
-    /// The server, or the service of Sentinels, that this URL names. Opens no connection.
+    /// Returns the endpoint of the server, or of the Sentinels' service, in this URL. Opens no
+    /// connection.
     pub fn of(url: &str, config: &Settings) -> Result<Self, ConnectError> {
         let Url { kind, hosts, settings } = Url::parse(url).map_err(ConnectError::unusable)?;
         let Topology::Sentinels { service, settings: of_sentinels } = kind else {
@@ -93,8 +95,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// The same endpoint, but it follows the host's name: if the name leads to another server, the
-    /// connections to the old one are closed.
+    /// Returns the same endpoint, but it follows the host's name: if the name leads to another
+    /// server, the connections to the old server are closed.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -118,7 +120,7 @@ impl Endpoint {
         Ok(Self::at(target, Login::of_servers(settings, config), config, health))
     }
 
-    /// A server of a cluster. Its kind of channels is not known yet.
+    /// Returns the endpoint of a cluster's server. Its kind of channels is not known yet.
     pub(super) fn of_cluster(
         address: &ConnectionAddr,
         settings: &RedisConnectionInfo,
@@ -127,7 +129,7 @@ impl Endpoint {
         Ok(Self::of_server(address, settings, config)?.with_channels(Channels::Cluster))
     }
 
-    /// Another server of the same cluster.
+    /// Returns the endpoint of another server of the same cluster.
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
         let (runs, health) = (Arc::default(), Arc::new(Health::new(&host_port.to_string())));
         let (opened, first) = (Arc::default(), Arc::default());
@@ -159,7 +161,7 @@ impl Endpoint {
         Self { channels, ..self }
     }
 
-    /// The server's number among the servers of its client.
+    /// Returns the server's number among the servers of its client.
     #[inline]
     pub fn number(&self) -> usize {
         self.number
@@ -170,7 +172,7 @@ impl Endpoint {
         matches!(&self.target, Locator::At { network, .. } if network.is_in_memory())
     }
 
-    /// The command with which clients publish on channels at this server.
+    /// Returns the command with which clients publish on channels at this server.
     pub(crate) fn channels(&self) -> Channels {
         self.channels
     }
@@ -182,9 +184,9 @@ impl Endpoint {
         }
     }
 
-    /// Opens a connection, and finds out to which run of the server the connection leads. Takes at
-    /// most the connect timeout, unless the look-up of the host's name alone takes longer. Each
-    /// call looks the name up.
+    /// Opens a connection, and finds out which run of the server is at its other end. Takes at most
+    /// the connect timeout, unless the look-up of the host's name alone takes longer. Each call
+    /// looks the name up.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
         let (connection, _) = self.open_within(self.connect_timeout)?;
         self.answers();
@@ -198,7 +200,7 @@ impl Endpoint {
         }
     }
 
-    /// As [`open`](Self::open), within a time that may be shorter than the connect timeout.
+    /// Like [`open`](Self::open), within a time that may be shorter than the connect timeout.
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<(Connection, Run)> {
         let now = Instant::now();
         let deadline = later(now, within.min(self.connect_timeout));
@@ -235,9 +237,9 @@ impl Endpoint {
         Ok((connection, run))
     }
 
-    /// Makes `greet` check the server before the first connection is used. If `greet` fails, there
-    /// is no connection, and `greet` checks the next connection. Several threads may call `greet`
-    /// at the same time.
+    /// Makes `greet` check the server before the first connection is used. If `greet` fails, the
+    /// connection is closed, and `greet` checks the next connection. Several threads may call
+    /// `greet` at the same time.
     pub fn on_first_contact(
         &self,
         greet: impl Fn(&Self, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync + 'static,
@@ -273,23 +275,24 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The longest that opening a connection may take.
+    /// The longest time that opening a connection may take.
     pub fn connect_timeout(&self) -> Duration {
         self.connect_timeout
     }
 
-    /// The longest that a reply may take.
+    /// The longest time that a reply may take.
     pub fn response_timeout(&self) -> Duration {
         self.response_timeout
     }
 
-    /// The same server with another response timeout, for the code that reacts to new runs.
+    /// Returns the same endpoint with another response timeout, for the code that reacts to new
+    /// runs.
     pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
-    /// How often open connections have received a new user and password.
+    /// The number of times that open connections have received a new user and password.
     pub fn login_renewals(&self) -> u64 {
         self.login.renewals()
     }
@@ -300,8 +303,8 @@ impl Endpoint {
         &self.health
     }
 
-    /// Sets the callback for new runs of the server. A thread calls it while it opens a connection,
-    /// so the callback must not block.
+    /// Sets the callback for new runs of the server. A thread calls the callback while it opens a
+    /// connection, so the callback must not block.
     pub fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.runs.on_new(tell);
     }
@@ -336,7 +339,7 @@ impl Endpoint {
                 let (address, network, login) =
                     (address.clone(), network.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
-                // This connection serves only this question, and no other thread uses it.
+                // This connection is used only for this check, and by no other thread.
                 let connect = move || {
                     let until = deadline_in(timeouts.0);
                     let opened = Connection::open(
@@ -349,7 +352,8 @@ impl Endpoint {
                         &|_| {},
                     );
                     let (mut connection, server) = opened.ok()?;
-                    // Ignore a replica: it takes no writes yet, even if it soon becomes the master.
+                    // Ignore a replica: it accepts no writes yet, even if it soon becomes the
+                    // master.
                     let leads = server.is_master != Some(false);
                     connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
                 };
@@ -370,28 +374,28 @@ impl Endpoint {
         }
     }
 
-    /// Whether Sentinels may put another server in this one's place.
+    /// Whether Sentinels may replace this server by another server.
     pub(super) fn has_sentinels(&self) -> bool {
         !matches!(self.target, Locator::At { .. })
     }
 
-    /// The incarnation of the run that the client met last. All runs of all servers of a client
-    /// have different numbers.
+    /// Returns the incarnation of the run to which the client last connected. All runs of all
+    /// servers of a client have different numbers.
     pub fn incarnation(&self) -> u64 {
         (self.number as u64) << 32 | self.runs.incarnation()
     }
 
-    /// Whether the server says to which of its runs a connection leads.
+    /// Whether the server reports its run.
     pub fn says_its_run(&self) -> bool {
         self.server().is_some_and(|server| server.says_its_run())
     }
 
-    /// The server's last answer to `INFO`.
+    /// Returns the server's last reply to `INFO`.
     pub fn server(&self) -> Option<ServerInfo> {
         self.runs.last()
     }
 
-    /// Whether both are the same server, as far as their addresses and their answers show.
+    /// Whether the two are the same server, according to their addresses and their replies.
     pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
         let said = (self.server(), other.server());
         self.address() == other.address()
@@ -403,7 +407,7 @@ impl Endpoint {
         self.login.database()
     }
 
-    /// The server's address, for people. It never contains a user or a password.
+    /// Returns the server's address for errors and the log. It never contains a user or a password.
     pub fn address(&self) -> String {
         self.health.address().to_string()
     }

@@ -1,5 +1,5 @@
-//! Whether the server can be reached. The log gets one line at an outage's beginning, and one at
-//! its end.
+//! Whether the server can be reached. The client logs one line when an outage begins, and one line
+//! when it ends.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 use super::outage::Outage;
 use crate::sync::Mutex;
 
-/// One server's health, as all connections of a client see it.
+/// One server's health, which all connections of a client share.
 ///
-/// An outage begins when a connection cannot be opened, or when a reply does not come in time. All
-/// threads and connections that notice it share one outage. It ends at the first reply to a command
-/// that was sent after its beginning.
+/// An outage begins when a connection cannot be opened, or when a reply does not arrive in time.
+/// All threads and connections that notice it share one outage. The outage ends at the first reply
+/// to a command that was sent after the outage began.
 ///
 /// Two failures are not an outage. If a connection breaks, the thread that opens the next
-/// connection finds out whether there is an outage. If a server that answers refuses new
-/// connections (it is full, say, or the password was changed), it still serves the open ones. This
-/// has a log line of its own, and is over when the next connection opens.
+/// connection finds out whether there is an outage. A server may also refuse new connections (it is
+/// full, say, or the password was changed), but still serve the open connections. The client logs
+/// this separately, and the refusal is over when the next connection opens.
 ///
-/// If several clients of a process meet the same outage, only one of them reports it. During an
-/// outage each client opens a connection every few seconds if no other thread sends, so the end is
-/// always reported.
+/// If several clients of a process notice the same outage, only one of them reports it. During an
+/// outage, if no thread sends commands, the client opens a connection every few seconds. So the end
+/// of the outage is always reported.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.
@@ -32,7 +32,7 @@ pub struct Health {
     met: AtomicBool,
     /// The server's refusal of new connections, if it refuses them.
     refuses: Mutex<Option<Outage>>,
-    /// The missing rights and features that were already reported. Each is reported once.
+    /// The missing rights and features that have been reported. Each is reported once.
     lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(HealthNews) + Send + Sync>>,
     /// Whether the client has ended.
@@ -40,13 +40,13 @@ pub struct Health {
 }
 
 enum Reach {
-    /// The server can be reached since this time. `None` if no outage came before.
+    /// The server can be reached since this time. `None`: there has been no outage.
     Works(Option<Instant>),
     /// The server was found out of reach at this time.
     Out(Instant, Noted),
 }
 
-/// Whether an outage was reported, by this client or by another one of the process.
+/// Whether an outage was reported by this client or by another client of the process.
 enum Noted {
     NotYet,
     Began(Outage),
@@ -54,10 +54,11 @@ enum Noted {
     Ended,
 }
 
-/// A change about a server's health, for the log.
+/// A change of a server's health, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthNews {
-    /// The address of the server or of the new master, or the name that now leads elsewhere.
+    /// The address of the server or of the new master, or the host's name that now leads to another
+    /// server.
     pub address: Arc<str>,
     /// What has happened.
     pub event: ServerEvent,
@@ -74,13 +75,13 @@ pub enum ServerEvent {
     Refuses(String),
     /// The server accepts connections again, after this time.
     LetsIn(Duration),
-    /// The outage has lasted for this time, and no thread waits for its end, for this reason.
+    /// The outage has lasted for this time, and for this reason no thread waits for its end.
     GivenUp(Duration, &'static str),
-    /// Another server is the master now. This is the address of the old one.
+    /// Another server is the master now. The address is that of the old master.
     Moved(Arc<str>),
-    /// The name leads to another server now.
+    /// The host's name leads to another server now.
     Renamed,
-    /// A right is missing. The text names the right and what its lack costs.
+    /// A right is missing. The text names the right and the effect.
     Lacks(&'static str),
     /// An optional right or feature is missing.
     Without(&'static str),
@@ -96,7 +97,7 @@ const NO_PUBLIC_MESSAGE: &str = "it refuses the public message that a lock is fr
                                  knows";
 
 impl Health {
-    /// The health of the server at `address`, which contains no user and no password.
+    /// Returns the health of the server at `address`, which must contain no user and no password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));
@@ -105,12 +106,12 @@ impl Health {
         Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
     }
 
-    /// The server's address, for people.
+    /// Returns the server's address for errors and the log.
     pub fn address(&self) -> Arc<str> {
         Arc::clone(&self.address.lock())
     }
 
-    /// Notes that another server takes the place of this one. `first`: there was no server before.
+    /// Notes that another server replaces this server. `first`: there was no server before.
     pub(super) fn moved(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
@@ -119,7 +120,7 @@ impl Health {
         }
     }
 
-    /// Notes that the name leads to another server now.
+    /// Notes that the host's name leads to another server now.
     pub(super) fn renamed(&self) {
         self.tell(ServerEvent::Renamed);
     }
@@ -129,7 +130,7 @@ impl Health {
         self.tell_lack(what, ServerEvent::Lacks);
     }
 
-    /// As [`lacks`](Self::lacks), for an optional right or feature.
+    /// Like [`lacks`](Self::lacks), for an optional right or feature.
     pub(crate) fn does_without(&self, what: &'static str) {
         self.tell_lack(what, ServerEvent::Without);
     }
@@ -139,7 +140,7 @@ impl Health {
         self.lacks(NO_MESSAGES);
     }
 
-    /// As [`lacks_publish`](Self::lacks_publish), for a message that only other libraries need.
+    /// Like [`lacks_publish`](Self::lacks_publish), for a message that only other libraries need.
     pub fn lacks_public_message(&self) {
         self.lacks(NO_PUBLIC_MESSAGE);
     }
@@ -148,13 +149,13 @@ impl Health {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // Without a callback the lack is only kept: `on_news` reports it.
+            // If there is no callback yet, `on_news` reports it later.
             self.tell(event(what));
         }
     }
 
-    /// Sets the callback for news. It is called under the mutex that keeps the news in order, so it
-    /// may only put them into a queue.
+    /// Sets the callback for news. The callback is called under the mutex that keeps the news in
+    /// order, so it may only add the news to a queue.
     pub fn on_news(&self, tell: impl Fn(HealthNews) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
         if self.told.set(Box::new(tell)).is_ok() {
@@ -181,14 +182,14 @@ impl Health {
         }
     }
 
-    /// Begins an outage. The flag says whether this client reports it: only a client that can
-    /// report the end does.
+    /// Begins an outage. The `bool`: whether this client reports the outage. Only a client that can
+    /// also report the end does so.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
         let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
         can_tell.then(|| Outage::notice(what, begun)).flatten()
     }
 
-    /// Notes that the server answered a command that was sent at `sent`. Outside an outage this
+    /// Notes that the server answered a command that was sent at `sent`. If there is no outage,
     /// only reads a flag.
     pub(crate) fn works(&self, sent: Instant) {
         if !self.is_out() {
@@ -210,8 +211,8 @@ impl Health {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
-            // The text is a part of the outage's key: one client may have a wrong password while
-            // another client finds the server full.
+            // The error's text is a part of the outage's key: one client may have a wrong password
+            // while the server is full for another client.
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);
@@ -274,7 +275,7 @@ impl Health {
 }
 
 impl Reach {
-    /// The length of the outage, if this client reports its end.
+    /// Returns the length of the outage, if this client reports its end.
     fn end(self) -> Option<Duration> {
         match self {
             Self::Out(_, Noted::Began(outage)) => outage.end(),
@@ -284,7 +285,7 @@ impl Reach {
 }
 
 impl HealthNews {
-    /// The level of the event's log line.
+    /// Returns the level of the event's log line.
     pub fn level(&self) -> log::Level {
         use ServerEvent::{Back, GivenUp, Lacks, LetsIn, Moved, Out, Refuses, Renamed, Without};
 

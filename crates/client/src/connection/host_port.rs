@@ -1,4 +1,4 @@
-//! The address of one of several servers, as URLs and other servers give it.
+//! The address of one of several servers, from a URL or from another server.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ impl HostPort {
         Self { host, port }
     }
 
-    /// An address as messages show it, in one form for all sources. (The redis crate writes
-    /// `::1:6379`, where the port is hard to see.)
+    /// Returns the text of an address for errors and the log, in the same format for all sources.
+    /// (The redis crate writes `::1:6379`, where the port is hard to see.)
     pub(super) fn text_of(address: &ConnectionAddr) -> String {
         let host_port = Self::of(address);
         if host_port.host.is_empty() { address.to_string() } else { host_port.to_string() }
     }
 
-    /// This host and port, with the TLS settings of `other`.
+    /// Returns this host and port, with the TLS settings of `other`.
     pub(super) fn instead_of(&self, other: &ConnectionAddr) -> ConnectionAddr {
         let (host, port) = (self.host.clone(), self.port);
         match other {

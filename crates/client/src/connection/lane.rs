@@ -1,14 +1,14 @@
 //! A connection that threads share: one thread writes the commands of all threads in one packet.
 //!
-//! One thread, the *combiner*, has the link. It writes its own command and those in the queue,
-//! reads the replies, and wakes the other threads. Then it makes the first call that has queued in
-//! the meantime the next combiner. So a single thread pays nothing for the sharing, and many
-//! threads need few packets. There is no I/O thread: with one caller, it would cost a third of the
-//! rate.
+//! One thread, the *combiner*, has the link. It writes its own command and the commands in the
+//! queue, reads the replies, and wakes the other threads. Then the first call that has queued in
+//! the meantime becomes the next combiner. So the sharing costs a single thread nothing, and many
+//! threads need few packets. There is no I/O thread, which would cost a single caller a third of
+//! its rate.
 //!
-//! Order: all callers' commands for a name use the one lane of that name. So a release posted by
-//! `Drop` runs before the next acquire. (Renewals and cleanups use the renewer's connection.) If
-//! the connection has no room, commands wait in the link, in the order of their sending.
+//! Order: all callers' commands for a name use the name's lane. So a release posted by `Drop` runs
+//! before the next acquire. (Renewals and cleanups use the renewer's connection.) If the connection
+//! accepts no bytes, commands wait in the link in their order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,22 +28,22 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// The most unread replies that a link may have. Further posts wait in the queue until a thread
-/// that waits for the server anyway has read some. (A model has a small number, so that it reaches
-/// the limit.)
+/// The most unread replies that a link may have. More posts wait in the queue until a thread that
+/// waits for the server anyway has read some replies. (A model has a small number, so that it
+/// reaches the limit.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
-/// A shared connection. The first command opens it, and so does the first command after an error.
+/// A shared connection. The first command, and the first command after an error, opens it.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
     /// Whether the background thread has been asked to call [`service`](Self::service) and has not
-    /// begun the call.
+    /// begun this call.
     look_requested: AtomicBool,
     /// The number of posted releases of permits without a reply. It must stay well below
     /// [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
-    /// The time of the last answer to a change of a semaphore over this lane.
+    /// The time of the last reply to a change of a semaphore over this lane.
     pub permits_answered: AtomicU64,
 }
 
@@ -52,16 +52,16 @@ struct LaneState {
     /// The link, while no thread combines.
     link: Option<Box<Link>>,
     combining: bool,
-    /// Commands that are not yet written. Invariants: while there is a call among them, a thread
-    /// combines or has been asked to. While there are only posts and no thread combines, there is
-    /// no link, or the link has too many unread replies.
+    /// Commands that are not yet written. Invariants: if the queue has a call, a thread combines or
+    /// has been asked to combine. If the queue has only posts and no thread combines, there is no
+    /// link, or the link has too many unread replies.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended. From then on the combiner handles posts, too.
+    /// Whether the background thread has ended. If so, the combiner also handles posts.
     closed: bool,
     /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// [`Link::heard_at`], as the last combiner left it. Zero after a link that broke.
+    /// [`Link::heard_at`] when the last combiner finished. Zero after a link that broke.
     heard_at: u64,
 }
 
@@ -115,14 +115,14 @@ pub struct LaneRest {
 /// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// No thread has been asked to read the owed reply. The caller must ask the background thread.
+    /// No thread has been asked to read the owed reply: the caller must ask the background thread.
     NeedsService,
     /// A thread has been asked to read the reply.
     LookedAfter,
 }
 
 impl Lane {
-    /// A lane to this server. It opens its connection at the first command.
+    /// Returns a lane to this server. The lane opens its connection at the first command.
     pub fn new(endpoint: Arc<Endpoint>) -> Self {
         Self {
             endpoint,
@@ -133,7 +133,7 @@ impl Lane {
         }
     }
 
-    /// The work that the lane still has to do.
+    /// Returns the work that the lane still has to do.
     #[cfg(models)]
     pub fn rest(&self) -> LaneRest {
         let state = self.state.lock();
@@ -151,7 +151,7 @@ impl Lane {
         &self.endpoint
     }
 
-    /// Opens the link now, so that a wrong address fails here.
+    /// Opens the link now, so that this call fails if the address is wrong.
     pub fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
         let mut state = self.state.lock();
@@ -160,11 +160,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a command for whose reply no thread waits. Does not block. When this returns, there
-    /// are three cases. The command is written. Or the command is in the link, and is written as
-    /// soon as there is room, before all later commands. Or the command is in the queue: if another
-    /// thread combines, that thread writes it; if there is no connection, or too many of its
-    /// replies are unread, the background thread writes it.
+    /// Sends a command for whose reply no thread waits. Does not block. When this returns, the
+    /// command has been written, or it is in one of two places. If it is in the link, it is written
+    /// before all later commands, as soon as the connection accepts bytes. If it is in the queue,
+    /// another combining thread writes it. If there is no connection, or too many replies are
+    /// unread, the background thread writes it.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -181,24 +181,24 @@ impl Lane {
         self.request_service()
     }
 
-    /// Writes the unwritten bytes and the queued commands, as far as there is room at once, then
-    /// reads owed replies. The background thread calls this, and so does a caller that wants a
-    /// post's outcome. Closes a connection that has taken no byte for `response_timeout`. Of a long
-    /// queue this writes only the first packet.
+    /// Writes the unwritten bytes and the queued commands, as far as the connection accepts them at
+    /// once, then reads owed replies. The background thread calls this, and so does a caller that
+    /// needs a post's outcome. Closes a connection that has accepted no byte for
+    /// `response_timeout`. If the queue is long, writes only the first packet.
     ///
-    /// Opening a connection may take at most `to_open`, since the background thread has renewals to
-    /// send. If that time is too short, the queued commands fail, and their receivers get the
+    /// Opening a connection may take at most `to_open`, because the background thread has renewals
+    /// to send. If this time is too short, the queued commands fail, and their receivers get the
     /// failure. If it is zero, the commands fail at once, without a look-up of the host's name.
     ///
     /// Returns `false` if another thread combines, or if there is more to do. A thread that was
-    /// asked for this call must then [ask for another one](Self::request_service).
+    /// asked for this call must then [request another call](Self::request_service).
     pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
         // While the server waits for replicas, this reads nothing, but it writes the unwritten
-        // bytes. The thread that asked for the wait may read the reply. If it does not, a look
-        // reads the reply when the wait is over.
+        // bytes. The thread that needs the replicas may read the reply. If it does not, a later
+        // call of `service` reads the reply when the wait is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
-        // Clear the flag before the reading: a later post must ask for a look again.
+        // Clear the flag before the reads: a later post must request a new call.
         self.look_requested.store(false, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
@@ -217,11 +217,10 @@ impl Lane {
         }
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
-        // The queue has only posts. If this reads no reply, it writes no post, or the number of
-        // unread replies would grow without end.
+        // The queue has only posts. If this call reads no reply, it must write no post: otherwise
+        // the number of unread replies would grow without end.
         let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
-        // With no time to open a link, no thread may come later, so handle the remaining posts
-        // here.
+        // If `to_open` is zero, no later call may come, so handle the remaining posts now.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -235,7 +234,7 @@ impl Lane {
             left.append(&mut state.queue);
             state.queue = left;
         }
-        // If the server takes no bytes now, do not wait for it. The next look writes them.
+        // If the server accepts no bytes now, do not wait. The next call writes them.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
             combiner.on_link(|link| link.read_all(patience));
         }
@@ -244,19 +243,19 @@ impl Lane {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
-        // Here the remaining posts are written, or have failed.
+        // The remaining posts have been written, or have failed.
         !self.owes()
     }
 
     /// Blocks until the replies to all earlier posts are read or lost, but at most until
-    /// `deadline`. Sends a command of its own after these posts and waits for its reply.
+    /// `deadline`. Sends its own command after these posts and waits for the reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
-            // This limit is only for the drain: its end must not count for the thread's other
+            // This limit applies only to the drain: its end must not count for the thread's other
             // calls.
             let _limited = Limit::set(limit.clone());
-            // Any reply will do, even an error.
+            // Any reply is good, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
@@ -269,9 +268,9 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
-    /// Notes that from now on no background thread looks after the lane. Each queued or owed
-    /// command gets its reply or fails: now, or, if a thread combines, when that thread is done. No
-    /// release may be lost here unless its receiver gets the failure.
+    /// Notes that no background thread calls `service` after this. Each queued or owed command gets
+    /// its reply or fails: now, or, if a thread combines, when that thread is done. If a release
+    /// fails here, its receiver must get the failure.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.service(Duration::ZERO, Duration::ZERO);
@@ -283,9 +282,8 @@ impl Lane {
         state.combining || state.link.is_some()
     }
 
-    /// Whether bytes wait for room in the connection while no thread is about to write them. A post
-    /// or a call with a limit leaves such bytes. The background thread must then call
-    /// [`service`](Self::service).
+    /// Whether bytes are unwritten while no thread is about to write them. A post or a call with a
+    /// limit may leave such bytes. The background thread must then call [`service`](Self::service).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
     }
@@ -295,13 +293,13 @@ impl Lane {
         let mut state = self.state.lock();
         let is_busy = state.combining || !state.queue.is_empty();
         let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
-        // The mutex must be free before the drop of the link, which closes the connection.
+        // Release the mutex before the drop of the link, which closes the connection.
         drop(state);
         drop(link);
     }
 
-    /// Notes that a thread must call [`service`](Self::service). Returns whether a thread was
-    /// already asked to.
+    /// Notes that a thread must call [`service`](Self::service). Returns whether a thread has
+    /// already been asked.
     pub fn request_service(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
@@ -358,7 +356,7 @@ mod tests {
     }
 
     /// A posted command waits for replicas, and the thread that posted it does not read the reply.
-    /// The background thread reads it only when the wait for replicas is about to end.
+    /// The background thread reads the reply only when the wait for replicas is about to end.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
         const SHORT: Duration = Duration::from_millis(100);
@@ -375,8 +373,8 @@ mod tests {
         assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
-    /// A server that answers the first ECHO in two halves: it sends the second half when the test
-    /// says so. It answers all other commands at once.
+    /// Returns a server that sends the reply to the first ECHO in two halves, the second half when
+    /// the test allows it. It replies to all other commands at once.
     fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -385,7 +383,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let mut halts = true;
-            // The reply is the command's last part. A line with its length precedes each part.
+            // The reply is the command's last part. Before each part comes a line with its length.
             while let Some(Ok(head)) = lines.next() {
                 let parts: usize = head[1..].parse().unwrap();
                 let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
@@ -465,7 +463,8 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// The server has stopped, and its socket is full. Takes and releases wait until there is room.
+    /// The server has stopped, and its socket is full. Acquires and releases wait until the socket
+    /// accepts bytes.
     #[test]
     fn unwritten_releases_wait_for_room_and_unwritten_takes_without_a_caller_are_taken_back() {
         const TAKES: usize = 10;
@@ -511,8 +510,8 @@ mod tests {
         assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
     }
 
-    /// Each post may wait long for its replicas, so twenty posts may wait twenty times as long.
-    /// Once the server takes bytes again, an unwritten post must not wait for that.
+    /// Each post may wait for long for its replicas, so twenty posts may wait twenty times as long.
+    /// When the server accepts bytes again, an unwritten post must not wait for those replies.
     #[test]
     fn an_unwritten_command_does_not_wait_for_replicas() {
         const POSTS: usize = 20;
@@ -534,8 +533,8 @@ mod tests {
         });
     }
 
-    /// The combiner panics after it has read a reply and before it has counted it. The next caller
-    /// must not take another command's reply for its own.
+    /// The combiner panics after it has read a reply and before it has counted the reply. The next
+    /// caller must not get another command's reply.
     #[test]
     fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);

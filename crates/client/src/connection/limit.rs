@@ -1,12 +1,11 @@
-//! The end of a call without a reply: the time limit, the deadline or the cancel token of the verb
-//! that the calling thread is in.
+//! The limit of a call: the time limit, the deadline or the cancel token of the public method that
+//! the calling thread has called. The limit ends a call even if there is no reply.
 //!
-//! The limit is a thread-local value, not a parameter. So no path to the server (an attempt, a
-//! longer lease, a question who holds a lock) can forget it. Verbs that wait [set](Limit::set) the
-//! limit. Verbs without a limit set `None`, since a logger may take a lock while another verb of
-//! its thread waits. [`Lane`](super::Lane) and [`Slot`](super::Cluster) read the limit where a
-//! thread would wait for a server. [Posts](super::Lane::post) and the commands of background
-//! threads have no limit.
+//! The limit is a thread-local value, so that no path to the server can forget to pass it on.
+//! Methods that wait [set](Limit::set) the limit. Methods without a limit set `None`, because a
+//! logger may take a lock while another method of its thread waits. [`Lane`](super::Lane) and
+//! [`Slot`](super::Cluster) read the limit where a thread would wait for a server.
+//! [Posts](super::Lane::post) and the commands of background threads have no limit.
 
 use std::cell::{Cell, RefCell};
 use std::thread;
@@ -15,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::cancel::{CancelToken, Registration};
 use crate::sync::{Waker, thread_local};
 
-/// How often a thread in a read checks its token: a cancelled token does not wake it there.
+/// How often a thread in a read checks its token: a cancel does not wake a thread in a read.
 const CANCEL_CHECK: Duration = Duration::from_millis(5);
 
 /// See the module's documentation.
@@ -26,7 +25,7 @@ pub struct Limit {
 }
 
 thread_local! {
-    /// Whether `CURRENT` and `CUT` may be set. Most calls read only this.
+    /// Whether `CURRENT` or `CUT` may be set. Most calls read only this flag.
     static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
@@ -41,7 +40,7 @@ enum Cut {
 }
 
 impl Limit {
-    /// Makes a limit. Returns `None` if nothing ends a call.
+    /// Makes a limit. Returns `None` if there is neither a time nor a token.
     pub fn new(until: Option<Instant>, token: Option<&CancelToken>) -> Option<Self> {
         let token = token.cloned();
         (until.is_some() || token.is_some()).then_some(Self { until, token })
@@ -56,13 +55,13 @@ impl Limit {
 
     #[cold]
     fn replace(limit: Option<Self>, was_set: bool) -> Before {
-        // Without thread-locals (they are destroyed) the thread waits as long as the server takes.
+        // If the thread-locals are already destroyed, the thread waits without a limit.
         let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
         let _gone = IS_SET.try_with(|is_set| is_set.set(true));
         Before { limit, was_cut: set_cut(Cut::No), was_set }
     }
 
-    /// The limit of the calling thread.
+    /// Returns the limit of the calling thread.
     #[inline]
     pub(super) fn current() -> Option<Self> {
         if !IS_SET.try_with(Cell::get).unwrap_or(false) {
@@ -76,23 +75,23 @@ impl Limit {
             || self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// The earlier of the limit's end and `until`.
+    /// Returns the limit's end or `until`, whichever is earlier.
     pub(super) fn earlier_of(&self, until: Instant) -> Instant {
         self.until.map_or(until, |own| own.min(until))
     }
 
-    /// The time until which a thread may sleep if nothing can wake it: the next check of its token,
-    /// the limit's end or `latest`.
+    /// Returns the time until which a thread may sleep if a cancel cannot wake it: the next check
+    /// of its token, the limit's end or `latest`, whichever is earliest.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(CANCEL_CHECK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 
-    /// Sleeps until the waker is woken, or until the limit is over. The token wakes it.
+    /// Sleeps until the waker is woken, or until the limit is over. A cancel wakes the waker.
     pub(super) fn sleep_on(&self, waker: &Waker) {
         let token = self.token.as_ref();
         let _registration = token.map(|token| Registration::of(token, waker.clone()));
-        // Check after the registration: a cancel before it woke no thread.
+        // Check after the registration: a cancel before the registration woke no thread.
         if !self.is_over() {
             waker.sleep_until(self.until);
         }
@@ -107,7 +106,7 @@ impl Limit {
     }
 }
 
-/// The time at which `time` is over.
+/// Returns the time at which `time` is over.
 pub(super) fn deadline_in(time: Duration) -> Instant {
     later(Instant::now(), time)
 }
@@ -124,13 +123,13 @@ pub(super) fn cuts(answers: bool) {
 }
 
 /// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. If so,
-/// the call's failure says nothing about the server, and does not concern other threads.
+/// the call's failure does not show an outage, and does not concern other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
 
-/// Whether the connection of the [cut](was_cut) call had answered within the last second. If so,
-/// the call had too little time, and there is no outage.
+/// Whether the connection of the [cut](was_cut) call had received a reply within the last second.
+/// If so, the limit was too short, and there is no outage.
 pub fn was_cut_while_answering() -> bool {
     cut() == Cut::Answering
 }
@@ -143,7 +142,7 @@ fn set_cut(cut: Cut) -> Cut {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
-/// Restores the earlier [`Limit`] when it is dropped.
+/// Restores the earlier [`Limit`] when dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct Limited(Option<Before>);
@@ -168,7 +167,7 @@ impl Before {
     #[cold]
     fn restore(self) {
         let Self { limit, was_cut, was_set } = self;
-        // The old limit, perhaps with the last copy of a token, is dropped outside the borrow.
+        // The old limit, which may have the last copy of a token, is dropped outside the borrow.
         let _gone = CURRENT.try_with(|current| current.replace(limit));
         set_cut(was_cut);
         let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));

@@ -1,4 +1,5 @@
-//! One connection and its owed replies: the replies to written commands that no thread has read.
+//! One connection and its owed replies. A reply is owed if its command is written and no thread has
+//! read the reply.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -21,28 +22,27 @@ mod rights;
 
 use self::rights::{KnownRights, SentQuestion};
 
-/// The silence, in nanoseconds, after which a connection is tested before a command uses it. A
-/// firewall on the path may have dropped the connection, and then the outcome of the command would
-/// be unknown.
+/// The silence in nanoseconds after which a connection is tested before a command uses it. If a
+/// firewall had dropped the connection, the outcome of the command would be unknown.
 const TRUSTED: u64 = 10_000_000_000;
-/// The shortest time that such a test may take. A test usually may take twice the time that opening
-/// the connection took.
+/// The shortest time limit of such a test. The usual limit is twice the time that opening the
+/// connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
 /// The receiver of a reply. The thread that reads the reply calls it with no mutex held. The
 /// receiver must not block, and must not send a command.
 pub trait ReplyReceiver: Send + Sync {
-    /// Gets the reply, or the reason why there is none. It is called once.
+    /// Gets the reply, or the reason why there is none. Called once.
     fn receive(&self, outcome: Outcome);
 
-    /// Whether a thread waited for the reply and has left. A command whose thread has left must not
-    /// be sent again: it would run after the command that undoes it.
+    /// Whether a thread waited for the reply and has left. The command of such a thread must not be
+    /// sent again: it would run after the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
 
-    /// Makes the thread that waits for this reply the reader, since the present reader leaves.
-    /// Returns the waker of that thread. It is called under the lane's mutex.
+    /// Makes the thread that waits for this reply the reader, because the present reader leaves.
+    /// Returns the waker of that thread. Called under the lane's mutex.
     fn takes_over(&self) -> Option<Waker> {
         None
     }
@@ -62,34 +62,36 @@ pub struct Link {
     connection: Connection,
     run: Run,
     owed: VecDeque<Owed>,
-    /// Replies that have been read, while it is unknown whether enough replicas have the commands'
-    /// writes. The answer to a later WAIT decides about each of them.
+    /// Replies that have been read, but for which it is not known yet whether enough replicas have
+    /// the writes of their commands. The reply to a later WAIT decides this.
     unacknowledged: VecDeque<Unacknowledged>,
-    /// The number of WAITs without an answer, and the latest time by which the server answers them.
+    /// The number of WAITs without a reply, and the latest time of the reply to the last of them.
     waits: u32,
     waits_until: Instant,
-    /// The beginning of the server's present silence: the time of the oldest write without a reply,
-    /// or of the last write before the last reply that was read, whichever is later.
+    /// The start of the server's present silence: the time of the oldest write without a reply, or
+    /// of the last write before the last reply that was read, whichever is later.
     owes_since: Instant,
-    /// Whether the reader has left: then a thread sleeps for a reply that no thread reads.
+    /// Whether the reader has left, so that a thread may sleep for a reply that no thread reads.
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
-    /// The server's address. The next link may have another one, if the Sentinels say so.
+    /// The server's address. With Sentinels, the next link may have another address.
     address: Arc<str>,
-    /// The endpoint, until it is told of the first reply by a right server.
+    /// The endpoint, until the first reply by the right server is reported to it.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// The time, on [`clock`], when the link was last known or tested to be alive before a command.
+    /// The time, on [`clock`], when the link was last known or tested to be alive before a command
+    /// was written.
     trusted_at: u64,
-    /// The latest `trusted_at` of an answered command: the server was alive at that time or later.
+    /// The latest `trusted_at` of a command with a reply: the server was alive at this time or
+    /// later.
     heard_at: u64,
-    /// The time that opening the link took: a few round trips.
+    /// The time that opening the link took, which is a few round trips.
     opened_in: Duration,
     /// Whether a reply said that this server is the wrong one.
     is_wrong: bool,
-    /// The scripts that this link has sent as text, so that the server knows them.
+    /// The scripts that the server knows, because this link has sent their text.
     known: Vec<usize>,
     rights: KnownRights,
 }
@@ -108,14 +110,14 @@ struct Unacknowledged {
 
 struct Owed {
     command: Command,
-    /// `None` for an ASKING, and for a WAIT, whose answer belongs to all commands before it.
+    /// `None` for an ASKING, and for a WAIT, whose reply decides about all commands before it.
     receiver: Option<Arc<dyn ReplyReceiver>>,
     /// Whether a thread sleeps until the reply is read.
     awaited: bool,
     /// Whether the command was sent again, as EVAL.
     retried: bool,
-    /// The link's `trusted_at` when the command was written. (The time when the reply is read would
-    /// prove nothing, since the reply may have arrived long before.)
+    /// The link's `trusted_at` when the command was written. (The time when the reply is read
+    /// proves nothing, because the reply may have arrived long before.)
     trusted_at: u64,
     /// The position of the command's first byte among all bytes of the connection. The command ends
     /// where the next command begins.
@@ -129,7 +131,7 @@ impl Link {
         Self::open_within(endpoint, endpoint.connect_timeout())
     }
 
-    /// As [`open`](Self::open), within a time that may be shorter than the connect timeout.
+    /// Like [`open`](Self::open), within a time that may be shorter than the connect timeout.
     pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
         let begun = Instant::now();
         let opened = endpoint.open_within(within);
@@ -159,14 +161,14 @@ impl Link {
         })
     }
 
-    /// Whether a reply said that this server is the wrong one. Such a link must be closed: the next
-    /// link looks the address up anew.
+    /// Whether a reply said that this is the wrong server. Such a link must be closed: the next
+    /// link looks the address up again.
     pub fn is_wrong(&self) -> bool {
         self.is_wrong
     }
 
-    /// Whether a command may be sent over the link. After a long silence, this tests the link with
-    /// a PING. If this returns `false`, the link is useless.
+    /// Whether a command may be sent over the link. After a long silence, tests the link with a
+    /// PING. After `false`, the link must not be used.
     pub fn is_alive(&mut self) -> bool {
         if self.is_trusted() {
             return true;
@@ -185,7 +187,8 @@ impl Link {
 
     /// Whether a command may be sent over the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // There is one master. If another run has taken over, this one gets no more commands.
+        // There is one master. If the client has connected to a later run, this run must get no
+        // more commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -193,13 +196,14 @@ impl Link {
         self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
     }
 
-    /// A time, on [`clock`], at which the server was alive. Zero while replicas have not confirmed
-    /// the server's replies.
+    /// Returns a time, on [`clock`], at which the server was alive, or zero while replies wait for
+    /// replicas.
     pub(super) fn heard_at(&self) -> u64 {
         if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
     }
 
-    /// At least `patience` and twice the time to open the link, but at most `response_timeout`.
+    /// Returns `patience`, or twice the time that opening the link took if that is longer, but at
+    /// most `response_timeout`.
     pub fn at_least(&self, patience: Duration) -> Duration {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
@@ -214,12 +218,12 @@ impl Link {
         self.owed.len()
     }
 
-    /// Reads the replies that are owed already, writes `command`, and reads its reply.
+    /// Reads the owed replies, writes `command`, and reads its reply.
     ///
-    /// After a failure that [breaks the link](Failure::is_the_links) the link is useless.
+    /// After a failure that [breaks the link](Failure::is_the_links), the link must not be used.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // All earlier replies must arrive within one timeout. If they do not, this reports that the
-        // command may have run, although it was not written. The caller then sends it again.
+        // All owed replies must arrive within one timeout. Otherwise this reports that the command
+        // may have run, although it was not written, and the caller sends it again.
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
@@ -266,15 +270,14 @@ impl Link {
         Failure::Reset(self.cause(closed))
     }
 
-    /// Gives the link up after a reply that cannot belong to its command. This reply and all later
-    /// ones may belong to any command. If a number were read for the wrong command, it would be a
-    /// grant.
+    /// Closes the link after a reply that cannot belong to its command. This reply and all later
+    /// replies may belong to any command: a number for another command would count as a grant.
     fn shifted(&mut self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
         self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
-    /// The longest time in which the server still answers all WAITs.
+    /// Returns the longest time until the server has replied to all WAITs.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -287,15 +290,15 @@ impl Link {
     }
 
     /// Writes commands in one packet and notes that their replies are owed. If replicas must
-    /// acknowledge any of the commands, a WAIT ends the packet. After an `Err` the link is useless,
-    /// and each command's receiver has got the failure.
+    /// acknowledge one of the commands, a WAIT ends the packet. After an `Err` the link must not be
+    /// used, and each command's receiver has received the failure.
     pub fn send(&mut self, batch: impl IntoIterator<Item = Outgoing>) -> Result<(), Failure> {
         let bytes = self.owe(batch);
         self.check_run()?;
         self.write(&bytes)
     }
 
-    /// As [`send`](Self::send), for a thread that leaves when its limit is over. The next thread
+    /// Like [`send`](Self::send), for a thread that leaves when its limit is over. The next thread
     /// that has the link writes the remaining bytes.
     pub(super) fn send_limited(
         &mut self,
@@ -309,8 +312,8 @@ impl Link {
         self.write_limited(limit).map(drop)
     }
 
-    /// As [`send`](Self::send), for a thread that must not wait. If there is no room for some
-    /// bytes, they stay in the link and are written before all later bytes.
+    /// Like [`send`](Self::send), for a thread that must not wait. Bytes that the connection does
+    /// not accept now remain in the link, and are written before all later bytes.
     pub(super) fn send_now(
         &mut self,
         batch: impl IntoIterator<Item = Outgoing>,
@@ -325,7 +328,7 @@ impl Link {
         self.connection.has_unwritten()
     }
 
-    /// Writes as many of the unwritten bytes as there is room for, without waiting.
+    /// Writes as many of the unwritten bytes as the connection accepts without waiting.
     pub(super) fn write_rest(&mut self) -> Result<(), Failure> {
         if !self.has_unwritten() {
             return Ok(());
@@ -350,9 +353,9 @@ impl Link {
         self.fail(self.after_write(late.into()))
     }
 
-    /// Takes back each [take](super::Script::takes) whose thread has left and of which no byte is
-    /// written: later it would run for nobody. A release stays in its place. A command after ASKING
-    /// also stays, since ASKING would otherwise apply to the next command.
+    /// Removes each unwritten [take](super::Script::takes) whose thread has left: it would take
+    /// something for no thread. Releases remain. A command after ASKING remains, too: otherwise
+    /// ASKING would apply to the next command.
     pub(super) fn withdraw_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;
@@ -380,12 +383,12 @@ impl Link {
         }
     }
 
-    /// Fails if the client has met a newer run of the server than the link's. (A balancer may keep
-    /// the connection to the old run open.)
+    /// Fails if the client has connected to a newer run of the server than the link's run. (A load
+    /// balancer may keep the connection to the old run open.)
     ///
-    /// A thread notes the run that was met last, then writes a change, and then records the change
-    /// under that run. The thread notes the run before this check. So if no other run is met until
-    /// the reply, the reply comes from the noted run.
+    /// A thread first notes the last run, then writes a change, and then records the change for the
+    /// noted run. This check comes between the first two steps. So if the client connects to no
+    /// other run before the reply, the reply comes from the noted run.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
             return Ok(());
@@ -423,8 +426,8 @@ impl Link {
         bytes
     }
 
-    /// The position of the next command among all bytes of the connection: after `bytes`, which the
-    /// connection does not have yet.
+    /// Returns the position of the next command among all bytes of the connection: after `bytes`,
+    /// which are not in the connection yet.
     fn begins_behind(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
@@ -457,7 +460,7 @@ impl Link {
         }
     }
 
-    /// The time at which the link counts as dead if no reply has come by then.
+    /// Returns the time at which the link counts as dead if no reply has arrived.
     fn dead_at(&self) -> Instant {
         later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
     }
@@ -476,10 +479,10 @@ impl Link {
         }
     }
 
-    /// As [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over. If
-    /// only a part of a reply has come by then, the link keeps that part for the next reader.
+    /// Like [`read_awaited`](Self::read_awaited), for a thread that leaves when its limit is over.
+    /// If only a part of a reply has arrived, the link keeps this part for the next reader.
     ///
-    /// While at least `most` replies are owed, this reads on, even if no thread waits for them.
+    /// While at least `most` replies are owed, reads replies even if no thread waits for them.
     pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         while awaited > 0
@@ -525,7 +528,7 @@ impl Link {
                 }
                 Err(error) => {
                     // The silence counts from `owes_since`, even if other threads have written
-                    // since then: a write does not show that the server is alive.
+                    // later: a write does not show that the server is alive.
                     if error.is_timeout() {
                         self.health.failed(self.owes_since, &error);
                     }
@@ -535,7 +538,8 @@ impl Link {
         }
     }
 
-    /// The receivers whose threads sleep for replies that no thread reads, in their order.
+    /// Returns the receivers whose threads sleep for replies that no thread reads, in the order of
+    /// the replies.
     pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
         let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
         let owed = self.owed.iter().filter(|it| it.awaited);
@@ -544,7 +548,7 @@ impl Link {
         all.filter(|_| self.is_left)
     }
 
-    /// Appends to `bytes` a WAIT, which asks whether the replicas have all changes up to here.
+    /// Appends to `bytes` a WAIT, which asks whether the replicas have all earlier changes.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.begins_behind(bytes);
@@ -555,7 +559,7 @@ impl Link {
         self.owe_one(command, None, false, begins_at, None);
     }
 
-    /// As [`send_now`](Self::send_now), for a single command.
+    /// Like [`send_now`](Self::send_now), for a single command.
     pub(crate) fn send_one(
         &mut self,
         command: Command,
@@ -585,16 +589,16 @@ impl Link {
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
-    /// Reads every reply for which a thread sleeps. Replies to later posts may stay unread.
+    /// Reads every reply for which a thread sleeps. Replies to later posts may remain unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
         self.read_awaited_within(self.response_timeout)
     }
 
-    /// As [`read_awaited`](Self::read_awaited), for at most `patience`.
+    /// Like [`read_awaited`](Self::read_awaited), for at most `patience`.
     pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
-        // This also reads the answer to a WAIT that decides about an awaited reply.
+        // This also reads the reply to a WAIT that decides about an awaited reply.
         while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
@@ -609,7 +613,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads every owed reply. Waits at most `patience` for one reply, and ten times that for all.
+    /// Reads every owed reply. Waits at most `patience` for one reply, and ten times `patience` for
+    /// all replies.
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
         let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
@@ -618,8 +623,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the replies that are owed now. If a command must be sent again as `EVAL`, its new
-    /// reply is owed after those of all commands written later, and this does not read it.
+    /// Reads the replies that are owed now. If a command is sent again as `EVAL`, its new reply
+    /// comes after the replies to all later commands, and this function does not read it.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -630,8 +635,8 @@ impl Link {
     }
 
     /// Reads the reply to `owed` and gives it to the receiver. Returns `false` if the server did
-    /// not know the script: then the command has been sent again as EVAL, and its reply is owed
-    /// after all others.
+    /// not know the script: then the command has been sent again as EVAL, and its reply comes after
+    /// all other owed replies.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
         let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
@@ -647,8 +652,8 @@ impl Link {
     }
 
     /// Gives the reply to `owed` to the receiver. If the server did not know the script, returns
-    /// the bytes that the caller must write to send the command again. Its reply is then owed after
-    /// all others.
+    /// the bytes that the caller must write to send the command again. The reply then comes after
+    /// all other owed replies.
     fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
@@ -664,15 +669,15 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The server's scripts were flushed, so other scripts may be gone, too.
+            // The server has lost its scripts, so it may not know the other scripts either.
             self.known.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
             let receiver = Some(receiver);
             self.owed.push_back(Owed { retried: true, receiver, trusted_at, begins_at, ..owed });
             if let Some(acks) = acks {
-                // The server answers the first attempt's WAIT before the EVAL runs, so this needs
-                // another one.
+                // The server replies to the first WAIT before the EVAL runs, so the EVAL needs
+                // another WAIT.
                 self.owe_wait(acks, &mut eval);
             }
             return Ok(Some(eval));
@@ -680,7 +685,7 @@ impl Link {
         match reply {
             // The command has granted nothing, so its caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
-            // The answer to the command's WAIT comes later and decides about this reply.
+            // The reply to the command's WAIT comes later and decides about this reply.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
                 self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
@@ -707,7 +712,7 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// Handles the answer to a WAIT. The WAIT was written over the same connection, after all
+    /// Handles the reply to a WAIT. The WAIT was written over the same connection, after all
     /// unacknowledged commands.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
@@ -722,7 +727,7 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // One by one: if a receiver panics, the drop of the link fails the remaining ones.
+        // Take one at a time: if a receiver panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -741,8 +746,8 @@ impl Link {
         self.receive(until, self.trusted_at).map_err(|failure| self.fail(failure))
     }
 
-    /// Reads one reply. All replies of a batch share one deadline, so that a server that sends a
-    /// byte now and then cannot block the reader for long.
+    /// Reads one reply. All replies of a batch share one deadline, so that a server that sends its
+    /// bytes one by one cannot block the reader for long.
     fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => Ok(self.received(reply, trusted_at)),
@@ -756,8 +761,7 @@ impl Link {
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong |= is_wrong_server_reply(&reply);
         // The reply of a wrong server is not reported. Otherwise each such reply would cause
-        // cleanups to be sent, which would meet the wrong server again and open the next link, and
-        // so on.
+        // cleanups, which would reach the wrong server again and open the next link, and so on.
         if !self.is_wrong
             && let Some(endpoint) = self.untold.take()
         {
@@ -772,8 +776,8 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Replies for which no thread waits are read with a short patience. If that ends, it says
-        // nothing about the server's health.
+        // Replies for which no thread waits are read with a short time limit. If this limit ends,
+        // it does not show that the server is out of reach.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }
@@ -782,7 +786,7 @@ impl Link {
 
     /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // One by one: if a receiver panics, the drop of the link fails the remaining ones.
+        // Take one at a time: if a receiver panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }
@@ -794,7 +798,7 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Wakes all threads, however the link ends, even after a panic.
+    /// Wakes all threads, even if the link ends with a panic.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
             self.fail(self.closed());

@@ -1,4 +1,4 @@
-//! The login that a client uses on its connections.
+//! The login of a client's connections.
 
 use std::borrow::Cow;
 use std::io;
@@ -15,7 +15,7 @@ pub(crate) struct Login {
     settings: RedisConnectionInfo,
     /// The connection's name on the server. If it is empty, the connection has no name.
     name: Arc<str>,
-    /// The source of user and password, in place of the settings' own.
+    /// The source of the user and the password. `None`: they are in the settings.
     source: Option<Arc<Source<Credentials>>>,
 }
 
@@ -24,12 +24,12 @@ impl Login {
         Self { settings, name: Arc::clone(&config.name), source: None }
     }
 
-    /// The login of a server whose user and password may change.
+    /// Returns the login of a server whose user and password may change.
     pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Settings) -> Self {
         Self { source: config.credential_source.clone(), ..Self::new(settings, config) }
     }
 
-    /// The settings with the present user and password.
+    /// Returns the settings with the present user and password.
     pub(super) fn settings(&self, deadline: Instant) -> RedisResult<Cow<'_, RedisConnectionInfo>> {
         let Some(source) = &self.source else { return Ok(Cow::Borrowed(&self.settings)) };
         match source.ask(deadline) {
@@ -38,12 +38,12 @@ impl Login {
         }
     }
 
-    /// Whether the next connection may need another user or password than the last one.
+    /// Whether the next connection may need another user or password than the last connection.
     pub(super) fn may_change(&self) -> bool {
         self.source.is_some()
     }
 
-    /// How often open connections have received new credentials.
+    /// The number of times that open connections have received new credentials.
     pub(super) fn renewals(&self) -> u64 {
         self.source.as_ref().map_or(0, |source| source.renewals())
     }
@@ -57,8 +57,8 @@ impl Login {
     }
 }
 
-/// The name of a client's connections: the client's name and its id. A `-` replaces each character
-/// that the server does not allow in a name.
+/// Returns the name of a client's connections: the client's name and its id. A `-` replaces each
+/// character that the server does not allow in a name.
 pub fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
     let name = name.map_or_else(default_name, str::to_owned);
     let name: String =
@@ -66,7 +66,7 @@ pub fn connection_name(name: Option<&str>, id: &str) -> Arc<str> {
     format!("{name}#{id}").into()
 }
 
-/// The program, its host and its process.
+/// Returns a name made of the program, the host and the process.
 fn default_name() -> String {
     let program = std::env::args_os().next().map(std::path::PathBuf::from);
     let program = program.as_ref().and_then(|path| path.file_name());
@@ -74,7 +74,7 @@ fn default_name() -> String {
     format!("{program}@{}:{}", host_name(), std::process::id())
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

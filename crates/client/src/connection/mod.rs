@@ -1,4 +1,4 @@
-//! How a command gets to Redis, and its reply back, over connections that threads share.
+//! Connections to Redis that threads share: commands and their replies.
 
 mod address_map;
 mod cluster;

@@ -1,4 +1,4 @@
-//! A host's name, which may later lead to another server, even while the old server lives on.
+//! A host's name, which may later lead to another server, even while the old server is alive.
 //!
 //! ```text
 //! open      each connection is noted, with its address and the run of the server there
@@ -65,14 +65,14 @@ impl HostName {
         let _only_once = self.moved.set(Box::new(tell));
     }
 
-    /// Ends the following thread.
+    /// Ends the thread of [`follow`](Self::follow).
     pub(super) fn end(&self) {
         self.state.lock().ended = true;
         self.ended.notify_all();
     }
 
     /// Notes a new connection to this run of a server. Returns `false` if the name no longer leads
-    /// to the connection's address: then the connection must not be used.
+    /// to the connection's address: such a connection must not be used.
     pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();
@@ -84,11 +84,11 @@ impl HostName {
         true
     }
 
-    /// The body of the thread, until [`end`](Self::end). `connect` opens a connection by the name,
-    /// and returns the address of the connection and its server.
+    /// The body of the thread that follows the name, until [`end`](Self::end). `connect` opens a
+    /// connection to the name, and returns the connection's address and its server.
     pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, ServerInfo)>) {
         while self.rest() {
-            // A failed look-up does not show where the name leads.
+            // A failed look-up does not show to which addresses the name leads.
             let Ok(answer) = look_up(&self.host, self.port) else { continue };
             if self.has_left(&answer)
                 && let Some((address, server)) = connect()
@@ -117,8 +117,8 @@ impl HostName {
         EVERY
     }
 
-    /// Whether a connection leads to an address that is no longer in the name's `answer`. This
-    /// alone does not show a change of server: the same server may have a new address.
+    /// Whether a connection leads to an address that is not in the name's `answer`. This alone does
+    /// not show that the server has changed: the same server may have a new address.
     fn has_left(&self, answer: &[SocketAddr]) -> bool {
         let mut state = self.state.lock();
         if answer.is_empty() {
@@ -141,8 +141,8 @@ impl HostName {
                 || open.server.is_same_run(server)
         };
         let gone: Vec<_> = state.open.extract_if(.., |open| !stays(open)).collect();
-        // Store the addresses before closing any connection: another thread may just be opening a
-        // connection to one of them.
+        // Store the addresses before closing any connection: another thread may be opening a
+        // connection to one of these addresses.
         state.left.extend(gone.iter().map(|open| open.address));
         state.left.sort();
         state.left.dedup();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Endpoint, Lane};
 
-/// One server with its lanes. It opens no connection by itself.
+/// One server with its lanes. A `Node` itself opens no connection.
 pub struct Node {
     /// How connections to the server are opened.
     pub endpoint: Arc<Endpoint>,
@@ -13,7 +13,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A server to which `lane` already leads.
+    /// Returns the node of the server to which `lane` leads.
     pub fn new(lane: Arc<Lane>, lanes: usize) -> Self {
         let endpoint = Arc::clone(lane.endpoint());
         let mut all = vec![lane];
@@ -33,13 +33,13 @@ impl Node {
         &self.lanes
     }
 
-    /// Any lane, for commands that belong to no name.
+    /// Returns any lane, for commands that belong to no name.
     #[inline]
     pub fn any_lane(&self) -> &Arc<Lane> {
         &self.lanes[0]
     }
 
-    /// The lane of a name with this hash.
+    /// Returns the lane of a name with this hash.
     pub(crate) fn lane(&self, hash: u32) -> &Arc<Lane> {
         &self.lanes[hash as usize % self.lanes.len()]
     }

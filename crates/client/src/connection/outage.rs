@@ -1,5 +1,5 @@
 //! The outages of a process, which its clients share. The first client that notices an outage
-//! reports it, and the last client that finds it over reports its end.
+//! reports it. The last client that finds the outage over reports its end.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,14 +24,14 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 /// How long an outage is remembered after its end: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// Longer than any thread keeps the mutex. If the mutex is locked for longer, a thread had it at a
-/// fork, and this is the child.
+/// No thread holds the mutex for so long. If the mutex is locked for longer, this is a forked
+/// child, and a thread of the parent held the mutex at the fork.
 const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
 
 impl Outage {
-    /// Notes that a request of a client, which began at `begun`, found `what` out of order. The
-    /// flag says whether this client is the first one, which reports the outage. Returns `None` if
-    /// the outage has ended for all clients since `begun`.
+    /// Notes that a request of a client, which began at `begun`, failed because of `what`. The
+    /// `bool`: whether this client is the first one, which reports the outage. Returns `None` if
+    /// the outage has ended for all clients after `begun`.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
         let mut known = OUTAGES.lock();
@@ -50,7 +50,7 @@ impl Outage {
         Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
-    /// Notes that the client finds the outage over. If it is the last client to do so, returns the
+    /// Notes that the client finds the outage over. If it is the last such client, returns the
     /// length of the outage.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())

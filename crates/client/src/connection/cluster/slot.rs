@@ -7,9 +7,9 @@
 //!        TRYAGAIN, CLUSTERDOWN, or no server answers: asks for the slots, pauses, calls again
 //! ```
 //!
-//! All this happens within the call's own time. A server that refuses a command in one of these
-//! ways has not run it. If the connection broke, the command may have run: then only its copy is
-//! sent, as with one server.
+//! All this happens within the call's timeout. A server that refuses a command in one of these ways
+//! has not run it. If the connection broke, the command may have run: then the caller's copy is
+//! sent, as with a single server.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -24,7 +24,7 @@ use crate::connection::reply::{Redirect, redirect, redirect_of};
 use crate::connection::{Cause, Command, Failure, Lane, Outcome, error_reply, slot_of};
 use crate::sync::own_thread;
 
-/// The pause before a call is sent again: the first one, and the longest.
+/// The first and the longest pause before a call is sent again.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -50,7 +50,7 @@ impl Slot {
         Arc::clone(self.cluster.node(self.number).lane(self.hash))
     }
 
-    /// As [`Lane::call_once`], but sends a redirected command again, since it was not run.
+    /// Like [`Lane::call_once`], but sends a redirected command again, because it was not run.
     pub(in crate::connection) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
         let until = lane.deadline();
@@ -69,9 +69,9 @@ impl Slot {
         self.follow(lane, outcome, false, command, Some(copy), until)
     }
 
-    /// Follows redirects and retries until `until`, beginning with `outcome`, the answer of the
-    /// server `asked`. If the command may have run, this sends `copy` in its place. Returns `true`
-    /// beside the outcome if it sent the copy, or if the command was `in_doubt` before.
+    /// Follows redirects and retries until `until`. The first redirect is `outcome`, the reply of
+    /// the server `asked`. If the command may have run, sends `copy` in its place. The `bool` is
+    /// `true` if the copy was sent, or if the command was already `in_doubt`.
     pub(in crate::connection) fn follow(
         &self,
         mut asked: Arc<Lane>,
@@ -84,13 +84,13 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // Whether `until` is the end of the limit, and not of the call's own time.
+        // Whether `until` comes from the limit, and not from the call's timeout.
         let is_its_end = until < latest;
         let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
-            // If the client ends, that is not the end of the limit.
+            // The end of the client does not count as the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
-                // Servers that only redirect a call until its end do not count as answering.
+                // If servers only redirected the call, they do not count as answering.
                 limit::cuts(false);
             }
         };
@@ -136,7 +136,7 @@ impl Slot {
                     self.find_out(limit.as_ref(), Cluster::look);
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
                     // If the server was silent, send the copy only to another server, which another
-                    // thread may have found meanwhile.
+                    // thread may have found in the meantime.
                     if is_slow && Arc::ptr_eq(&asked, &self.lane()) {
                         return (outcome, in_doubt);
                     }
@@ -161,9 +161,8 @@ impl Slot {
         }
     }
 
-    /// Calls `ask` to find the slot's server. That may open connections, so for a caller with a
-    /// limit another thread calls it, and the caller waits for that thread only until the limit is
-    /// over.
+    /// Calls `ask` to find the slot's server. `ask` may open connections. So if the caller has a
+    /// limit, another thread calls `ask`, and the caller waits only until the limit is over.
     fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
         let Some(limit) = limit else { return ask(&self.cluster) };
         let (done, ended) = mpsc::channel::<()>();
@@ -185,7 +184,8 @@ impl Slot {
         Instant::now() >= until || self.cluster.is_ended()
     }
 
-    /// The failure of a command that servers redirected to each other until its time was over.
+    /// Returns the failure of a command that servers redirected to each other until its time was
+    /// over.
     fn nobody(failure: Failure) -> Failure {
         match failure {
             Failure::Refused(Cause { error, address, .. })
@@ -206,8 +206,7 @@ impl Slot {
     }
 }
 
-/// A script that was stopped in its middle may have changed something, as after a broken
-/// connection.
+/// A script that was stopped before its end may have changed data, as after a broken connection.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
@@ -219,10 +218,10 @@ fn halfway(outcome: Outcome) -> Outcome {
 
 impl Cluster {
     /// Follows a redirect of a command that a background thread has sent, until `until`. Returns
-    /// the reply of the server that has the slot. After a `MOVED` this only stores the slot's new
+    /// the reply of the server that has the slot. After a `MOVED`, only stores the slot's new
     /// server: the command was not run, and the renewer of the new server sends it, so that this
-    /// thread does not wait for that server. (At the client's end no renewer sends it, so this
-    /// does.)
+    /// thread does not wait for the new server. (At the client's end this function sends the
+    /// command itself, because no renewer does.)
     pub fn resend(
         self: &Arc<Self>,
         command: &Command,
@@ -243,8 +242,8 @@ impl Cluster {
         unfollowed(outcome)
     }
 
-    /// As [`resend`](Self::resend), for a client that has ended: no renewer sends the command
-    /// later, so this sends it.
+    /// Like [`resend`](Self::resend), but sends the command even after a `MOVED`: the client has
+    /// ended, and no renewer sends the command later.
     fn resend_at_the_end(
         self: &Arc<Self>,
         command: &Command,
@@ -275,8 +274,8 @@ impl Cluster {
     }
 }
 
-/// The outcome of a command that nobody sends on: a redirect becomes the failure of an unreachable
-/// server, or of a broken connection.
+/// Returns the outcome of a command that is not sent to another server: a redirect becomes the
+/// failure of an unreachable server, or of a broken connection.
 pub fn unfollowed(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) => match redirect_of(&cause.error) {

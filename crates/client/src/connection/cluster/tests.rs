@@ -13,7 +13,7 @@ use crate::connection::{Command, Failure, Script};
 
 const KEY: &str = "moved";
 
-/// A cluster, and in it the slot of [`KEY`].
+/// Returns a cluster, and the slot of [`KEY`] in it.
 fn slot() -> (Servers, Slot) {
     let servers = Servers::without_replicas().unwrap();
     let cluster = Cluster::connect(&servers.url(), &Settings::default()).unwrap().unwrap();

@@ -28,7 +28,7 @@ pub(super) fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterA
     Ok(ClusterAnswer { slots, weight })
 }
 
-/// The owners of the slots, as one server names them.
+/// The owners of the slots, according to one server.
 pub(super) struct View {
     pub(super) from: HostPort,
     pub(super) ranges: Vec<Range>,
@@ -39,7 +39,7 @@ pub(super) const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server i
                                the client may believe that server's old slots until it is back";
 
 impl View {
-    /// The view of the server of this endpoint, which is the first one that answers.
+    /// Returns the view of this endpoint's server, the first server that answers.
     pub(super) fn first(
         ranges: Result<Vec<Range>, &'static str>,
         weight: Weight,
@@ -49,7 +49,7 @@ impl View {
             ConnectError::unusable(format!("{why}; it is at {}", endpoint.address()))
         })?;
         if ranges.is_empty() {
-            // A server that was removed from its cluster gives the same answer.
+            // (A server that was removed from its cluster gives the same answer.)
             return Err(ConnectError::NotReady(format!(
                 "no server of the cluster at {} has a slot yet: create the cluster first",
                 endpoint.address()
@@ -67,16 +67,15 @@ pub(super) struct Range {
     pub(super) replicas: Vec<HostPort>,
 }
 
-/// The order in which the client prefers servers' views. A server that sees a majority of the
-/// masters goes before one that does not. Of two such servers, the one with the later epoch goes
-/// first.
+/// The order in which the client prefers servers' views. The client prefers a server that reaches a
+/// majority of the masters. Of two such servers, it prefers the server with the later epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight {
     pub(super) is_up: bool,
-    /// The cluster's epoch, which grows whenever a replica takes the place of a master.
+    /// The cluster's epoch, which increases each time a replica replaces a master.
     pub(super) epoch: u64,
-    /// Whether the server answered `CLUSTER INFO`. Without an answer (the user lacks the right),
-    /// the server counts as one that sees a majority.
+    /// Whether the server answered `CLUSTER INFO`. Without an answer (if the user lacks the right),
+    /// the server counts as a server that reaches a majority.
     pub(super) is_said: bool,
 }
 
@@ -109,7 +108,7 @@ pub(super) fn ranges(
     }
 }
 
-/// Why a server that refuses `CLUSTER SLOTS` with this code belongs to no cluster.
+/// Returns why a server that refuses `CLUSTER SLOTS` with this code belongs to no cluster.
 pub(super) fn no_slots(code: &str) -> &'static str {
     match code {
         "NOPERM" => {
@@ -119,14 +118,15 @@ pub(super) fn no_slots(code: &str) -> &'static str {
     }
 }
 
-/// Reads one range of slots. Returns `None` if it is unreadable: the slots have no server.
+/// Reads one range of slots. Returns `None` if the range is malformed: then its slots have no
+/// server.
 fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
     let mut host_ports = servers.iter().map(|server| host_port(server, from, map));
-    // The first one is the master. If the master has no usable address, the range has no server: a
-    // replica cannot replace it.
+    // The first server is the master. If the master has no usable address, the range has no server:
+    // a replica cannot replace it.
     let master = host_ports.next()??;
     let replicas = host_ports.flatten().collect();
     Some(Range { slots: slot(first)?..=slot(last)?, master, replicas })

@@ -1,4 +1,4 @@
-//! A call: a command for whose reply a thread waits. The thread combines, or sleeps until the
+//! A call: a command whose thread waits for the reply. The thread combines, or sleeps until the
 //! combiner has read the reply.
 
 use std::io;
@@ -14,7 +14,8 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// The waiting side of a call. Its thread sleeps until there is a reply, or until it must combine.
+/// The state of a call that its thread waits for. The thread sleeps until there is a reply, or
+/// until the thread must combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
@@ -23,8 +24,8 @@ pub(super) struct Call {
 pub(super) enum CallState {
     /// The command is not yet written, or not yet answered.
     Queued,
-    /// The call's thread must combine. This is set under the lane's mutex, as is the `Done` of a
-    /// thread that leaves, so a thread that has left never becomes the combiner.
+    /// The call's thread must combine. This is set under the lane's mutex, like the `Done` of a
+    /// thread that leaves. So a thread that has left never becomes the combiner.
     Combines,
     /// The command is answered, or the thread leaves with this outcome.
     Done(Outcome),
@@ -33,13 +34,13 @@ pub(super) enum CallState {
 }
 
 impl Call {
-    /// A new call of the calling thread.
+    /// Returns a new call of the calling thread.
     fn queued() -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
         Arc::new(Self { waker: Waker::current(), state })
     }
 
-    /// Takes the state. The call's thread then acts on it.
+    /// Takes the state, which tells the call's thread what to do.
     fn told(&self) -> CallState {
         let mut state = self.state.lock();
         let told = std::mem::replace(&mut *state, CallState::Gone);
@@ -51,24 +52,24 @@ impl Call {
 }
 
 impl Lane {
-    /// The time at which a call that begins now should be over.
+    /// Returns the time at which a call that begins now should be over.
     pub fn deadline(&self) -> Instant {
         let connect_timeout = self.endpoint.connect_timeout();
         deadline_in(connect_timeout.saturating_add(self.endpoint.response_timeout()))
     }
 
-    /// As [`call_once`](Self::call_once), but fails at once if the server is known to be out of
-    /// reach. So a thread that drops a hundred permits of an ended client waits for the outage only
-    /// once.
+    /// Like [`call_once`](Self::call_once), but fails at once if the server is known to be out of
+    /// reach. So a thread that drops a hundred permits of an ended client waits only once for an
+    /// unreachable server.
     pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
     /// Sends a command once and waits for its reply. If another thread's packet is in flight, the
-    /// command goes out with the next packet. If there is no connection, the thread that writes the
-    /// packet opens one.
+    /// command is sent in the next packet. If there is no connection, the thread that writes the
+    /// packet opens a connection.
     ///
-    /// If the calling thread has a [`Limit`], this waits at most until the limit is over: see
+    /// If the calling thread has a [`Limit`], waits at most until the limit is over: see
     /// [`follow`](Self::follow).
     pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
@@ -77,9 +78,9 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but sends `copy` after a reset, if there is time left. It
-    /// sends no second copy, even if the next connection breaks, too. The flag says whether it sent
-    /// `copy`.
+    /// Like [`call_once`](Self::call_once), but if the connection breaks and there is time left,
+    /// sends `copy` over a new connection. Sends `copy` at most once. The `bool`: whether `copy`
+    /// was sent.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -88,7 +89,7 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
-            // The wrong server changed nothing. The next connection leads to the master.
+            // The wrong server has changed nothing. The next connection leads to the master.
             Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
                     && is_wrong_server_error(&cause.error)
@@ -100,7 +101,7 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), to a server to which the command's slot is moving.
+    /// Like [`call_once`](Self::call_once), to a server to which the command's slot is moving.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
         self.follow(&self.queue(command.asking()), Limit::current().as_ref())
     }
@@ -116,9 +117,9 @@ impl Lane {
         call
     }
 
-    /// As [`call_once`](Self::call_once), but waits for other threads' packets only until `limit`.
-    /// (Other calls pass no limit: with many threads, a sleep with a deadline costs a twentieth of
-    /// the rate.)
+    /// Like [`call_once`](Self::call_once), but waits for other threads' packets only until
+    /// `limit`. (Calls without a limit do not sleep with a deadline, which would cost many threads
+    /// a twentieth of the rate.)
     pub(super) fn call_within(
         self: &Arc<Self>,
         command: &Command,
@@ -136,8 +137,8 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         drop(state);
         // The combiner opens a link if there is none. It writes the posts of other threads first,
-        // then its own command. Calls that come in the meantime queue. The combiner's drop makes
-        // the first of them the next combiner, which writes the whole queue in one packet
+        // then its own command. In the meantime other calls queue. The combiner's drop makes the
+        // first call in the queue the next combiner, which writes the whole queue in one packet
         // (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
@@ -148,8 +149,8 @@ impl Lane {
     }
 
     /// Waits for the reply: sleeps until another thread has read the reply, or combines when this
-    /// thread becomes the combiner. A thread with a limit leaves when the limit is over, wherever
-    /// its command is then. It never opens a connection itself.
+    /// thread becomes the combiner. A thread with a limit leaves when the limit is over. It never
+    /// opens a connection itself.
     ///
     /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
@@ -160,15 +161,15 @@ impl Lane {
     ///
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
     /// command is written: that call's thread becomes the reader. If no other call waits, the link
-    /// goes back to the lane. Then the next caller, or the look at an idle link, reads the late
-    /// reply before its own. The link is closed only when the server has answered nothing for
+    /// goes back to the lane. Then the next caller, or the next `service`, reads the late reply
+    /// before its own reply. The link is closed only if the server has sent nothing for
     /// `response_timeout`, even if other threads wrote in the meantime. If there is no link, or the
     /// link was silent for long, a new thread combines in place of the thread with the limit. The
-    /// new thread has the whole time that opening a link may take, and serves all calls that wait
-    /// then.
+    /// new thread may take the whole connect timeout to open a link, and handles all calls that
+    /// wait then.
     ///
-    /// If a call ends while its command may still run, the sender gives back whatever the command
-    /// takes, as after any lost reply: the sender has the command's owner, ids or number
+    /// If a call ends while its command may still run, the sender gives back what the command
+    /// takes, as after any lost reply: the sender knows the command's owner, ids or number
     /// (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
@@ -188,7 +189,7 @@ impl Lane {
         }
     }
 
-    /// Combines for this call and those in the queue, until the limit is over.
+    /// Combines for this call and the calls in the queue, until the limit is over.
     fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
         let mut state = self.state.lock();
         if limit.is_over() {
@@ -233,8 +234,8 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Ends a call whose time is over. Call this before the thread passes the link on, or the
-    /// thread could become the combiner again.
+    /// Ends a call whose time is over. Must be called before the thread passes the link on:
+    /// otherwise the thread could become the combiner again.
     fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
@@ -252,7 +253,7 @@ impl Lane {
                 state.queue.remove(at);
                 Failure::Unsent(why)
             }
-            // A combiner has the command, and has written it or is about to.
+            // A combiner has the command, and has written it or is about to write it.
             None => Failure::TimedOut(why),
         }
     }
@@ -260,7 +261,8 @@ impl Lane {
     /// Gives up a call whose time is over. Returns `None` if the call is answered, or if its thread
     /// must combine.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
-        // The next combiner is chosen under this mutex, so a thread that leaves is never chosen.
+        // The next combiner is chosen under this mutex, so this thread cannot be chosen after it
+        // has left.
         let mut state = self.state.lock();
         let mut own = call.state.lock();
         if !matches!(*own, CallState::Queued) {
@@ -281,7 +283,8 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // The caller's command is written, and the thread that was to read the reply has left.
+            // The caller's command has been written, and the thread that should read the reply has
+            // left.
             combiner.on_link(Link::read_awaited);
         }
         let _heard = combiner.write_and_read(queue);
@@ -289,9 +292,9 @@ impl Lane {
         drop(combiner);
     }
 
-    /// Waits a moment, on a link with delay, for the threads that the last packet served. These
-    /// threads will probably send again at once, and a thread that misses this packet waits for two
-    /// round trips.
+    /// If the link has a long round trip, waits a moment for the threads whose replies came with
+    /// the last packet. These threads will probably send again at once, and a thread that misses
+    /// this packet would wait for two round trips.
     fn gather(&self) {
         let (served, patience) = {
             let state = self.state.lock();
@@ -308,29 +311,29 @@ impl Lane {
 }
 
 impl LaneState {
-    /// Whether the server has answered over the link within [`LATELY`], as far as the lane knows.
+    /// Whether the lane knows of a reply within [`LATELY`].
     fn answers(&self) -> bool {
         clock::since(self.heard_at) < LATELY
     }
 }
 
-/// The longest silence after which the server still counts as answering. After a longer silence the
-/// server may be out of reach, and a call that times out says so.
+/// The longest silence after which the server still counts as answering. If a call times out after
+/// a longer silence, its error says that the server may be out of reach.
 const LATELY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
-/// The shortest time to gather, for a round trip of a sixth of a millisecond. A shorter time costs
-/// more than it saves.
+/// The shortest time to gather. It belongs to a round trip of a sixth of a millisecond. A shorter
+/// time would cost more than it saves.
 const SHORTEST_GATHER: Duration = Duration::from_micros(10);
 const LONGEST_GATHER: Duration = Duration::from_micros(500);
 
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // A thread that has left gets no reply: its caller undoes the command's effects.
+        // A thread that has left gets no reply. Its caller undoes the command's effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -12,10 +12,10 @@ use crate::connection::outcome::{Failure, Outcome};
 use crate::sync::Waker;
 
 /// A thread's role as the combiner of a lane, with the lane's link. The drop passes the role and
-/// the link on, even after a panic.
+/// the link to the next thread, even after a panic.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
-    /// The link is boxed, since each call moves it out of the lane and back.
+    /// The link is boxed, because each call moves it out of the lane and back.
     link: Option<Box<Link>>,
     /// The time that opening a link may take.
     within: Duration,
@@ -27,15 +27,15 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, mut link: Option<Box<Link>>, within: Duration) -> Self {
-        // Take back late commands before a byte is written: their threads may have left.
+        // Withdraw unwritten commands whose threads have left, before any byte is written.
         if let Some(link) = &mut link {
             link.withdraw_late();
         }
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
-    /// Sets a limit. When the limit is over, the combiner leaves, and passes the link on in the
-    /// state that the link has then.
+    /// Sets a limit. When the limit is over, the combiner leaves, and passes the link on in its
+    /// present state.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
         self
@@ -61,13 +61,13 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads the replies for which threads sleep. If this fails, the receivers
-    /// of the failed commands have got the failure.
+    /// Writes a queue and reads the replies for which threads sleep. On failure, the receivers of
+    /// the failed commands have received the failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MOST_UNREAD);
             let mut done = self.write_packet(packet);
-            // If there is more to write, read all replies first, so that few are unread.
+            // If there is more to write, read all replies first, so that few replies are unread.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -82,9 +82,9 @@ impl<'a> Combiner<'a> {
     }
 
     /// Reads the replies that a call must read before it writes. Returns how many commands may be
-    /// written after that: the limit keeps the number of unread replies small even if one call
-    /// after the other leaves. Returns zero if the link broke or the limit is over: then the
-    /// commands stay in the queue.
+    /// written after this, so that the number of unread replies is bounded even if many calls
+    /// leave. Returns zero if the link broke or the limit is over: then the commands remain in the
+    /// queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
@@ -96,7 +96,8 @@ impl<'a> Combiner<'a> {
     }
 
     /// Writes a packet over the present link, and reads the replies for which threads sleep, until
-    /// the limit is over. If this fails, the receivers of the failed commands have got the failure.
+    /// the limit is over. On failure, the receivers of the failed commands have received the
+    /// failure.
     pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
         let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
         self.on_link(|link| {
@@ -107,9 +108,9 @@ impl<'a> Combiner<'a> {
         });
     }
 
-    /// Writes as much as there is room for, without waiting: first the unwritten bytes, then
-    /// `posts`. If there is no link, this opens one. Returns the posts if the link takes no bytes
-    /// now. If writing fails, the receivers of the failed commands have got the failure.
+    /// Writes as many bytes as the link accepts without waiting: first the unwritten bytes, then
+    /// `posts`. If there is no link, opens one. Returns the posts if the link accepts no bytes now.
+    /// On failure, the receivers of the failed commands have received the failure.
     pub(super) fn write_posts(&mut self, posts: VecDeque<Pending>) -> VecDeque<Pending> {
         self.on_link(Link::write_rest);
         if posts.is_empty() || self.has_unwritten() {
@@ -141,9 +142,9 @@ impl<'a> Combiner<'a> {
             Ok(link) => write(link, &mut batch),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
-                // Calls that queued while the connection failed to open fail here, too, so that
-                // they need not try one after the other. (If their attempt could take longer than
-                // this one, they try themselves.)
+                // The calls that queued during the failed attempt fail, too, so that they do not
+                // try one after the other. (If their own attempts could take longer than this one,
+                // they do not fail.)
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -159,7 +160,7 @@ impl<'a> Combiner<'a> {
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
-            // The receivers have already got the failure.
+            // The receivers have already received the failure.
             let _heard = self.write_and_read(queue);
         } else {
             let failure = self.lane.out();
@@ -178,7 +179,7 @@ impl<'a> Combiner<'a> {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
-                // The server has accepted the link. This is noted now, since a call's limit may end
+                // The server has accepted the link. Note this now, because a call's limit may end
                 // before the combiner is done.
                 self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
@@ -190,8 +191,7 @@ impl<'a> Combiner<'a> {
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
         // A thread that panics while it combines may have read a reply without counting it. The
-        // next caller would then take another command's reply for its own, and a number means a
-        // grant.
+        // next caller would then get another command's reply, and would read a number as a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -199,7 +199,8 @@ impl Drop for Combiner<'_> {
             let mut state = self.lane.state.lock();
             state.heard_at = heard_at;
             if panics {
-                // The thread's own call may still be queued. It must not become the next combiner.
+                // The thread's own call may still be in the queue. It must not become the next
+                // combiner.
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
@@ -207,10 +208,12 @@ impl Drop for Combiner<'_> {
                 Pending::Call(_, call) => call.takes_over(),
                 Pending::Post(..) => None,
             });
-            // These calls' commands are written, and the thread that read their replies leaves.
+            // The calls whose commands are written, and whose replies the leaving thread should
+            // read.
             let left =
                 self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
-            // Choose the next combiner while this thread has the lane's mutex: see `Lane::abandon`.
+            // Choose the next combiner while this thread holds the lane's mutex: see
+            // `Lane::abandon`.
             let next = queued.chain(left).next();
             if let Some(reader) = next {
                 state.link = self.link.take();
@@ -218,9 +221,9 @@ impl Drop for Combiner<'_> {
                 reader.wake();
                 return;
             }
-            // The queue has only posts, since a call would be the next combiner. Without a
-            // connection, or with too many unread replies, posts wait for the background thread,
-            // which has been asked to look.
+            // The queue has only posts, because the first call would be the next combiner. Without
+            // a connection, or with too many unread replies, posts wait for the background thread,
+            // which has been asked to call `service`.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
@@ -236,8 +239,8 @@ impl Drop for Combiner<'_> {
             }
             let queue = take_first(&mut state.queue, MOST_UNREAD);
             drop(state);
-            // This only writes. The thread may be dropping a guard, so it must wait neither for the
-            // test of a silent connection nor for a new connection.
+            // Only write. The thread may be dropping a guard, so it must not wait for the test of a
+            // silent connection or for a new connection.
             self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }
     }

@@ -1,4 +1,4 @@
-//! The rights of a link's user, as far as the link knows them.
+//! The rights of a link's user that the link knows.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,19 +9,19 @@ use redis::Value;
 use crate::connection::{Channels, Command, RightsQuestion};
 use crate::sync::clock;
 
-/// The rights that the user is known to have, for one run of a server and one login.
+/// The rights that the user has, as known from replies, for one run of a server and one login.
 #[derive(Default)]
 pub(super) struct KnownRights {
-    /// Whether the server restricts no user, so that no question is needed.
+    /// Whether the server has no access rights, so that no check is needed.
     is_open: bool,
-    /// One bit for each question whose answer was "the user may use all names".
+    /// One bit for each question whose reply was "the user may use all names".
     all: u64,
-    /// Each number stands for a question whose answer was "the user may use only some names",
-    /// together with the name that was asked for. If there are too many, all are forgotten and
-    /// asked again.
+    /// Each number is the hash of a question whose reply was "the user may use only some names",
+    /// and of a name that was checked. If there are too many numbers, all are forgotten and the
+    /// names are checked again.
     names: HashSet<u64>,
     hasher: RandomState,
-    /// The number of logins over the connection. An answer is valid only for its own login.
+    /// The number of logins over the connection. A reply is valid only for its own login.
     logins: u32,
 }
 
@@ -33,7 +33,7 @@ impl KnownRights {
         Self { is_open, ..Self::default() }
     }
 
-    /// The bytes of a command, and its question if it must carry one.
+    /// Returns the bytes of a command, and its question if it must carry one.
     pub(super) fn encoded<'a>(
         &mut self,
         command: &'a Command,
@@ -45,13 +45,14 @@ impl KnownRights {
         if let Some(question) = self.asks(command)
             && let Some(bytes) = command.to_question(channels, &self.random_name())
         {
-            // The question is sent as text: it is asked once, so the server need not remember it.
+            // The question is sent as text: it is asked once, so the server does not have to
+            // remember it.
             return (bytes.into(), Some(SentQuestion { question, login: self.logins }));
         }
         (command.bytes_for(channels), None)
     }
 
-    /// The script's reply without the answer to the question that was sent with it.
+    /// Returns the script's reply without the part for the question that was sent with it.
     pub(super) fn answered(
         &mut self,
         command: &Command,
@@ -77,12 +78,12 @@ impl KnownRights {
         self.hasher.hash_one((question.bit(), name))
     }
 
-    /// A random name, which only a pattern for all names matches.
+    /// Returns a random name, which only a pattern for all names matches.
     fn random_name(&self) -> String {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
 
-    /// The question that the command must carry before it may act, if it must.
+    /// Returns the question that the command must carry, if it must carry one.
     fn asks(&self, command: &Command) -> Option<&'static RightsQuestion> {
         let question = command.question()?;
         let is_known = self.all & question.bit() != 0

@@ -64,7 +64,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|found| found == part)
 }
 
-/// Meanwhile another lane has found the next master and stored its address.
+/// In the meantime another lane has found the next master and stored its address.
 #[test]
 fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();
@@ -83,8 +83,8 @@ fn an_error_names_the_server_that_the_connection_leads_to() {
     assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
 }
 
-/// If a value of the right kind is strange, that is the caller's concern. A reply of another kind
-/// belongs to another command.
+/// The link accepts any value of the right kind. A reply of another kind must belong to another
+/// command.
 #[test]
 fn a_reply_that_its_script_cannot_give_ends_the_connection() {
     static NUMBER: LazyLock<Script> =
@@ -135,10 +135,10 @@ fn panics(_: Outcome) {
     panic!("as nothing should");
 }
 
-/// There is no replica, so the answer to the WAIT takes the whole time.
+/// There is no replica, so the reply to the WAIT takes the whole time.
 const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
 
-/// If the link broke, it would fail waiting threads whose commands may have run.
+/// If the link were closed, threads would get failures although their commands may have run.
 #[test]
 fn a_connection_is_alive_while_the_server_waits_for_replicas() {
     let server = Server::start().unwrap();
