@@ -1,14 +1,14 @@
-//! The Redis client under [redlatch](https://docs.rs/redlatch): synchronous, multiplexed, with
-//! Sentinel, Cluster, push messages and TLS. It contains no lock.
+//! The Redis client of [redlatch](https://docs.rs/redlatch): synchronous, multiplexed, with
+//! Sentinel, Cluster, push messages and TLS. It has no code for locks.
 //!
 //! This package is a part of redlatch. It is published because redlatch needs it. Its API is not
-//! stable: redlatch depends on exactly its own version of it.
+//! stable: redlatch requires exactly the same version of this package.
 
 // These pages are for people who change redlatch, and who can see the private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
-// The code needs Unix: it counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects that
-// a read with a timeout fails with `WouldBlock`.
+// The code needs Unix: it measures leases with `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects
+// that a read with a timeout fails with `WouldBlock`.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 

@@ -1,11 +1,12 @@
-//! Functions for the tests of redlatch and of this package. Users do not get them.
+//! Functions for the tests of redlatch and of this package, which are not public.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a [led](lead) name is looked up. This is often, since no name server is asked.
+/// How often a name is looked up that a test has set with [`lead`]. This may be often, because no
+/// name server is asked.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// The addresses of names that a test has set, in place of the system's.

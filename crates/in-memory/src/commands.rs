@@ -1,4 +1,4 @@
-//! The commands about keys that the scripts and the client use, as Redis 7.0 runs them.
+//! The commands for keys that the scripts and the client use. They behave as in Redis 7.0.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ type Reply = Result<Value, Value>;
 /// The longest name of a command.
 const LONGEST: usize = 24;
 
-/// What one command works on.
+/// The data on which one command works.
 pub(super) struct Step<'a> {
     pub(super) store: &'a mut Store,
     pub(super) peers: &'a mut Peers,
@@ -94,7 +94,7 @@ impl Step<'_> {
                 if first < 0 && last < 0 && first > last {
                     return Ok(bulk(b""));
                 }
-                // Unlike in a list, an end before the first byte means the first byte.
+                // Unlike in a list, an end before the first byte counts as the first byte.
                 let last = place(last, text.len())
                     .map_or(0, |last| i64::try_from(last).unwrap_or(i64::MAX));
                 Ok(bulk(range(first, last, text.len()).map_or(&[], |range| &text[range])))
@@ -655,7 +655,8 @@ fn wrong_number(name: &[u8]) -> Value {
     refusal(&format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// The error for a command that this server lacks: it has those of the scripts and the client.
+/// Returns the error for a command that this server lacks: it has only the commands of the scripts
+/// and the client.
 fn unknown(name: &[u8]) -> Value {
     let name = String::from_utf8_lossy(name);
     refusal(&format!("ERR unknown command '{name}', or so many arguments, in the server in memory"))

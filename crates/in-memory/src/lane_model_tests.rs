@@ -1,5 +1,5 @@
-//! Models of the client's lanes, in many orders of their threads' steps. Threads call, post, look
-//! and combine, and connections break.
+//! Models of the client's lanes, which try many orders of their threads' steps. Threads call, post,
+//! look (call `service`) and combine, and connections break.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -76,7 +76,8 @@ impl Play {
         };
         let endpoint = Endpoint::of("redis://localhost", &settings).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
-        // No thread posts on a lane that was never open: posts return what was taken.
+        // In the client, no thread posts on a lane that was never open: posts give back what was
+        // taken before.
         let _ = lane.connect();
         Arc::new(Self {
             lane: Arc::new(lane),
@@ -101,7 +102,7 @@ impl Play {
         (0..ROUNDS).map(|round| self.post(&format!("post {me} {round}"))).collect()
     }
 
-    /// A thread that posts, and looks without having been asked to.
+    /// A thread that posts, and looks although it was not asked.
     fn looker(&self, me: usize) -> Vec<Arc<Heard>> {
         let look = |post| {
             let _left = self.lane.look(MINUTE, MINUTE);
@@ -156,7 +157,7 @@ impl Play {
                     }
                     Err(other) => panic!("{other:?}"),
                 }
-                // This stands for the post by which a waiter that leaves gives up its queue entry.
+                // This simulates the post with which a leaving waiter gives up its queue entry.
                 posts.push(self.post(&format!("post {me} {round}")));
             }
         }
@@ -164,7 +165,7 @@ impl Play {
         posts
     }
 
-    /// The background thread, which looks if it was asked to.
+    /// The background thread, which looks if it was asked.
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0
@@ -183,13 +184,13 @@ fn echo(what: &str) -> Command {
     Command::plain(&[b"ECHO", what.as_bytes()])
 }
 
-/// As [`echo`], by a script. The call is sent again if the server does not know the script.
+/// Like [`echo`], but with a script. The call is sent again if the server does not know the script.
 fn returned(what: &str) -> Command {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT));
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
-/// As [`returned`], for a command that need not run once its thread has left.
+/// Like [`returned`], for a command that need not run if its thread has left.
 fn taken(what: &str) -> Command {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT).takes());
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
@@ -198,7 +199,8 @@ fn taken(what: &str) -> Command {
 /// The number of takes that never ran because their threads left while the commands were unwritten.
 static TAKEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs threads that may leave their replies unread. The next caller reads them before its own.
+/// Runs threads that may leave their replies unread. The next caller reads these replies before its
+/// own.
 fn play_leaving(breaks: usize) {
     let (play, posts) = play_with(breaks, Play::leaver, true);
     if breaks == 0 {
@@ -257,7 +259,7 @@ fn play_with(
     // If threads leave, the next caller reads the replies that are left.
     let is_read = rest.owed == 0 || leaves;
     assert!(asked || (is_read && rest.queued == 0), "replies that nobody will read");
-    // Each look handles one packet, or a part of one.
+    // Each look handles at most one packet.
     let looks = (1..1_000).find(|_| play.lane.look(MINUTE, MINUTE));
     assert!(looks.is_some(), "nothing is left in the end");
     for post in &posts {
@@ -272,7 +274,7 @@ fn each_caller_gets_its_own_reply_and_all_run_in_the_order_sent() {
         let (play, posts) = play(0, Play::user);
         assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
         let echoed = play.server.echoed();
-        // The last call of each thread is a script, so it is not echoed.
+        // The last call of each thread is a script, so the server does not record it as an ECHO.
         assert_eq!(echoed.len(), posts.len() + THREADS * (ROUNDS - 1));
         // A thread's post runs before its next call, as a release must run before the next acquire.
         let at: HashMap<_, _> = echoed.into_iter().zip(0..).collect();

@@ -1,4 +1,4 @@
-//! The scripts, run by Lua 5.1, as Redis runs them.
+//! Runs the scripts with Lua 5.1, as Redis does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ struct Data {
     store: Store,
     /// The server's connections, while a script runs.
     peers: Peers,
-    /// The server's time in µs when the script began. For a script, time stands still.
+    /// The server's time in µs when the script began. It does not change during a script.
     now: i64,
 }
 
@@ -72,7 +72,7 @@ impl Scripts {
     }
 
     fn call(&self, script: &Function, keys: usize, arguments: &[&[u8]]) -> mlua::Result<Value> {
-        // Arguments that are UTF-8 go a faster way.
+        // Arguments that are UTF-8 can be passed faster.
         let mut ten = [None; 10];
         let mut fits = arguments.len() <= ten.len();
         for (place, argument) in ten.iter_mut().zip(arguments) {
@@ -155,7 +155,7 @@ impl fmt::Debug for Scripts {
     }
 }
 
-/// A command's reply, in the form in which Redis gives it to a script.
+/// Converts a command's reply to the value that Redis gives a script.
 fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
     let only = |field: &str, text: &str| {
         let table = lua.create_table_with_capacity(0, 1)?;
@@ -187,7 +187,8 @@ fn to_lua(lua: &Lua, reply: Value) -> mlua::Result<LuaValue> {
     }
 }
 
-/// A script's result as a reply: a number loses its fraction, and a list ends at its first nil.
+/// Converts a script's result to a reply: a number loses its fraction, and a list ends at its first
+/// nil.
 fn of_lua(result: &LuaValue) -> mlua::Result<Value> {
     Ok(match result {
         LuaValue::Boolean(true) => Value::Int(1),
@@ -227,8 +228,8 @@ fn failure(error: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// Writes whole numbers and halves as C's `%.17g` does: the scripts use no others. Writes other
-/// numbers as Rust does.
+/// Writes whole numbers and halves as C's `%.17g` does. (The scripts use no other numbers, which
+/// are written as Rust does.)
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();

@@ -1,6 +1,6 @@
-//! A server without a network: a state machine without threads, clock and randomness. Each command
-//! comes with the time. This file has the parts that do not depend on the keys: greetings,
-//! channels, and scripts by their hashes.
+//! A server without a network, as a state machine without threads, clock and randomness. The time
+//! is an argument of each command. This file has the parts that do not depend on the keys:
+//! greetings, channels, and scripts by their hashes.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -30,7 +30,8 @@ pub trait Keys: Send + 'static {
         arguments: &[&[u8]],
     ) -> Value;
 
-    /// The time when a key ends, if it is known. Connections that have read the key are told.
+    /// Returns the time when a key ends, if it is known. The server then notifies the connections
+    /// that track the key.
     fn ends(&self, key: &[u8]) -> Option<i64> {
         let _ = key;
         None
@@ -52,7 +53,7 @@ pub struct Redis<K> {
 /// The faults that a test asks for.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// The number of scripts, from the next one on, that are refused.
+    /// How many of the next scripts are refused.
     pub refusals: usize,
     /// How many of the next scripts lose their replies. Each loss breaks the connection.
     pub lost_replies: usize,
@@ -60,7 +61,7 @@ pub struct Faults {
     pub refused: HashSet<String>,
     /// Whether the messages of channels are lost.
     pub loses_messages: bool,
-    /// Whether no connection opens, and open ones break at their next command.
+    /// Whether no connection can be opened, and open connections break at their next command.
     pub is_out: bool,
     /// The number of attempts to open a connection that failed.
     pub unopened: u64,
@@ -167,7 +168,7 @@ impl<K: Keys> Redis<K> {
             }
             _ => {
                 // Run the command before the key is tracked: if the command finds that the key has
-                // ended, that is not a change to report.
+                // ended, this must not be reported as a change.
                 let reply = self.keys.command(&mut self.peers, now, command);
                 self.peers.change(peer, |peer| {
                     if let Some(tracked) = &mut peer.tracked
@@ -181,8 +182,8 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Runs a command of a connection, and sends the reply unless it is to be lost. A loss breaks
-    /// the connection, or the client would take the next reply for the lost one.
+    /// Runs a command of a connection, and sends the reply if it must not be lost. A lost reply
+    /// breaks the connection: otherwise the client would take the next reply for the lost reply.
     pub fn answer(&mut self, peer: usize, now: i64, command: &[&[u8]]) {
         let reply = self.run(peer, now, command);
         let is_script = matches!(command.first(), Some(&(b"EVAL" | b"EVALSHA")));
@@ -199,7 +200,7 @@ impl<K: Keys> Redis<K> {
         unread.into_iter().flatten().flatten().collect()
     }
 
-    /// Sets the faults from here on.
+    /// Sets the faults of the server.
     pub fn with_faults<R>(&mut self, set: impl FnOnce(&mut Faults) -> R) -> R {
         let result = set(&mut self.faults);
         self.peers.loses_messages = self.faults.loses_messages;
@@ -254,8 +255,8 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Tells the connection which of its tracked keys have ended by now. Returns the time when the
-    /// next tracked key ends.
+    /// Notifies the connection of the tracked keys that have ended. Returns the time when the next
+    /// tracked key ends.
     pub(super) fn expire(&mut self, peer: usize, now: i64) -> Option<i64> {
         let tracked = self.peers.get(peer)?.tracked.as_ref()?;
         let ends = |key: &Vec<u8>| self.keys.ends(key);

@@ -1,7 +1,7 @@
-//! The network before the server: its connections, which break where a test allows it.
+//! The server's network: its connections, which break where a test allows it.
 //!
-//! The server replies at once, in the order of the requests. In a model, a read that no reply will
-//! end sleeps for ever, and the model reports it.
+//! The server replies at once, in the order of the requests. If no reply will ever end a read in a
+//! model, the model reports this.
 
 use std::borrow::Cow;
 use std::io;
@@ -21,8 +21,8 @@ use crate::resp::split;
 #[derive(Debug)]
 pub struct Server<K> {
     state: Mutex<State<K>>,
-    /// Whether a write may find no room. If no other thread comes, the background thread must write
-    /// the unwritten bytes, and most models have no background thread.
+    /// Whether the connection may accept no bytes, or only some bytes, of a write. Then a
+    /// background thread must write the other bytes, and most models have no background thread.
     has_little_room: AtomicBool,
     /// A function that returns a random number from zero to its argument.
     chance: fn(usize) -> usize,
@@ -104,7 +104,7 @@ impl<K: Keys> Server<K> {
         act(keys, peers, now)
     }
 
-    /// Sets the faults from here on.
+    /// Sets the faults of the server.
     pub fn with_faults<R>(&self, set: impl FnOnce(&mut Faults) -> R) -> R {
         self.state.lock().redis.with_faults(set)
     }
@@ -114,13 +114,13 @@ impl<K: Keys> Server<K> {
         let mut state = self.state.lock();
         let (Clock::Still(now) | Clock::Runs(now, _)) = &mut state.clock;
         *now = now.saturating_add(micros(time));
-        // Readers check again which of their tracked keys are left.
+        // Readers check again which of their tracked keys have ended.
         for peer in state.redis.peers.each() {
             peer.news.notify_all();
         }
     }
 
-    /// From here on a write may find no room.
+    /// After this call, the connection may accept no bytes, or only some bytes, of a write.
     pub fn has_little_room(&self) {
         self.has_little_room.store(true, Ordering::SeqCst);
     }
@@ -159,11 +159,11 @@ struct ServerEnd<K: Keys> {
 }
 
 impl<K: Keys> ServerEnd<K> {
-    /// Waits until there is something to read or the connection breaks. Returns `None` if not in
-    /// time.
+    /// Waits until there are bytes to read or the connection breaks. Returns `None` if the time
+    /// ends first.
     fn with_peer<R>(&self, within: Duration, read: impl FnOnce(&mut Peer) -> R) -> Option<R> {
         let mut state = self.server.state.lock();
-        // Most replies have come already, so this reads no clock for them.
+        // Most replies have already arrived, so the clock is not read for them.
         let mut until = None;
         loop {
             let peer = state.redis.peers.get(self.peer)?;
@@ -188,7 +188,7 @@ impl<K: Keys> ServerEnd<K> {
 }
 
 impl<K: Keys> Transport for ServerEnd<K> {
-    /// Reads one reply at most, so that the reader may leave after each.
+    /// Reads at most one reply, so that the reader may leave after each reply.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let within = Duration::from_nanos(self.read_timeout.load(Ordering::Relaxed));
         let read = self.with_peer(within, |peer| {
@@ -222,7 +222,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
             Cow::Owned([&std::mem::take(&mut peer.commands), bytes].concat())
         };
         let (commands, rest) = split(&all);
-        // If the connection breaks now, some of the commands have run, some of these were answered,
+        // If the connection breaks now, some of the commands have run, some of these have replies,
         // and the writer may get an error.
         let breaks = server.breaks(&mut state);
         let run = if breaks { (server.chance)(commands.len()) } else { commands.len() };
@@ -249,7 +249,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
         if breaks && (server.chance)(1) == 0 { Err(broken()) } else { Ok(bytes.len()) }
     }
 
-    /// There may be no room, or room for only some of the bytes.
+    /// The connection may accept no bytes, or only some of the bytes.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
         if !self.server.has_little_room.load(Ordering::SeqCst) {
             return self.write(bytes);
@@ -268,7 +268,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
         Ok(())
     }
 
-    /// A reply may be late, and so may room for a write, as on a network.
+    /// As on a network, a reply may be late, and the connection may accept no bytes for a while.
     fn is_ready(&self, way: IoDirection, within: Duration) -> io::Result<bool> {
         let may_be_late = match way {
             IoDirection::Read => true,

@@ -17,7 +17,7 @@ pub struct Peers {
 
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// The first part of a command that has not come as a whole.
+    /// The first part of a command that has not arrived completely.
     pub(super) commands: Vec<u8>,
     /// The replies and messages that the client has not read.
     pub(super) replies: VecDeque<Vec<u8>>,
@@ -58,7 +58,7 @@ impl Peers {
         Value::Push { kind, data: vec![Value::BulkString(channel), Value::Int(count as i64)] }
     }
 
-    /// `PUBSUB`: questions about the channels.
+    /// Runs `PUBSUB`, which returns data about the channels.
     pub fn ask(&self, question: &[&[u8]]) -> Value {
         let all = || self.all.iter().flatten().flat_map(|peer| &peer.channels);
         match question {
@@ -96,7 +96,7 @@ impl Peers {
         self.all.iter().flatten().any(|peer| peer.channels.iter().any(|own| own == channel))
     }
 
-    /// Notes that the key has changed: each connection that has read it is told once.
+    /// Notes that the key has changed, and notifies each connection that has read it once.
     pub fn changed(&mut self, key: &[u8]) {
         for peer in self.each() {
             let Some(tracked) = &mut peer.tracked else { continue };
@@ -124,7 +124,7 @@ impl Peer {
     }
 }
 
-/// Whether a name matches a pattern with `*` and `?`. After a backslash, a byte stands for itself.
+/// Whether a name matches a pattern with `*` and `?`. A byte after a backslash matches only itself.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern, name) {
         ([], _) => name.is_empty(),

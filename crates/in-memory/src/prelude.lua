@@ -1,9 +1,8 @@
--- The functions that Redis provides for its scripts. The first argument is a function. For a
--- command's name it makes three functions, which run that command with one, two and three
--- arguments. The second argument is a function that runs a command with any number of parts. This
--- chunk returns two functions that run a script: one with at most ten keys and arguments, and one
--- with any number. (Most of a script's time is the passage between Lua and Rust: a fixed number of
--- strings takes half as long.)
+-- The functions that Redis provides for its scripts. This chunk has two arguments. `of_name` takes
+-- a command's name, and returns three functions that run the command with one, two and three
+-- arguments. `any` runs a command with any number of parts. This chunk returns two functions that
+-- run a script: one for at most ten keys and arguments, and one for any number. (Most of a script's
+-- time is spent between Lua and Rust: to pass a fixed number of strings takes half as long.)
 local of_name, any = ...
 
 -- The functions, by the commands' names.
@@ -65,8 +64,8 @@ redis = {
     pcall = calls(false),
     error_reply = only('err'),
     status_reply = only('ok'),
-    -- This server has no users, so each command is allowed. Like the newest servers, this refuses a
-    -- command with fewer arguments than the command takes.
+    -- This server has no users, so each command is allowed. Like the newest servers, this function
+    -- fails if the command has too few arguments.
     acl_check_cmd = function(name, ...)
         local parts, arity = 1 + select('#', ...), ARITY[string.lower(name)]
         if not arity then
@@ -103,8 +102,8 @@ local function run_any(script, keys, ...)
     return pcall(script)
 end
 
--- The two tables are used again for each script (no script changes them): making new ones would
--- take as long as a command.
+-- The two tables are reused for each script, because making new tables would take as long as a
+-- command. (No script changes them.)
 local function run_ten(script, keys, a, b, c, d, e, f, g, h, i, j)
     local K, A = names, arguments
     K[1], K[2], K[3] = a, b, c

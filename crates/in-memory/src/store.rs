@@ -7,12 +7,13 @@ use redis::Value;
 use crate::peers::Peers;
 use crate::resp::refusal;
 
-/// All keys. There are the types that the scripts use, so no sets and no streams.
+/// All keys. The store has only the types that the scripts use, so it has no sets and no streams.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Sorted, and not hashed: a test has few keys, and finds them faster in a sorted map.
+    /// This is a sorted map, because a test has few keys, and finds them faster in a sorted map
+    /// than in a hash map.
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// The number of entries at which those that have ended are removed.
+    /// The number of entries at which ended entries are removed.
     sweep_at: usize,
     /// The state of the random numbers.
     random: u64,
@@ -96,8 +97,8 @@ impl Store {
         self.entries.get_mut(key)
     }
 
-    /// The value under a key. Returns `None` without a key, and an error if the type is another
-    /// one.
+    /// The value under a key. Returns `None` if there is no key, and an error if the key has
+    /// another type.
     pub(super) fn value<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
@@ -110,7 +111,7 @@ impl Store {
         }
     }
 
-    /// As [`value`](Self::value), but makes the key if there is none.
+    /// Like [`value`](Self::value), but makes the key if there is none.
     pub(super) fn value_or_new<T: ValueKind>(
         &mut self,
         peers: &mut Peers,
@@ -165,7 +166,7 @@ impl Store {
         entries.map(|(key, entry)| (key.as_slice(), entry)).collect()
     }
 
-    /// A random number below this one. Each run gets the same numbers.
+    /// Returns a random number less than `below`. Each run of the program gets the same numbers.
     pub(super) fn random(&mut self, below: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.random >> 33) as usize % below.max(1)

@@ -58,8 +58,8 @@ impl Outage {
 
     fn leave(&mut self) -> bool {
         let Some(key) = self.key.take() else { return true };
-        // A forked child may drop its parent's outage. Then another thread may have had the mutex
-        // at the fork, and will never unlock it.
+        // A forked child may drop its parent's outage. If another thread held the mutex at the
+        // fork, no thread of the child will ever unlock it.
         let Some(mut known) = OUTAGES.try_lock_for(KEPT_BY_THREAD) else { return true };
         let Some(it) = known.get_mut(&key) else { return true };
         it.clients -= 1;

@@ -16,45 +16,46 @@ pub enum Failure {
     Unsent(Cause),
     /// The connection broke. The command may have run.
     Reset(Cause),
-    /// No reply came in time. The command may have run, or may still run.
+    /// No reply arrived in time. The command may have run, or may still run.
     TimedOut(Cause),
-    /// The server answered with this error. The connection stays usable.
+    /// The server replied with this error. The connection is still usable.
     Refused(Cause),
-    /// The command has run and was answered with this reply, but too few replicas have
-    /// [acknowledged](super::Command::acknowledged) it. The connection stays usable.
+    /// The command has run with this reply, but too few replicas have
+    /// [acknowledged](super::Command::acknowledged) it. The connection is still usable.
     Unacknowledged(Value, Cause),
 }
 
-/// An error, and the server that it concerns.
+/// An error, and the server that caused it.
 #[derive(Clone, Debug)]
 pub struct Cause {
     /// The error.
     pub error: Arc<RedisError>,
-    /// The server's address, for people.
+    /// The server's address for errors and the log.
     pub address: Arc<str>,
-    /// Whether there was ever a connection to the server. If so, the address is right.
+    /// Whether the client has ever connected to the server. If so, the address is right.
     pub met: bool,
     /// The command that the server refused, if that is known.
     pub command: Option<Box<str>>,
-    /// The type of the value under the command's key, if that is why the server refused.
+    /// The type of the value under the command's key, if this type is why the server refused the
+    /// command.
     pub holds: Option<&'static str>,
 }
 
 impl Cause {
-    /// An error that this process met when it used the server.
+    /// Returns the cause for an error that this process noticed.
     pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
         let error = Arc::new(error.into());
         Self { error, address: health.address(), met: health.was_met(), command: None, holds: None }
     }
 
-    /// An error that a server sent.
+    /// Returns the cause for an error that a server sent.
     pub fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
         Self { error, address, met: true, command: None, holds: None }
     }
 }
 
 impl Failure {
-    /// The error, and its server.
+    /// Returns the error and its server.
     pub fn cause(&self) -> &Cause {
         match self {
             Self::Unsent(cause)
@@ -65,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Whether the connection is useless after this failure.
+    /// Whether the connection must not be used after this failure.
     pub fn is_the_links(&self) -> bool {
         !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
     }

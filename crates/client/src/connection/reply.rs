@@ -7,7 +7,7 @@ use super::address_map::NamedAddress;
 use super::{Failure, Outcome, SLOTS};
 
 /// The code of an error reply: its first word. If the user of a script lacks the right to a
-/// command, a key or a channel, the code is `NOPERM`, although servers only say `ERR`.
+/// command, a key or a channel, returns `NOPERM`, although the server's reply has the code `ERR`.
 pub fn reply_code(error: &RedisError) -> &str {
     code(error.code().unwrap_or_default(), error.detail())
 }
@@ -18,21 +18,22 @@ fn code<'a>(code: &'a str, detail: Option<&str>) -> &'a str {
 
 /// Whether this is a server's text for a right that the user of a script lacks.
 fn forbids_a_script(detail: &str) -> bool {
-    // The first text is that of Valkey and of Redis after 7.0, the second that of Redis 7.0. The
-    // detail must begin with it: a user's name may follow, and might contain it.
+    // The first text comes from Valkey and from Redis after 7.0, the second from Redis 7.0. The
+    // detail must begin with one of them: a user's name, which comes later in the detail, might
+    // contain such a text.
     ["ACL failure in script: ", "The user executing the script can't "]
         .iter()
         .any(|said| detail.starts_with(said))
 }
 
-/// Whether this reply says that the server is the wrong one or is not ready. The next connection
-/// then looks the address up anew.
+/// Whether this reply says that this is the wrong server or that the server is not ready. The next
+/// connection then looks the address up again.
 pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
     is_wrong_code(code(error.code(), error.details()))
 }
 
-/// As [`is_wrong_server_reply`], for the error made from the reply.
+/// Like [`is_wrong_server_reply`], for the error made from the reply.
 pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
     is_wrong_code(reply_code(error))
 }
@@ -41,17 +42,17 @@ fn is_wrong_code(code: &str) -> bool {
     matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
-/// A redirect: a cluster's answer that another server has the slot. The server has run nothing,
-/// except with [`Halfway`](Self::Halfway).
+/// A redirect: a cluster's reply that another server has the slot. The server has not run the
+/// command, except with [`Halfway`](Self::Halfway).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
-    /// The slot belongs to this server from now on.
+    /// The slot has moved to this server.
     Moved { slot: u16, named: NamedAddress },
     /// The slot is moving to this server. The client sends this one command to it.
     Ask { named: NamedAddress },
     /// No server can run the command now: the slot's keys are on two servers, or it has no server.
     Later,
-    /// As `Later`, but the server stopped inside a script, which may have changed something.
+    /// Like `Later`, but the server stopped inside a script, which may have changed data.
     Halfway,
 }
 
@@ -76,8 +77,8 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
         }
         "ASK" => Some(address().map_or(Redirect::Later, |(_, named)| Redirect::Ask { named })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
-        // While a slot is moving, a missing key counts as a key of another server, even if the
-        // script itself has just deleted it.
+        // While a slot is moving, the server treats a missing key as a key of another server, even
+        // if the script itself has just deleted the key.
         "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
             Some(Redirect::Halfway)
         }
@@ -91,7 +92,7 @@ pub fn is_redirect(error: &RedisError) -> bool {
     redirect_of(error).is_some()
 }
 
-/// Whether a server has answered a client that connects, but refuses to serve it.
+/// Whether a server has replied to a client that connects, but refuses the client.
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))
@@ -107,13 +108,13 @@ pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
 /// The text of an error: the server refuses the client's certificate.
 pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// Whether this error, sent before any command, is that of a server that accepts no clients.
+/// Whether this error, sent before any command, says that the server accepts no clients.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))
 }
 
-/// The error for a text that came inside another reply.
+/// Returns the error for an error text inside another reply.
 pub fn error_reply(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))

@@ -1,16 +1,16 @@
 //! Reads replies from bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is scanned while it arrives, and its value is made when the whole reply is there. So no
-//! memory is allocated only because the server announces a length. The most frequent kinds of reply
-//! are parsed here. The redis crate's parser parses all others. For a number it takes ten times as
-//! long.
+//! A reply is scanned while it arrives, and its value is made when the whole reply has arrived. So
+//! an announced length alone allocates no memory. This module parses the most frequent kinds of
+//! replies, and the redis crate parses all others. (For a number, the redis crate takes ten times
+//! as long.)
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
-/// The most bytes of a reply. No reply to a command of this library comes near it. A message may be
-/// larger, but servers by default close a listener for which more bytes than this wait.
+/// The most bytes of a reply. All replies to this library's commands are much smaller. A message
+/// may be larger, but servers by default close a listener that has more unread bytes than this.
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// The deepest nesting of arrays.
@@ -23,7 +23,7 @@ const END: &[u8] = b"\r\n";
 const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
 const SHARDED_MESSAGE: &[u8] = b"$8\r\nsmessage\r\n";
 
-/// The bytes that have come over a connection and are not yet parsed.
+/// The bytes that have arrived over a connection and are not yet parsed.
 pub(super) struct ReplyReader {
     /// The buffer. The bytes in `from..to` are not yet parsed.
     room: Vec<u8>,
@@ -40,9 +40,9 @@ impl ReplyReader {
 
     /// Takes the next reply to a command. Reads from `stream` until the reply is complete.
     ///
-    /// Skips pushed messages of any kind: the server, a proxy or another client's
-    /// `CLIENT TRACKING … REDIRECT` may send one at any time. If a push counted as a reply, each
-    /// later command would get the reply of the command before it.
+    /// Skips pushed messages of any kind: the server, a proxy or another client's `CLIENT TRACKING
+    /// … REDIRECT` may send one at any time. If a pushed message counted as a reply, each later
+    /// command would get the reply to the previous command.
     pub(super) fn take_reply(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(reply) = reply_of(self.take(stream)?) {
@@ -79,8 +79,8 @@ impl ReplyReader {
         }
     }
 
-    /// Makes room for the next read. The size of the buffer depends on the bytes that have come,
-    /// and not on announced lengths.
+    /// Makes room for the next read. The size of the buffer depends only on the bytes that have
+    /// arrived.
     fn make_room(&mut self) -> RedisResult<()> {
         if self.to < self.room.len() {
             return Ok(());
@@ -97,7 +97,7 @@ impl ReplyReader {
     }
 }
 
-/// The reply without its attributes. Returns `None` if `value` is a pushed message.
+/// Returns the reply without its attributes, or `None` if `value` is a pushed message.
 fn reply_of(value: Value) -> Option<Value> {
     match value {
         Value::Push { .. } => None,
@@ -115,8 +115,9 @@ struct Look {
 }
 
 impl Look {
-    /// The length of the reply at the beginning of `bytes`, or `None` if the reply is incomplete.
-    /// The next call gets the same bytes with more behind them, and continues the scan.
+    /// Returns the length of the reply at the beginning of `bytes`, or `None` if the reply is
+    /// incomplete. The next call must get the same bytes with more bytes after them, and continues
+    /// the scan.
     fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -156,8 +157,8 @@ impl Look {
         }
     }
 
-    /// Counts a complete part. If it is the last part of an outer one, counts that, too. Returns
-    /// whether the whole reply is complete.
+    /// Counts a complete part. If it is the last part of an outer value, counts the outer value,
+    /// too. Returns whether the whole reply is complete.
     fn completes(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -198,7 +199,7 @@ fn number(line: &[u8]) -> RedisResult<i64> {
 }
 
 /// Makes the value at the beginning of `bytes`, which must have been scanned. Also returns the
-/// bytes behind it.
+/// bytes after it.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];
@@ -225,7 +226,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             }
             None => Value::Nil,
         },
-        // The message that grants a lock is of this kind.
+        // A grant message is of this kind.
         Some(b'>') if rest.starts_with(MESSAGE) || rest.starts_with(SHARDED_MESSAGE) => {
             let (kind, behind) = if rest.starts_with(MESSAGE) {
                 (PushKind::Message, &rest[MESSAGE.len()..])
@@ -247,7 +248,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     Ok((value, rest))
 }
 
-/// Makes the values of the next `number` parts. Also returns the bytes behind them.
+/// Makes the values of the next `number` parts. Also returns the bytes after them.
 fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// All replies in `bytes`, and the error that ended the reading.
+    /// Returns all replies in `bytes`, and the error that ended the read.
     fn read(bytes: &[u8], lengths: &[usize]) -> (Vec<Value>, RedisError) {
         let (mut replies, mut pieces) = (ReplyReader::new(), InPieces::of(bytes, lengths));
         let mut all = Vec::new();
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// All replies in `bytes`, as the redis crate's parser reads them.
+    /// Returns all replies in `bytes`, read by the redis crate's parser.
     fn expected(mut bytes: &[u8]) -> Vec<Value> {
         let mut parser = Parser::new();
         std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
@@ -423,7 +424,7 @@ mod tests {
             }
         }
 
-        /// Every reply is read as the redis crate reads it, or is an error.
+        /// The reader returns the same replies as the redis crate's parser, or an error.
         #[test]
         fn a_damaged_reply_is_an_error_and_no_panic(
             replies in vec(reply(), 1..4),
@@ -487,8 +488,8 @@ mod tests {
         assert!(is_nonsense(&read(&vec![b'+'; LONGEST_LINE + 2], &[]).1));
     }
 
-    /// The stream never ends. The reader stops at the largest size of a reply, and keeps no more
-    /// bytes than that.
+    /// The stream never ends. The reader stops at the largest size of a reply, and stores no more
+    /// bytes.
     #[test]
     fn a_reply_without_an_end_is_an_error_in_bounded_memory() {
         struct Endless;

@@ -1,4 +1,4 @@
-//! How a client finds the master, which Sentinels name, and how a thread follows changes.
+//! How a client asks Sentinels for the master, and how a thread follows changes of the master.
 //!
 //! ```text
 //! open      asks each Sentinel in turn for the master, connects to it, and asks it for its ROLE.
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is one master: every connection of a client leads to the newest master that the client
-//! knows. If a thread is just opening a connection to an older one, that connection is closed, too.
-//! The client ignores a Sentinel whose knowledge is older than its own.
+//! knows. If a thread is opening a connection to an older master, this connection is closed, too.
+//! The client ignores a Sentinel that reports an older master than the client knows.
 
 mod ask;
 mod follow;
@@ -31,17 +31,17 @@ use super::{Closer, Connection, Health};
 use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
 
-/// The pause before the next search for a master, unless a change is noticed sooner.
+/// The pause before the next search for a master. A change of the master ends the pause.
 const AGAIN: Duration = Duration::from_millis(100);
-/// The time for a Sentinel's answer in the first round. If all Sentinels are slow, they share the
-/// remaining time in a second round.
+/// The time limit for each Sentinel's answer in the first round. If all Sentinels are slow, they
+/// share the remaining time in a second round.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// An attempt to reach a server may take the connect timeout divided by this. If the server does
-/// not answer in that time, another server may be the master by then.
+/// An attempt to connect to a server may take the connect timeout divided by this. If the server
+/// does not answer in this time, another server may have become the master.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// The Sentinels of a client, and the master that they name.
+/// The Sentinels of a client, and the master that they report.
 pub(crate) struct Sentinels {
     service: String,
     of_sentinels: Login,
@@ -61,12 +61,12 @@ pub(crate) struct Sentinels {
 
 #[derive(Default)]
 struct SentinelsState {
-    /// The Sentinels, first the one that answered last.
+    /// The Sentinels. The first is the one that last answered.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
     /// Whether a thread is asking the Sentinels now, for all threads.
     asking: bool,
-    /// The number of completed searches. `found` is the result of the last one.
+    /// The number of completed searches. `found` is the result of the last search.
     asked: u64,
     found: Option<FoundMaster>,
     /// The closers of the connections to the master.
@@ -76,8 +76,8 @@ struct SentinelsState {
     ended: bool,
 }
 
-/// The master's address, and the epoch of the Sentinels' decision for it. Each decision has a
-/// higher epoch than the one before.
+/// The master's address, and the epoch of the Sentinels' decision for this master. Each decision
+/// has a higher epoch than the previous decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
@@ -85,7 +85,8 @@ struct Master {
     epoch: Option<u64>,
 }
 
-/// The master. If no Sentinel names one, this is the last known master, and `doubt` says why.
+/// The master. If no Sentinel reports a master, this is the last known master, and `doubt` says
+/// why.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,
@@ -97,11 +98,11 @@ struct FoundMaster {
 struct Answer {
     by: HostPort,
     master: Master,
-    /// The other Sentinels that this one knows.
+    /// The other Sentinels that this Sentinel knows.
     others: Vec<HostPort>,
 }
 
-/// Why a Sentinel named no master.
+/// Why a Sentinel reported no master.
 #[derive(Debug)]
 enum Refusal {
     NotReached(RedisError),
@@ -115,15 +116,15 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the Sentinel did not answer in time. With more time it might.
+    /// Whether the Sentinel did not answer in time. It may answer if it has more time.
     fn is_slow(&self) -> bool {
         matches!(self, Self::NotReached(error) if error.is_timeout())
     }
 
-    /// Whether the reason may pass soon.
+    /// Whether a later attempt may succeed.
     fn is_transient(&self) -> bool {
         match self {
-            // A wrong certificate stays wrong.
+            // A wrong certificate will not become right.
             Self::NotReached(error) => error.kind() != ErrorKind::Client,
             Self::Unmapped => true,
             _ => false,
@@ -200,15 +201,15 @@ impl Sentinels {
         }
     }
 
-    /// Opens a connection to the master. If there is no master (the Sentinels have not chosen the
-    /// next one yet), searches for one until `deadline`.
+    /// Opens a connection to the master. If there is no master (because the Sentinels have not
+    /// chosen the next master yet), searches until `deadline`.
     pub(super) fn open(
         &self,
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, ServerInfo)> {
-        // The reason why the last named master could not be used. This is reported even if the last
-        // search fails because the Sentinels had too little time to answer.
+        // The reason why the last reported master could not be used. The error has this reason even
+        // if the last search fails because the Sentinels had too little time to answer.
         let mut failed = None;
         loop {
             let FoundMaster { master, doubt } = match self.find(deadline) {
@@ -234,7 +235,7 @@ impl Sentinels {
                     }
                     return Ok((connection, server));
                 }
-                // The server refuses this client, as every other server would.
+                // The server refuses this client. Another server would refuse it, too.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => error,
             };
@@ -262,7 +263,8 @@ impl Sentinels {
         !state.ended && Instant::now() < deadline
     }
 
-    /// Asks for the master. One thread asks for all: a failover makes all lanes open at once.
+    /// Asks for the master. One thread asks for all threads, because a failover makes all lanes
+    /// open connections at once.
     fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
@@ -275,7 +277,8 @@ impl Sentinels {
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));
         }
-        // The other thread's time may have been too short to find a master, so this one asks, too.
+        // The other thread's time may have been too short to find a master, so this thread asks,
+        // too.
         if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
             return Ok(found.clone());
         }
@@ -285,7 +288,7 @@ impl Sentinels {
         asking.answered(self.ask_all(deadline))
     }
 
-    /// Asks each Sentinel in turn until one names a master that this client can accept.
+    /// Asks each Sentinel in turn until one reports a master that this client can accept.
     fn ask_all(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let (all, known) = {
             let state = self.state.lock();
@@ -293,7 +296,7 @@ impl Sentinels {
         };
         let begun = Instant::now();
         let left = deadline.saturating_duration_since(begun);
-        // The other half of the time is for the connection to the known master.
+        // The other half of the time is for opening a connection to the known master.
         let left = if known.is_some() { left / 2 } else { left };
         let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
         let mut refusals: Vec<(HostPort, Refusal)> = Vec::new();
@@ -320,7 +323,7 @@ impl Sentinels {
                 }
             }
         }
-        // If most answers are stale, the Sentinels were set up anew, with new epochs.
+        // If most answers are stale, the Sentinels have been reinstalled, with new epochs.
         if stale.len() > all.len() / 2
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)
@@ -329,15 +332,15 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel names a newer master. Open connections use the known one anyway, and
-            // `ROLE` shows whether it still is a master.
+            // No Sentinel reports a newer master. Use the known master, as open connections do.
+            // `ROLE` shows whether it is still a master.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
 
-    /// Stores the master that a Sentinel names. Returns `false` if the client knows a newer
-    /// decision, and ignores the answer then (unless it `must` accept it).
+    /// Stores the master that a Sentinel reports. If the client knows a newer decision, ignores the
+    /// answer and returns `false`, unless it `must` accept the answer.
     fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
@@ -357,12 +360,12 @@ impl Sentinels {
         let old = if is_same { Vec::new() } else { std::mem::take(&mut state.open) };
         drop(state);
         if !is_same {
-            // There must be one master only.
+            // There must be only one master.
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
-            // A failover is a new run of the server: the renewer checks all holds at once. This
-            // must not depend on `INFO`, which the server may refuse.
+            // A failover counts as a new run of the server, so the renewer checks all holds at
+            // once. This must not depend on `INFO`, which the server may refuse.
             if known.is_some()
                 && let Some(tell) = self.moved.get()
             {
@@ -406,7 +409,8 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// The role of the thread that asks for all. Its drop lets the next thread ask, even after a panic.
+/// The role of the thread that asks for all threads. Its drop lets the next thread ask, even after
+/// a panic.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -1,4 +1,5 @@
-//! A server's answer when a connection is opened: which run of which server it is.
+//! What a server reports about itself when a connection is opened: its run, its program and its
+//! role.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +9,8 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 use super::reply::turns_away;
 use crate::sync::Mutex;
 
-/// Programs that speak Redis's protocol, each with a field of `INFO server` that only it has.
+/// Programs that use Redis's protocol, each with a field of `INFO server` that no other program
+/// has.
 const LOOK_ALIKES: [(&str, &str); 3] = [
     ("Garnet", "garnet_version"),
     ("Dragonfly", "dragonfly_version"),
@@ -22,9 +24,9 @@ pub struct ServerInfo {
     run_id: Option<String>,
     /// Whether the server is a Sentinel, which has no data.
     pub is_sentinel: bool,
-    /// The program and its version, if it is another one than Redis or Valkey and says so.
+    /// The program and its version, if it is not Redis or Valkey and reports this.
     pub look_alike: Option<(&'static str, String)>,
-    /// The version of Redis, or the one with which the server says that it is compatible.
+    /// The version of Redis, or the version with which the server says that it is compatible.
     pub version: Option<String>,
     /// `None` if the server was not asked or did not answer.
     pub(super) is_master: Option<bool>,
@@ -59,7 +61,7 @@ impl ServerInfo {
         };
         Self {
             run_id: field("run_id").map(str::to_owned),
-            // The first name is that of Redis, the second that of Valkey 8 and later.
+            // Redis has the first name, and Valkey 8 and later have the second name.
             is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
             look_alike: LOOK_ALIKES
                 .iter()
@@ -88,27 +90,28 @@ impl ServerInfo {
         self.is_master == Some(false)
     }
 
-    /// Whether the answer says which run of the server it is.
+    /// Whether the answer contains the run of the server.
     pub(super) fn says_its_run(&self) -> bool {
         self.run_id.is_some()
     }
 
-    /// Whether both answers say that they come from the same run of the same server.
+    /// Whether both answers contain the same run.
     pub(super) fn is_same_run(&self, other: &Self) -> bool {
         self.run_id.is_some() && self.run_id == other.run_id
     }
 }
 
-/// The runs of the server that a client has met.
+/// The runs of the server to which a client has connected.
 ///
-/// After a restart, the server (or the replica that took its place) may not know the client's
-/// holds. So the reply "not held" does not prove that a release has run. If a server does not say
-/// which run it is, every connection counts as a new run. The client then reports such a release as
-/// a loss, and checks its holds again.
+/// After a restart, the server (or the replica that replaced it) may not have the client's holds.
+/// So the reply "not held" to a release may mean that the hold was lost before. If a server does
+/// not report its run, every connection counts as a new run. The client then reports such a release
+/// as a loss, and checks its holds again.
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
-    /// The number of the last run. Before a run is met, it already is the number of the first run:
-    /// otherwise a request that opens the first connection would seem to have met two runs.
+    /// The number of the last run. Before the first connection, this is already the number of the
+    /// first run: otherwise a request that opens the first connection would seem to have reached
+    /// two runs.
     incarnation: AtomicU64,
     /// The callback for each run after the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -122,10 +125,10 @@ impl Default for Runs {
 }
 
 impl Runs {
-    /// Notes a new connection to this server. Returns the run's number, if the server says which
-    /// run it is. `asked`: the code behind the callback has opened this connection. If the server
-    /// does not say which run it is, a callback for this connection would make that code open the
-    /// next one, and so on for ever.
+    /// Notes a new connection to this server. Returns the run's number, if the server reports its
+    /// run. `asked`: the code behind the callback has opened this connection. If the server does
+    /// not report its run, the callback is not called for such a connection: otherwise that code
+    /// would open the next connection, and so on for ever.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
@@ -135,7 +138,7 @@ impl Runs {
         *last = Some(server);
         if !is_same && !is_first {
             // Raise the number before any command uses the connection. So a thread that reads the
-            // number after a reply of this run finds it raised.
+            // number after a reply of this run reads the new number.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         let number = says_its_run.then(|| self.incarnation());
@@ -158,27 +161,27 @@ impl Runs {
         self.incarnation.load(Ordering::Acquire)
     }
 
-    /// Sets the callback for new runs. A thread that meets a new run calls it while it opens a
-    /// connection, so the callback must not block.
+    /// Sets the callback for new runs. The thread that opens the first connection to a new run
+    /// calls it, so the callback must not block.
     pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.told.set(Box::new(tell));
     }
 }
 
-/// The run of the server to which a connection leads.
+/// The run of the server at the other end of a connection.
 pub(super) struct Run {
     runs: Arc<Runs>,
-    /// `None` if the server does not say which run it is.
+    /// `None` if the server does not report its run.
     number: Option<u64>,
 }
 
 impl Run {
-    /// As [`Runs::met`].
+    /// Notes a new connection: see [`Runs::met`].
     pub(super) fn met(runs: &Arc<Runs>, server: ServerInfo, asked: bool) -> Self {
         Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
     }
 
-    /// Whether no newer run has been met, as far as the server says.
+    /// Whether the client has connected to no newer run, as far as servers report their runs.
     pub(super) fn is_last(&self) -> bool {
         self.number.is_none_or(|number| number == self.runs.incarnation())
     }

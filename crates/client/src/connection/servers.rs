@@ -12,7 +12,7 @@ use super::cluster::{Cluster, Slot};
 use super::{Cause, Channels, Command, Failure, Lane, Limit, Node, Outcome, reply_code};
 use crate::sync::is_forked;
 
-/// The servers of a client: a single one, or those of a cluster.
+/// The servers of a client: a single server, or the servers of a cluster.
 #[derive(Clone, Debug)]
 pub enum Servers {
     /// One server, or the master that Sentinels name.
@@ -30,7 +30,7 @@ impl Servers {
         }
     }
 
-    /// The server that has this key or channel now.
+    /// Returns the server that has this key or channel now.
     pub fn home(&self, key: &[u8]) -> Arc<Node> {
         match self {
             Self::One(node) => Arc::clone(node),
@@ -46,7 +46,7 @@ impl Servers {
         }
     }
 
-    /// All servers that the client has met.
+    /// Returns all servers that the client has ever known.
     pub fn all(&self) -> Vec<Arc<Node>> {
         match self {
             Self::One(node) => vec![Arc::clone(node)],
@@ -62,7 +62,7 @@ impl Servers {
         }
     }
 
-    /// The servers' addresses, for people.
+    /// Returns the servers' addresses for errors and the log.
     pub fn address(&self) -> String {
         let address = self.first().endpoint.address();
         match self {
@@ -71,8 +71,8 @@ impl Servers {
         }
     }
 
-    /// The number of the database. A cluster has only one. (This takes no mutex, since a forked
-    /// child may call it.)
+    /// Returns the number of the database. A cluster has only one database. (This takes no mutex,
+    /// because a forked child may call it.)
     pub fn database(&self) -> i64 {
         match self {
             Self::One(node) => node.endpoint.database(),
@@ -96,8 +96,8 @@ impl Servers {
 }
 
 /// The route from a name to a server's lane. All callers' commands for a name use one lane, so that
-/// they run in the order of writing. In a cluster it is a lane of the server that has the name's
-/// slot now.
+/// they run in the order in which they are written. In a cluster, this is a lane of the server that
+/// has the name's slot now.
 #[derive(Clone)]
 pub enum Route {
     /// One server has all names.
@@ -106,13 +106,13 @@ pub enum Route {
     Slot(Slot),
 }
 
-// Only the callbacks inside prevent the automatic implementation. The package that uses this one
-// provides them. They run with no mutex held, and keep their state in a `Mutex` or an atomic.
+// The compiler does not derive this because of the callbacks, which redlatch provides. They run
+// with no mutex held, and have their state in a `Mutex` or an atomic.
 impl UnwindSafe for Route {}
 impl RefUnwindSafe for Route {}
 
 impl Route {
-    /// The lane to which the route leads now.
+    /// Returns the lane to which the route leads now.
     #[inline]
     pub fn lane(&self) -> Cow<'_, Arc<Lane>> {
         match self {
@@ -121,13 +121,13 @@ impl Route {
         }
     }
 
-    /// The incarnation of the run that the client met last at the name's server.
+    /// Returns the incarnation of the run of the name's server to which the client last connected.
     #[inline]
     pub fn incarnation(&self) -> u64 {
         self.lane().endpoint().incarnation()
     }
 
-    /// Whether one script may use keys of both routes' names.
+    /// Whether one script may use keys of the names of both routes.
     pub fn is_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Server(lane), Self::Server(other)) => {
@@ -147,8 +147,8 @@ impl Route {
         }
     }
 
-    /// If the server refused a command, adds the command to the outcome. If the reason is the type
-    /// of the key's value, adds this type, too.
+    /// Adds the refused command to an outcome that is a refusal. If the reason is the type of the
+    /// key's value, adds this type, too.
     fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
@@ -158,8 +158,8 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // Without the right to ask, the type stays unknown. If a limit ends this question, it
-            // has not ended the call itself, which was answered.
+            // If the user may not ask for the type, it remains unknown. If a limit ends this
+            // request, it does not count as the end of the call itself, which got its reply.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {
@@ -190,7 +190,7 @@ impl Route {
     }
 }
 
-/// A child that was forked in the middle of a call must not use its parent's connections.
+/// A child that was forked during a call must not use its parent's connections.
 fn not_forked() -> Result<(), Failure> {
     if !is_forked() {
         return Ok(());

@@ -13,21 +13,22 @@ use super::transport::Dialer;
 /// The settings of a client's connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of the connections. It is set once the client has an id.
+    /// The name of the connections. It is set when the client gets its id.
     pub name: Arc<str>,
-    /// The longest that opening a connection may take.
+    /// The longest time that opening a connection may take.
     pub connect_timeout: Duration,
-    /// The longest that a reply may take.
+    /// The longest time that a reply may take.
     pub response_timeout: Duration,
-    /// Whether messages go over sharded channels in a cluster.
+    /// Whether messages use sharded channels in a cluster.
     pub sharded_channels: bool,
     /// The user and password that replace those of the URL.
     pub credentials: Option<Credentials>,
-    /// The source of credentials. It is set once the client connects.
+    /// The source of credentials. It is set when the client connects.
     pub credential_source: Option<Arc<Source<Credentials>>>,
     /// The user and password for the Sentinels. They replace those of the URL.
     pub sentinel_credentials: Option<Credentials>,
-    /// The map from the addresses that servers name to those at which the client reaches them.
+    /// The map from the addresses that servers report to the addresses to which the client
+    /// connects.
     pub address_map: AddressMap,
     /// How long a thread that waits for its reply polls the connection before it sleeps.
     pub busy_poll: Duration,
@@ -57,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-/// The number of replicas that must have a write before it counts, and the time for that.
+/// The number of replicas that must have a write before it counts, and the time limit for this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaAcks {
     /// The number of replicas.
@@ -74,11 +75,11 @@ pub struct TlsSettings {
     pub authorities: Option<Vec<u8>>,
     /// The client's identity.
     pub identity: Option<Identity>,
-    /// The source of the identity, in place of `identity`. It is set once the client connects.
+    /// The source of the identity, which replaces `identity`. It is set when the client connects.
     pub identity_source: Option<Arc<Source<Identity>>>,
 }
 
-/// The client's certificate, with the intermediate ones, and its key; both in PEM.
+/// The client's certificate, with the intermediate certificates, and its key; both in PEM.
 #[cfg(feature = "tls")]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {

@@ -1,10 +1,9 @@
 //! A socket that keeps its deadline, even if signals arrive.
 //!
-//! The system does not restart a read with a timeout after a signal handler, even with
-//! `SA_RESTART`, and also not after a stop and a continuation: the read fails with `Interrupted`. A
-//! reader that takes this for an error loses its position among the replies, and with it the
-//! connection of all threads. The socket's own timeout also begins anew with every byte. So this
-//! module keeps the deadline itself.
+//! After a signal handler (even with `SA_RESTART`), or after the process was stopped and continued,
+//! a read with a timeout fails with `Interrupted`. If this counted as a failure of the connection,
+//! all threads would lose the connection. The socket's own timeout also starts again with every
+//! byte. So this module computes the deadline itself.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -28,7 +27,8 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 /// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
 /// each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// The most reads after the deadline, for bytes that came before it. A record of TLS takes two.
+/// The most reads after the deadline, for bytes that arrived before it. A TLS record needs two
+/// reads.
 const LOOKS: u32 = 16;
 /// The shortest timeout of a write that may write only some of its bytes.
 const LEAST: Duration = Duration::from_millis(1);
@@ -50,13 +50,13 @@ pub(super) struct Socket {
     busy_poll: BusyPoll,
 }
 
-/// Polling for a reply before sleeping. A sleeping processor may take longer to wake up than the
-/// server takes to answer.
+/// Polling for a reply before the thread sleeps. A sleeping processor may take longer to wake up
+/// than the server takes to reply.
 #[derive(Default)]
 struct BusyPoll {
     /// The longest time of polling. If it is zero, the thread sleeps at once.
     longest: Duration,
-    /// Whether polling has saved time on this connection so far.
+    /// How much time polling has saved on this connection.
     spin: Spin,
     /// Whether the next read is for a reply for which a caller waits.
     is_due: bool,
@@ -81,7 +81,7 @@ impl Socket {
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
-            // If an address does not answer, there must be time for the addresses after it.
+            // If an address does not answer, there must be time left for the next addresses.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let share = time_left(deadline)? / others;
             match TcpStream::connect_timeout(address, share.max(Duration::from_nanos(1))) {
@@ -93,7 +93,7 @@ impl Socket {
     }
 
     fn with_options(stream: TcpStream, deadline: Instant) -> io::Result<Self> {
-        // Without this option a shared connection loses half its rate on a link with delay.
+        // Without this option a shared connection over a slow network loses half its rate.
         stream.set_nodelay(true)?;
         let options = SockRef::from(&stream);
         // If a socket is dropped, its undelivered bytes must not arrive later.
@@ -112,8 +112,8 @@ impl Socket {
         loop {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
             time_left(deadline)?;
-            // `connect_timeout` would take `WouldBlock` for a connection in progress and wait. On a
-            // unix socket a non-blocking connect succeeds or fails at once.
+            // Do not use `connect_timeout`, which would treat `WouldBlock` as a connection in
+            // progress and wait. On a unix socket a non-blocking connect succeeds or fails at once.
             socket.set_nonblocking(true)?;
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
@@ -171,17 +171,17 @@ impl Socket {
         self.busy_poll.is_due = false;
     }
 
-    /// As [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
+    /// Like [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
     /// another thread continue. Reads and writes then fail with `WouldBlock`, so that TLS can
-    /// continue, too. Such a read or write ends within the precision of the system's timers, while
-    /// a socket's own timeout is late by several ticks.
+    /// continue, too. Such a read or write ends as precisely as the system's timers, while a
+    /// socket's own timeout may be late by several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.in_part = true;
     }
 
-    /// As [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep:
-    /// it writes only as much as there is room for.
+    /// Like [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep:
+    /// it writes only as many bytes as the socket accepts.
     pub(super) fn set_now(&mut self, now: Instant) {
         self.set_deadline_in_part(now);
         self.now = true;
@@ -192,7 +192,7 @@ impl Socket {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match self.open.stream.is_ready(way, left) {
-                // Even with no time left, this finds bytes that came before the deadline.
+                // Even with no time left, `is_ready` finds bytes that arrived before the deadline.
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -222,7 +222,7 @@ impl Socket {
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // If the process was stopped in its read until after the deadline, it can still read a
-            // reply that has come.
+            // reply that has arrived.
             Err(_) if matches!(way, IoDirection::Read) && self.looks < LOOKS => {
                 self.looks += 1;
                 Duration::from_micros(1)
@@ -252,7 +252,7 @@ impl Socket {
             match (self.in_part, way) {
                 (false, _) => self.arm(way, anew)?,
                 (true, IoDirection::Read) => self.await_turn(way)?,
-                // The socket has room for some bytes, but perhaps not for all.
+                // The socket accepts some bytes, but perhaps not all.
                 (true, IoDirection::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
@@ -265,11 +265,11 @@ impl Socket {
                     if self.in_part {
                         return Err(error);
                     }
-                    // No bytes have come, and the deadline has passed.
+                    // No bytes have arrived, and the deadline has passed.
                     if self.looks > 0 {
                         return Err(late());
                     }
-                    // The socket's own timeout was still that of an earlier deadline.
+                    // The socket's own timeout was still set for an earlier deadline.
                     anew = true;
                 }
                 done => return done.map_err(given_up),
@@ -285,7 +285,7 @@ impl Closer {
     pub(crate) fn close(&self) {
         let Some(open) = self.0.upgrade() else { return };
         open.closed.store(true, Ordering::Release);
-        // The other side may have closed the socket already.
+        // The other side may already have closed the socket.
         let _ = open.stream.shut_down();
     }
 
@@ -309,8 +309,8 @@ pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// The time until the deadline, or an error if there is none. It is never zero: a socket takes zero
-/// for "no timeout".
+/// Returns the time until the deadline, or an error if the deadline has passed. The time is never
+/// zero, because a socket treats zero as "no timeout".
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -369,8 +369,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3_600);
 
-    /// An address that accepts no connection, since its queue of connections is full. Also returns
-    /// the connections in that queue.
+    /// Returns an address that accepts no connection, because its queue of connections is full, and
+    /// the connections in this queue.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -409,8 +409,8 @@ mod tests {
         assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// If a process was stopped in its read, it can still read the reply afterwards. Over TLS that
-    /// takes several reads, since the header of a record is read first.
+    /// If a process was stopped in its read, it can still read the reply afterwards. TLS needs
+    /// several reads, because the header of a record is read first.
     #[test]
     fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(socket.read(&mut piece).unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// A server that sends a byte again and again does not keep a reader for ever.
+    /// If a server sends one byte after the other, the read still ends.
     #[test]
     fn a_read_ends_after_its_deadline_though_more_bytes_come_all_the_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -493,7 +493,7 @@ mod tests {
         (stream, socket)
     }
 
-    /// This is one test, since only one thread of a process polls at a time.
+    /// This is one test, because only one thread of a process polls at a time.
     #[test]
     fn a_reader_polls_where_that_pays_and_no_other_thread_does() {
         let looks = Arc::new(AtomicU32::new(0));
@@ -503,7 +503,7 @@ mod tests {
                 looks.fetch_add(1, Ordering::SeqCst);
             }
         };
-        // Replies come soon: the reads for a reply poll, and other reads do not.
+        // If replies arrive soon, the reads for a reply poll, and other reads do not.
         let (_, mut socket) = polled(3, LONG, count(&looks));
         for _ in 0..10 {
             socket.poll_first();
@@ -512,7 +512,7 @@ mod tests {
             socket.read_exact(&mut [0]).unwrap();
         }
         assert_eq!(looks.swap(0, Ordering::SeqCst), 30);
-        // Replies come late: after the first poll there is no other one for a long time.
+        // If replies arrive late, there is no second poll for a long time.
         let (late, mut socket) = polled(u32::MAX, Duration::from_millis(1), count(&looks));
         for read in 0..100 {
             socket.poll_first();

@@ -24,7 +24,7 @@ pub trait Provided: Clone + Send + 'static {
     /// How long the server accepts the value. `None` if the server accepts it until it is changed.
     fn valid_for(&self) -> Option<Duration>;
 
-    /// Whether the server would see no difference between the two values.
+    /// Whether the two values are equal for the server.
     fn is_same_as(&self, other: &Self) -> bool;
 }
 
@@ -57,11 +57,11 @@ impl<T> fmt::Debug for Provider<T> {
 /// The part of the validity after which the user's code is called again.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry is the validity divided by this, within the two bounds below and above.
+/// The pause before a retry is the validity divided by this, within the two bounds.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Calls the user's code on a thread of its own, since that code may block or panic. Makes one call
+/// Calls the user's code on a separate thread, because this code may block or panic. Makes one call
 /// at a time, with no mutex held. A thread that waits for a value gives up at its own deadline.
 pub struct Source<T>(Arc<Shared<T>>);
 
@@ -77,15 +77,15 @@ struct Shared<T> {
 type OnRenewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
 struct SourceState<T> {
-    /// The numbers of three calls of the user's code: the last one for which a thread waits, the
-    /// last one that has begun, and the last one that has ended.
+    /// The numbers of three calls of the user's code: the last call for which a thread waits, the
+    /// last call that has begun, and the last call that has ended.
     wanted: u64,
     begun: u64,
     answered: u64,
     answer: Result<T, String>,
     /// The value with which connections were first opened, or last renewed.
     told: Option<T>,
-    /// Whether a connection has been opened with another value since then.
+    /// Whether a connection has been opened with a value other than `told`.
     differs: bool,
     renew_at: Option<Instant>,
     ended: bool,
@@ -118,12 +118,12 @@ impl<T: Provided> Source<T> {
         Ok(Self(shared))
     }
 
-    /// The value for a connection that is opened now. It comes from a call of the user's code that
+    /// Returns the value for a connection that is opened now, from a call of the user's code that
     /// begins after this call.
     pub(crate) fn ask(&self, deadline: Instant) -> Result<T, String> {
         let Shared { state, changed, .. } = &*self.0;
         let mut state = state.lock();
-        // A running call may have begun before a change that the caller already knows.
+        // A call of the user's code that already runs may return a value from before a change.
         let call = state.begun + 1;
         state.wanted = state.wanted.max(call);
         changed.notify_all();
@@ -144,8 +144,8 @@ impl<T: Provided> Source<T> {
         self.0.renewals.load(Ordering::Acquire)
     }
 
-    /// Sets the callback for a new value. From now on it is called on the source's thread before
-    /// the value of open connections expires.
+    /// Sets the callback for a new value. The source's thread calls it before the value of open
+    /// connections expires.
     pub fn on_renewed(&self, renewed: impl Fn(Result<&T, &str>) + Send + Sync + 'static) {
         let _only_once = self.0.renewed.set(Box::new(renewed));
     }
@@ -210,7 +210,7 @@ impl<T: Provided> Shared<T> {
         }
     }
 
-    /// Stores the answer, and returns the message for open connections.
+    /// Stores the result of the user's code, and returns the message for open connections.
     fn answered(
         &self,
         answer: Result<T, String>,
@@ -251,8 +251,8 @@ impl<T: Provided> Shared<T> {
             Err(_) => {}
         }
         if tell && answer.is_ok() {
-            // Count before the connections get the new value: a thread that opens a connection
-            // after this asks the user's code after the change.
+            // Count before the connections get the new value: a thread that reads the new count and
+            // then opens a connection asks the user's code after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);

@@ -39,9 +39,9 @@ enum Stream {
 }
 
 impl Connection {
-    /// Connects, logs in, selects the database, and asks which server this is, all before
-    /// `deadline`. Once connected, this takes one round trip. `begun` gets the closer as soon as
-    /// the connection is open. If `with_role`, this also asks whether the server is a master.
+    /// Connects, logs in, selects the database, and reads the server's description, all before
+    /// `deadline`. After the connection is open, this takes one round trip. `begun` gets the closer
+    /// as soon as the connection is open. If `with_role`, also asks whether the server is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
         network: &Network,
@@ -66,10 +66,10 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // The server closed the connection at once (CLIENT KILL, or a server that is just
-            // starting). Another attempt is safe, since only questions were sent.
+            // The server closed the connection at once (CLIENT KILL, or the server is starting).
+            // Another attempt is safe, because the commands so far changed nothing.
             Err(error) if error.is_connection_dropped() => open(),
-            // The user and password may have been changed just now.
+            // The user and the password may just have been changed.
             Err(error) if login.may_change() && is_refusal(&error) => open(),
             opened => opened,
         }
@@ -89,8 +89,8 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
-        // These come after the commands that matter. A server that is full answers the first
-        // command with an error and closes the connection.
+        // The commands for the name come after the important commands: a full server replies to the
+        // first command with an error and closes the connection.
         let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
@@ -150,8 +150,8 @@ impl Connection {
         self.given
     }
 
-    /// The number of bytes that have been given to the stream. (TLS may still hold some of them,
-    /// but they cannot be taken back.)
+    /// The number of bytes that have been given to the stream. (TLS may still have some of them,
+    /// but they cannot be withdrawn.)
     pub(super) fn written(&self) -> u64 {
         self.given - self.unwritten.len() as u64
     }
@@ -166,7 +166,7 @@ impl Connection {
         in_tls || !self.unwritten.is_empty()
     }
 
-    /// Takes back the unwritten bytes of these ranges, which are in ascending order.
+    /// Removes the unwritten bytes of these ranges, which are in ascending order.
     pub(super) fn withdraw(&mut self, places: &[(u64, u64)]) {
         let mut at = self.written();
         let bytes = std::mem::take(&mut self.unwritten);
@@ -181,12 +181,13 @@ impl Connection {
         self.given -= (bytes.len() - self.unwritten.len()) as u64;
     }
 
-    /// Writes the unwritten bytes and then `bytes`, as far as there is room, without waiting. The
-    /// remaining bytes stay unwritten.
+    /// Writes the unwritten bytes and then `bytes`, as far as the stream accepts them without
+    /// waiting. The other bytes remain unwritten.
     pub(super) fn write_now(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
         self.given += bytes.len() as u64;
         self.stream.socket().set_now(now);
-        // Usually no bytes are left from before, and all bytes find room, so this copies none.
+        // Usually there are no unwritten bytes and the stream accepts all bytes, so none are
+        // copied.
         let is_first = self.unwritten.is_empty();
         if !is_first {
             self.unwritten.extend_from_slice(bytes);
@@ -205,7 +206,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes unwritten bytes until `deadline`. If some remain, returns `false`, and stays usable.
+    /// Writes unwritten bytes until `deadline`. If some remain, returns `false`, and the connection
+    /// is still usable.
     pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
         while !self.unwritten.is_empty() {
             self.stream.socket().set_deadline_in_part(deadline);
@@ -219,9 +221,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// As [`receive_until`](Self::receive_until), but the connection stays usable after the
+    /// Like [`receive_until`](Self::receive_until), but the connection is still usable after the
     /// deadline (an error that [is a timeout](RedisError::is_timeout)). If only a part of a reply
-    /// has come by then, the connection keeps that part for the next reader.
+    /// has arrived, the connection keeps this part for the next reader.
     pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline_in_part(deadline);
         self.take_reply()
@@ -243,7 +245,7 @@ impl Connection {
     }
 
     /// Reads a reply until `deadline`, skipping pushed messages before it. After an error the
-    /// connection is useless.
+    /// connection must not be used.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
         if !self.unwritten.is_empty() {
@@ -334,7 +336,8 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted go first, or alone if `bytes` is empty.
+                // Bytes that are already encrypted are written first. If `bytes` is empty, only
+                // they are written.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They are sent before the next
@@ -366,7 +369,8 @@ impl Stream {
     }
 }
 
-/// The error, with its likely cause, for a server that hangs up before its first answer.
+/// Returns the error, with its likely cause, for a server that closes the connection before its
+/// first reply.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
     #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
@@ -427,7 +431,7 @@ fn names(name: &str) -> Vec<Command> {
 impl GreetingStep {
     /// The error if the server refuses the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
-        // The server may send this error in answer to the first command, whatever command that is.
+        // The server may send this error as the reply to any first command.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }

@@ -22,11 +22,11 @@ use rustls::Connector;
 #[cfg(feature = "tls")]
 pub(super) use rustls::{TlsStream, wants_certificate};
 
-/// The TLS settings for connections. They are made once, since reading the system's certificates
+/// The TLS settings for connections. They are made once, because reading the system's certificates
 /// takes a fraction of a second.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
-    /// `None` if the URL is one without TLS.
+    /// `None` for a URL without TLS.
     #[cfg(feature = "tls")]
     connector: Option<Arc<Connector>>,
 }

@@ -1,4 +1,4 @@
-//! The streams of bytes under the connections: over the network, or to a server in this process.
+//! The byte streams of connections: over the network, or to a server in this process.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -20,14 +20,15 @@ const NOW: SendFlags = SendFlags::DONTWAIT;
 /// A stream of bytes to a server. One thread at a time reads and writes. Any thread may shut the
 /// stream down.
 pub trait Transport: Send + Sync {
-    /// Reads the bytes that have come. If there are none, sleeps until some come, and fails with
-    /// `WouldBlock` after the timeout. Returns zero if the other side has ended the stream.
+    /// Reads the bytes that have arrived. If there are none, sleeps until some arrive, and fails
+    /// with `WouldBlock` after the timeout. Returns zero if the other side has ended the stream.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes some of the bytes. Without room, sleeps until there is some, at most for the timeout.
+    /// Writes some of the bytes. If the stream accepts none now, sleeps until it accepts some, at
+    /// most for the timeout.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Writes as many of the bytes as there is room for, and never sleeps. If there is no room,
+    /// Writes as many of the bytes as the stream accepts now, and never sleeps. If it accepts none,
     /// fails with `WouldBlock`.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
@@ -53,7 +54,7 @@ pub enum IoDirection {
     Write,
 }
 
-/// This implementation also serves unix sockets: to the system both are stream descriptors.
+/// This implementation is also used for unix sockets: for the system both are stream descriptors.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)
@@ -94,7 +95,7 @@ impl Transport for TcpStream {
 
 type Dial = dyn Fn(&ConnectionAddr, Instant) -> io::Result<Box<dyn Transport>> + Send + Sync;
 
-/// Opens streams to a server in this process, whatever the address.
+/// Opens streams to a server in this process, for any address.
 #[derive(Clone)]
 pub struct Dialer(Arc<Dial>);
 

@@ -1,4 +1,4 @@
-//! The grammar of URLs. An error repeats no part of the URL: any part may be the password.
+//! The grammar of URLs. An error contains no part of the URL, because any part may be the password.
 
 use std::net::Ipv6Addr;
 
@@ -14,7 +14,8 @@ const SENTINELS_PORT: u16 = 26_379;
 #[derive(Debug)]
 pub(super) struct Url {
     pub(super) kind: Topology,
-    /// The server, or some servers of the cluster, or some Sentinels. There is at least one.
+    /// The server, or some servers of the cluster, or some Sentinels. There is at least one
+    /// address.
     pub(super) hosts: Vec<ConnectionAddr>,
     /// The user, the password and the database at the servers.
     pub(super) settings: RedisConnectionInfo,
@@ -187,7 +188,7 @@ fn parted(text: &str, mark: char) -> (&str, Option<&str>) {
     text.split_once(mark).map_or((text, None), |(before, after)| (before, Some(after)))
 }
 
-/// The decoded text. Line ends and tabs are dropped, since a URL has none.
+/// Returns the decoded text. Line ends and tabs are dropped, because a URL has none.
 fn decoded(encoded: &str) -> Result<String, String> {
     let encoded = encoded.replace(['\t', '\n', '\r'], "");
     let text = percent_decode_str(&encoded).decode_utf8().map(String::from);

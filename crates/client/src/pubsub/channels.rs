@@ -17,7 +17,7 @@ pub(super) struct ChannelsState {
     pub(super) first_version: u64,
 }
 
-/// The work for a subscriber's thread.
+/// The work for a subscriber thread.
 pub(super) struct SubscriberQueue {
     /// Whether the thread has been started.
     pub(super) runs: bool,
@@ -28,9 +28,9 @@ pub(super) struct SubscriberQueue {
     pub(super) left: Vec<Arc<ChannelEntry>>,
     /// Holds that have lasted for a while, so that their keys are to be tracked.
     pub(super) to_track: Vec<ToTrack>,
-    /// Whether tracked keys may have another home since the thread last read this flag.
+    /// Whether tracked keys may have moved to another home since the thread last read this flag.
     pub(super) moved: bool,
-    /// Whether the thread sleeps in a read, so that it needs a control message to see its queue.
+    /// Whether the thread sleeps in a read, so that only a control message makes it read its queue.
     pub(super) reading: bool,
 }
 
@@ -54,15 +54,15 @@ impl ChannelsState {
         dropped
     }
 
-    /// Removes the channels of a server that have no listener. Returns the ones that the subscriber
-    /// must unsubscribe from.
+    /// Removes the channels of a server that have no listener. Returns the channels from which the
+    /// subscriber must unsubscribe.
     pub(super) fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<ChannelEntry>> {
-        // The server does not know a channel that it refused.
+        // If the server refused a channel, there is no subscription to end.
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
         });
-        // Only confirmed channels are removed here. Since the server confirms in the order of the
-        // requests, a confirmation then always belongs to the present entry.
+        // Only confirmed channels are removed here. The server confirms in the order of the
+        // requests, so a later confirmation always belongs to the present entry.
         self.drop_entries(|entry| {
             if entry.home() != server {
                 return false;

@@ -14,9 +14,9 @@ use crate::connection::{Channels, Command, Failure, Node, Outcome};
 const MOST_COMPARED: usize = 100;
 
 impl PubSub {
-    /// The questions to a server of a cluster that find out how many clients listen on the other
-    /// kind of channels. The answers count all redlatch clients, and the Redisson clients that
-    /// listen to this client's channels.
+    /// Returns commands that ask a server of a cluster how many clients listen to the other kind of
+    /// channels. The replies count all redlatch clients, and the Redisson clients that listen to
+    /// channels of this client's names.
     pub fn comparisons(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();
@@ -44,13 +44,13 @@ impl PubSub {
         }
     }
 
-    /// Handles the answer to a question of [`comparisons`](Self::comparisons). Returns a message
-    /// for the log when it first finds clients with the other kind of channels.
+    /// Handles the reply to a command of [`comparisons`](Self::comparisons). Returns a message for
+    /// the log when it first finds clients with the other kind of channels.
     pub fn compared(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
             Ok(_) => false,
-            // The user lacks the right to ask.
+            // The user may not send this command.
             Err(Failure::Refused(_)) => {
                 self.compares.store(false, Ordering::Relaxed);
                 false

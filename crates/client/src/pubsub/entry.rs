@@ -21,24 +21,24 @@ pub(crate) struct ChannelEntry {
 /// The use of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
-    /// The channel of a name. After its last listener it is kept for a while, for the next one.
+    /// The channel of a name. After the last listener leaves, the entry is kept for a while for the
+    /// next listener.
     Shared,
     /// The channel of one waiter. No other thread listens to it.
     Single,
-    /// The channel that all clients of a cluster with the same kind of channels listen to. Clients
-    /// with the other kind find them by this channel.
+    /// The channel to which all clients of a cluster with the same kind of channels listen. Clients
+    /// with the other kind count its listeners.
     Common,
-    /// The client's own channel, at one server or for one name. Each message names the owner that
-    /// it is for, and does not change the channel's version.
+    /// The client's own channel, at one server or for one name. Each message names its owner, and
+    /// does not change the channel's version.
     Own,
 }
 
 #[derive(Debug)]
 struct EntryState {
     confirmation: Confirmation,
-    /// The number of events that a waiter may have missed: messages, and confirmations after a
-    /// reconnect. A waiter reads the version before it asks the server, and sleeps only while the
-    /// version is unchanged.
+    /// The number of messages, and of confirmations after a reconnect, so far. A waiter reads the
+    /// version before it asks the server, and sleeps only while the version is unchanged.
     version: u64,
     /// The last message.
     message: Vec<u8>,
@@ -148,7 +148,7 @@ impl ChannelEntry {
         }
     }
 
-    /// Stores a message that came on the channel.
+    /// Stores a message that arrived on the channel.
     pub(crate) fn heard(&self, message: Vec<u8>) {
         let mut state = self.state.lock();
         state.version += 1;
@@ -159,16 +159,16 @@ impl ChannelEntry {
     pub(crate) fn answered(&self, confirmation: Confirmation) {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
-        // Messages may have been missed until now. Waiters are woken when their channel is
-        // confirmed, and not earlier: a waiter that asked the server earlier could sleep through
-        // the next message. The last message is dropped, since it may be older than the missed
-        // messages.
+        // Messages may have been missed until now. Waiters are woken only when their channel is
+        // confirmed: if a waiter asked the server earlier, it could miss the next message. The last
+        // message is dropped, because it may be older than the missed messages.
         state.version += 1;
         state.message.clear();
         Self::wake_all(state);
     }
 
-    /// Notes that the connection is gone. This wakes no thread: the next confirmation does.
+    /// Notes that the connection has ended. This wakes no thread: the next confirmation wakes the
+    /// waiters.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {
@@ -176,12 +176,12 @@ impl ChannelEntry {
         }
     }
 
-    /// Notes that the subscriber has asked for the channel.
+    /// Notes that the subscriber has requested the channel again.
     pub(crate) fn ask_again(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all waiters without an event of the channel.
+    /// Wakes all waiters, although there is no event of the channel.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }
@@ -207,7 +207,7 @@ impl ChannelEntry {
 mod tests {
     use super::*;
 
-    /// After the broken connection, the message may be older than messages that were missed.
+    /// After a reconnect, the stored message may be older than messages that were missed.
     #[test]
     fn a_message_from_before_the_connection_broke_is_forgotten() {
         let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);

@@ -1,4 +1,4 @@
-//! What a server sends to its subscriber.
+//! The pushed messages and replies that a server sends to a subscriber.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use redis::{PushKind, RedisError, Value};
 pub(super) enum PubSubEvent {
     Subscribed(Vec<u8>),
     Unsubscribed(Vec<u8>),
-    /// The channel, and the message that came on it.
+    /// The channel, and the message that arrived on it.
     Message(Vec<u8>, Vec<u8>),
     /// These keys have changed. If it is `None`, any key may have changed.
     Changed(Option<Vec<Arc<str>>>),
     Refused(RedisError),
     /// The answer to a PING.
     Pong,
-    /// The answer to a question about a hold.
+    /// The reply to a question about a hold.
     Reply(Value),
     /// A push or reply for which no thread waits.
     Other,

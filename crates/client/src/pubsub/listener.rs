@@ -17,13 +17,14 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 impl PubSub {
-    /// The body of a subscriber's thread.
+    /// The body of a subscriber thread.
     pub fn run(&self, subscriber: &Arc<Subscriber>) {
         let mut retry = FIRST_RETRY;
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic counts as a broken connection: it must not leave waiters on a silent channel.
+            // A panic counts as a broken connection: otherwise waiters would wait on a channel that
+            // no thread reads.
             let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
                 Some(serving) => serving.run(|| retry = FIRST_RETRY),
                 None => Ok::<_, RedisError>(()),
@@ -40,14 +41,14 @@ impl PubSub {
             for entry in state.of_server(subscriber) {
                 entry.disconnected();
             }
-            // Channels without a listener need not be subscribed to again.
+            // Drop channels without a listener before the thread subscribes again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
                 subscriber.work.wait_for(&mut state, retry);
                 drop(state);
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
-                    // Another server may now have the slots of this one.
+                    // Another server may have this server's slots now.
                     cluster.look();
                     self.hand_on(subscriber, &mut tracking);
                 }
@@ -55,8 +56,8 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until a thread wants a channel or a hold is to be tracked. Returns `false` if the
-    /// client is shut down, or if the server has left the cluster.
+    /// Sleeps until a thread wants a channel, or until a hold must be tracked. Returns `false` if
+    /// the client is shut down, or if the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
@@ -70,7 +71,7 @@ impl PubSub {
         !self.is_shut_down()
     }
 
-    /// Whether a thread listens to a channel at the server, or a hold is to be tracked.
+    /// Whether a thread listens to a channel at the server, or a hold must be tracked.
     fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &ChannelsState) -> bool {
         let server = subscriber.node.number();
         let is_to_track =
@@ -80,15 +81,16 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots, so that it may be gone for good. If so, the subscriber's
-    /// thread ends unless another thread wants it. A thread that wants it later finds no queue and
-    /// starts a new subscriber. The check and the search both take the mutex of all channels.
+    /// Whether the server has no slots and no thread needs the subscriber. If so, the subscriber
+    /// thread ends, because the server may never come back. If a thread needs the server later, it
+    /// finds no queue and starts a new subscriber. Both this check and that search run under the
+    /// mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }
 
     /// Whether the thread's work is over: its server has left the cluster and no thread wants a
-    /// channel there. [`wait_for_work`](Self::wait_for_work) makes the same check without a
+    /// channel there. [`wait_for_work`](Self::wait_for_work) makes the same check while there is no
     /// connection.
     pub(super) fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         if !self.is_left(subscriber) {

@@ -1,16 +1,16 @@
-//! The subscriptions that bring wake-ups to this process. Each server has one subscriber thread
-//! with one connection, and each channel has one entry.
+//! The subscriptions whose messages wake this process's threads. Each server has one subscriber
+//! thread with one connection, and each channel has one entry.
 //!
-//! The subscriber thread sleeps in a read of its connection. If another thread puts a channel into
-//! its queue, that thread publishes a control message on the client's own channel, which wakes the
+//! The subscriber thread sleeps in a read of its connection. If thread A puts a channel into the
+//! subscriber's queue, A publishes a control message on the client's own channel, which wakes the
 //! subscriber. This works over TCP, TLS and unix sockets alike. A control message every few seconds
-//! also shows that the connection is alive. With one server, scripts also use that channel for
-//! messages to this client's waiters. In a cluster they use a channel of the name, since the
-//! client's own channel would belong to another slot.
+//! also shows that the connection is alive. With one server, scripts also use this channel for
+//! messages to the client's waiters. In a cluster they use a channel for each name, because one
+//! channel would belong to another slot than the names.
 //!
 //! An entry has a home: the server that has the channel's slot. If the slot moves to another
-//! server, the entry moves, too, and is confirmed again. For its waiters this is like a reconnect.
-//! Tracked keys move in the same manner (`tracking.rs`).
+//! server, the entry moves, too, and is confirmed again, as after a reconnect. Tracked keys move in
+//! the same way (`tracking.rs`).
 
 mod channels;
 mod comparison;
@@ -43,7 +43,7 @@ use crate::sync::{Condvar, Mutex};
 
 /// How often the control message is published while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
-/// The longest that a message takes to arrive over a connection that works.
+/// The longest time that a message takes to arrive over a connection that works.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
 /// The channels that this process listens to.
@@ -52,12 +52,12 @@ pub struct PubSub {
     names: Names,
     channels: Channels,
     state: Mutex<ChannelsState>,
-    /// Whether the server refuses the control message. If so, the log has said so.
+    /// Whether the server refuses the control message, which has then been logged.
     muted: AtomicBool,
-    /// In a cluster, the channel that all clients with this kind of channels listen to.
+    /// In a cluster, the channel to which all clients with this kind of channels listen.
     common: Option<Arc<str>>,
     /// Whether the client searches for clients with the other kind of channels. The search ends
-    /// when it has logged some, or when the server refuses to answer.
+    /// when the client has found and logged some, or when the server refuses to answer.
     compares: AtomicBool,
     /// Whether the client asks servers to track the keys of its holds.
     may_track: bool,
@@ -77,7 +77,7 @@ pub struct Names {
     pub control: String,
     /// The client's own channel for a key in a cluster, in the slot of that key.
     pub own: Box<dyn Fn(&str) -> String + Send + Sync>,
-    /// The channel that all clients of a cluster with the same kind of channels listen to.
+    /// The channel to which all clients of a cluster with the same kind of channels listen.
     pub common: fn(sharded: bool) -> String,
 }
 
@@ -89,24 +89,23 @@ impl fmt::Debug for Names {
 
 /// The part of the client that its subscribers need.
 pub trait Host: Send + Sync {
-    /// Starts the thread of a subscriber. It is called with a mutex held. Returns `false` if the
-    /// system cannot create a thread.
+    /// Starts the thread of a subscriber. Called with a mutex held. Returns `false` if the system
+    /// cannot create a thread.
     fn start(&self, subscriber: Arc<Subscriber>) -> bool;
 
     /// Wakes the subscriber thread of a server from its read. Sends a
     /// [`control_message`](PubSub::control_message) for this.
     fn tell(&self, node: &Arc<Node>);
 
-    /// As [`tell`](Self::tell), but later, on another thread, without I/O in this call.
+    /// Like [`tell`](Self::tell), but later, on another thread: this call does no I/O.
     fn tell_soon(&self, node: Arc<Node>);
 
-    /// Handles a message on the client's own channel that is no control message. It is called on a
-    /// subscriber's thread with no mutex held.
+    /// Handles a message on the client's own channel that is not a control message. Called on a
+    /// subscriber thread with no mutex held.
     fn message(&self, message: &[u8]);
 
-    /// Handles the confirmation of a subscription to a channel of the client's own, the first one
-    /// or a later one. Earlier messages may have been missed. Called on a subscriber's thread with
-    /// no mutex held.
+    /// Handles each confirmation of a subscription to the client's own channel. Earlier messages
+    /// may have been missed. Called on a subscriber thread with no mutex held.
     fn hears_anew(&self) {}
 }
 
@@ -145,7 +144,7 @@ impl PubSub {
         if let Some(sole) = self.sole.get() {
             return sole;
         }
-        // All threads get the same subscriber, and no thread waits here with a mutex held.
+        // All threads get the same subscriber, and `get_or_init` would wait with a mutex held.
         let subscriber = self.subscriber(&self.servers.first());
         self.sole.get_or_init(|| subscriber)
     }
@@ -159,8 +158,8 @@ impl PubSub {
         state.queues.entry(node.number()).or_insert_with(|| {
             let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
-                // Every server of a cluster receives a published message, so each server has a
-                // channel of its own, with the server's number.
+                // Every server of a cluster receives a published message. So the channel for a
+                // server contains the server's number.
                 own = format!("{own}:{}", node.number());
             }
             let subscriber = Arc::new(Subscriber {
@@ -188,12 +187,12 @@ impl PubSub {
         })
     }
 
-    /// Listens to a channel. Its messages arrive once the subscription is confirmed.
+    /// Listens to a channel. Messages arrive after the subscription is confirmed.
     pub fn listen(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Shared, |node| self.host.tell(&node))
     }
 
-    /// As [`listen`](Self::listen), for a channel that no other thread listens to.
+    /// Like [`listen`](Self::listen), for a channel to which no other thread listens.
     pub fn listen_once(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, ChannelKind::Single, |node| self.host.tell(&node))
     }
@@ -206,8 +205,8 @@ impl PubSub {
         tell: impl FnOnce(Arc<Node>),
     ) -> Subscription {
         let mut state = self.state.lock();
-        // Look the home up under the mutex: `moved` runs after the servers know of a move, and then
-        // finds this entry.
+        // Look the home up under the mutex: if the slot moves after the look-up, `moved` finds this
+        // entry.
         let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
@@ -221,14 +220,14 @@ impl PubSub {
         // The subscriber drops idle entries under the same mutex, so it cannot drop this entry
         // between the look-up and this call.
         entry.listen();
-        // If the server refused the channel, ask again: the user may have the right by now.
+        // If the server refused the channel, request it again: the user may have the right now.
         let again = entry.is_refused();
         if again {
             entry.ask_again();
         }
         let mut reading = None;
         if new || again {
-            // If the channel's slot moves meanwhile, the server redirects the subscriber.
+            // If the channel's slot moves in the meantime, the server redirects the subscriber.
             entry.move_to(home.number());
             reading = self.want(&mut state, &home, &entry);
         }
@@ -251,8 +250,8 @@ impl PubSub {
     }
 
     /// Notes that these slots, in ascending order, have another server. Their channels move at
-    /// once. Their tracked keys move when the old server's thread next reads its queue. (This is
-    /// soon enough, since a moved hold is renewed at once.)
+    /// once. Their tracked keys move when the old server's subscriber thread next reads its queue.
+    /// (This is early enough, because a moved hold is renewed at once.)
     pub fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
@@ -281,13 +280,13 @@ impl PubSub {
         tell.iter().for_each(|node| self.host.tell(node));
     }
 
-    /// Listens to the client's own channel, on which scripts send messages for this key's waiters.
-    /// The version changes when messages may have been missed.
+    /// Listens to the client's own channel, on which scripts send messages to this key's waiters.
+    /// Its version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
         self.listen_to_own_by(key, |node| self.host.tell(&node))
     }
 
-    /// As [`listen_to_own`](Self::listen_to_own), but another thread wakes the subscriber soon:
+    /// Like [`listen_to_own`](Self::listen_to_own), but another thread wakes the subscriber soon:
     /// this call does no I/O.
     pub fn listen_to_own_soon(&self, key: &str) -> Subscription {
         self.listen_to_own_by(key, |node| self.host.tell_soon(node))
@@ -298,8 +297,8 @@ impl PubSub {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
-            // A subscriber with a connection has already asked for this channel. After a refusal it
-            // has no connection, so it asks again when it connects.
+            // A subscriber with a connection has already requested this channel. After a refusal
+            // the subscriber has no connection, and requests the channel again when it connects.
             if own.is_refused() {
                 own.ask_again();
             }
@@ -316,8 +315,8 @@ impl PubSub {
         (self.names.own)(key)
     }
 
-    /// The version of the client's own channel for this key. It changes when messages may have been
-    /// missed. Returns `None` if no thread listens to the channel.
+    /// Returns the version of the client's own channel for this key, which changes when messages
+    /// may have been missed. Returns `None` if no thread listens to the channel.
     pub fn own_version(&self, key: &str) -> Option<u64> {
         if self.channels == Channels::Server {
             return Some(self.sole().own.version());
@@ -346,8 +345,8 @@ impl PubSub {
         state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
     }
 
-    /// Makes the subscriber ask the server about the holds of `who` at each change of `key`, while
-    /// there is a connection. This call does no I/O.
+    /// Makes the subscriber ask the server about the holds of `who` at each change of `key`. This
+    /// call does no I/O.
     pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
@@ -365,7 +364,7 @@ impl PubSub {
         }
     }
 
-    /// Gives each tracked key with a new home to the subscriber of that server.
+    /// Gives each tracked key that has a new home to the new home's subscriber.
     fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
@@ -383,8 +382,9 @@ impl PubSub {
     }
 
     /// Notes a sign of a missed message: a reply shows a change that no message has reported. The
-    /// message may still come. But if the connection receives nothing until the next such sign, it
-    /// is dead without an error. Then this closes it, and the subscriber opens a new connection.
+    /// message may still arrive. But if the connection receives nothing until the next such sign,
+    /// it is dead without an error. Then this call closes the connection, and the subscriber opens
+    /// a new connection.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
@@ -406,14 +406,14 @@ impl PubSub {
         }
     }
 
-    /// Notes that another connection has led to a new run of this server, or to another server. The
-    /// subscriber's connection may still lead to the old run or server, which may live on. So this
-    /// closes it, and the subscriber opens the next connection.
+    /// Notes that another connection has reached a new run of this server, or another server. The
+    /// subscriber's connection may still lead to the old run or server, which may still be alive.
+    /// So this closes the subscriber's connection, and the subscriber opens a new connection.
     pub fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
-        // Without a run id each connection counts as a new run, so close nothing.
+        // Without a run id every connection counts as a new run, so close nothing.
         if let Some(subscriber) = subscriber
             && subscriber.node.endpoint.says_its_run()
         {
@@ -429,7 +429,7 @@ impl PubSub {
         subscriber.inspect(|subscriber| subscriber.end_connection());
     }
 
-    /// A subscription to the channel, if the channel is confirmed.
+    /// Returns a subscription to the channel, if the channel is confirmed.
     pub fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
@@ -448,7 +448,8 @@ impl PubSub {
         self.muted.swap(now, Ordering::Relaxed)
     }
 
-    /// The servers that need a heartbeat, which shows whether the subscriber's connection is alive.
+    /// Returns the servers that need a heartbeat, which shows whether the subscriber's connection
+    /// is alive.
     pub fn heartbeats(&self) -> Vec<Arc<Node>> {
         let mut state = self.state.lock();
         for queue in state.queues.values_mut().filter(|queue| !queue.runs) {
@@ -458,7 +459,7 @@ impl PubSub {
         reading.map(|queue| Arc::clone(&queue.subscriber.node)).collect()
     }
 
-    /// Notes that a server has left the cluster. If the subscriber's thread sleeps without a
+    /// Notes that a server has left the cluster. If the subscriber thread sleeps without a
     /// connection, it ends. (A thread in a read checks this at its next control message.)
     pub fn let_go(&self, node: &Node) {
         if let Some(queue) = self.state.lock().queues.get(&node.number()) {
@@ -466,10 +467,10 @@ impl PubSub {
         }
     }
 
-    /// Ends every wait and each subscriber's thread. (A thread that is connecting ends later.)
+    /// Ends every wait and each subscriber thread. (A thread that is connecting ends later.)
     pub fn shut_down(&self) {
-        // Set the flag before searching for connections: a thread that is opening one first stores
-        // its closer, then reads the flag.
+        // Set the flag before searching for connections: a thread that opens a connection first
+        // stores the connection's closer and then reads the flag.
         self.shut_down.store(true, Ordering::SeqCst);
         let state = self.state.lock();
         let queues = state.queues.values();
@@ -477,7 +478,7 @@ impl PubSub {
         let entries: Vec<_> = state.entries.values().cloned().collect();
         drop(state);
         for subscriber in subscribers {
-            // Close the connection instead of sending a message, which might not arrive.
+            // Close the connection, because a control message might not arrive.
             let closer = subscriber.closer.lock().take();
             if let Some(closer) = closer {
                 closer.close();

@@ -1,4 +1,4 @@
-//! One connection of a subscriber's thread: its requests, and the server's replies and messages.
+//! One connection of a subscriber thread: its requests, and the server's replies and messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::tracking::{Tracking, TrackingStep, TrackingSteps};
 use super::{CONTROL, PubSub};
 use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
-/// How long a subscription is kept after its last listener. Without this, a busy lock would
+/// How long a subscription is kept after the last listener leaves. Without this, a busy lock would
 /// subscribe and unsubscribe for every wait.
 const GRACE: Duration = Duration::from_secs(10);
 /// The silence after which the connection counts as dead.
@@ -25,7 +25,8 @@ pub(super) struct Serving<'a> {
     subscriber: &'a Arc<Subscriber>,
     tracking: &'a mut Tracking,
     connection: Connection,
-    /// The unanswered requests in their order, since a refusal does not name its channel.
+    /// The unanswered requests in their order, which is needed because a refusal does not name its
+    /// channel.
     asked: VecDeque<Unanswered>,
 }
 
@@ -59,9 +60,9 @@ impl<'a> Serving<'a> {
         if pubsub.is_shut_down() {
             return Ok(None);
         }
-        // Another thread has met a new run meanwhile. That thread could not close this connection,
-        // which may lead to the old run. (If this connection itself met the new run, the subscriber
-        // connects once more than necessary.)
+        // In the meantime another thread has connected to a new run. That thread could not close
+        // this connection, which may lead to the old run. (If this connection itself is the first
+        // one to the new run, the subscriber connects once more than necessary.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
@@ -70,7 +71,7 @@ impl<'a> Serving<'a> {
 
     /// Subscribes to every channel and dispatches messages. Returns an error if the connection
     /// fails, and `Ok` if the client is shut down or the server has left the cluster. Calls `works`
-    /// at each confirmation.
+    /// after each confirmation.
     pub(super) fn run(mut self, mut works: impl FnMut()) -> Result<(), RedisError> {
         self.ask_for_all()?;
         loop {
@@ -111,11 +112,11 @@ impl<'a> Serving<'a> {
             let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
             queue.wanted.clear();
             queue.left.clear();
-            // From here on, a thread that wants a new channel sends a control message. Until the
-            // client's own channel is confirmed, such a message is lost, so this thread reads the
-            // queue again at that confirmation.
+            // After this, a thread that wants a new channel sends a control message. Before the
+            // client's own channel is confirmed, such a message is lost. So this thread reads the
+            // queue again when the channel is confirmed.
             queue.reading = true;
-            // Ask for refused channels, too: the server may allow them now.
+            // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
             entries.iter().for_each(|entry| entry.ask_again());
             entries
@@ -149,8 +150,8 @@ impl<'a> Serving<'a> {
             Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                 self.asked.pop_front();
             }
-            // The server had ended the subscription by itself and had sent a message about that.
-            // This is its second message: the reply to the request.
+            // The server had ended the subscription itself and had sent a message about this. This
+            // is the second message: the reply to the request.
             Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
             // The slot has left this server. The reply to the next request for the channel names
             // the server that has the slot.
@@ -179,7 +180,8 @@ impl<'a> Serving<'a> {
         Ok(true)
     }
 
-    /// Handles the reply to a step towards tracking, if such a step is the next unanswered request.
+    /// Handles a reply: it belongs to a step towards tracking if such a step is the next unanswered
+    /// request.
     fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
@@ -189,8 +191,8 @@ impl<'a> Serving<'a> {
 
     fn refused(&mut self, error: RedisError) -> Result<(), RedisError> {
         match self.asked.pop_front() {
-            // Without the client's own channel nothing could wake this thread, so end all waits
-            // with the error.
+            // Without the client's own channel, no control message could wake this thread, so end
+            // all waits with the error.
             Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &self.subscriber.own) => {
                 self.refuse_all(&error);
                 return Err(error);
@@ -201,21 +203,21 @@ impl<'a> Serving<'a> {
                     entry.answered(self.subscriber.refused(&error));
                     return Ok(());
                 }
-                // Either the channel has another home now, or this thread connects again and
-                // subscribes to all channels again.
+                // If the channel has no other home now, this thread connects again and subscribes
+                // to all channels again.
                 self.pubsub.moved(&[slot_of(entry.channel().as_bytes())]);
                 if entry.home() == self.subscriber.node.number() {
                     return Err(error);
                 }
             }
-            // If messages on that channel still come, no thread listens to them.
+            // If messages still arrive on this channel, no thread listens to them.
             Some(Unanswered::Unsubscribe(_)) => {}
-            // The server had ended the subscription by itself, so it refuses to end it. The reply
-            // to the PING is still to come.
+            // The server had already ended the subscription, so it refuses the request. The reply
+            // to the PING comes later.
             Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                 self.asked.push_front(left);
             }
-            // This answers the PING: the user has no right to send it.
+            // This is the reply to the PING: the user has no right to send a PING.
             Some(Unanswered::Barrier(_)) => {}
             Some(Unanswered::Step(step)) => {
                 let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
@@ -243,7 +245,7 @@ impl<'a> Serving<'a> {
     }
 
     /// Subscribes to new channels, and asks the server to track keys. Unsubscribes from channels
-    /// that had no listener for a while, or that have moved to another server.
+    /// that had no listener for a while or have moved to another server.
     fn look(&mut self) -> Result<(), RedisError> {
         let server = self.subscriber.node.number();
         let (wanted, unwanted, to_track, moved) = {
@@ -252,7 +254,7 @@ impl<'a> Serving<'a> {
             let wanted: Vec<_> = queue.wanted.drain(..).collect();
             let (to_track, moved) = (std::mem::take(&mut queue.to_track), queue.moved);
             let mut unwanted = std::mem::take(&mut queue.left);
-            // A moved channel may have come back meanwhile.
+            // A moved channel may have come back in the meantime.
             unwanted.retain(|entry| entry.home() != server);
             unwanted.extend(state.sweep(server, GRACE));
             (wanted, unwanted, to_track, moved)
@@ -266,13 +268,13 @@ impl<'a> Serving<'a> {
         self.take(steps)
     }
 
-    /// Takes the oldest unanswered request, if `is_such` accepts it.
+    /// Removes the oldest unanswered request, if `is_such` accepts it.
     fn next_if(&mut self, is_such: impl FnOnce(&Unanswered) -> bool) -> Option<Unanswered> {
         if self.asked.front().is_some_and(is_such) { self.asked.pop_front() } else { None }
     }
 
-    /// The entry of the channel. Returns `None` if the channel is unknown or has another home by
-    /// now: so no waiter gets a message twice.
+    /// Returns the entry of the channel, or `None` if the channel is unknown or has another home
+    /// now, so that no waiter gets a message twice.
     fn entry(&self, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
         let channel = std::str::from_utf8(channel).ok()?;
         if channel == &**self.subscriber.own.channel() {
@@ -282,14 +284,13 @@ impl<'a> Serving<'a> {
         entry.filter(|entry| entry.home() == self.subscriber.node.number())
     }
 
-    /// Sends one command for each channel, since the server accepts or refuses each command as a
+    /// Sends one command for each channel, because the server accepts or refuses each command as a
     /// whole. The client's own channel and the common channel belong to no slot.
     ///
-    /// With sharded channels a PING follows each unsubscription, and only the reply to the PING (or
-    /// its refusal) shows that the unsubscription is done. The reason: if a slot leaves a server,
-    /// the server ends the subscriptions by itself, with a message that looks like a reply, and
-    /// then refuses the request to end them. Without the PING, a request would have one reply or
-    /// two.
+    /// With sharded channels, a PING follows each unsubscription, and only the reply to the PING
+    /// (or its refusal) shows that the unsubscription is done. The reason: if a slot leaves a
+    /// server, the server ends the subscriptions itself, with a message that looks like a reply,
+    /// and then refuses the client's request to end them. So the request may get one reply or two.
     fn ask_each(
         &mut self,
         ask: ChannelVerb,

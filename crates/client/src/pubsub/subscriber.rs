@@ -1,4 +1,4 @@
-//! The subscriber to one server: its channels, and what it knows about the server.
+//! The subscriber to one server: its channels, and the state of its connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,17 +17,19 @@ pub struct Subscriber {
     pub(super) node: Arc<Node>,
     /// The client's own channel. The thread subscribes to it whenever it connects.
     pub(super) own: Arc<ChannelEntry>,
-    /// In a cluster, the channel by which clients with the other kind of channels find this client.
+    /// In a cluster, the channel whose listeners are counted by clients with the other kind of
+    /// channels.
     pub(super) common: Option<Arc<ChannelEntry>>,
     /// Wakes the thread while it has no connection.
     pub(super) work: Condvar,
     /// Whether the server tracks keys, as far as this client knows.
     pub(super) tracks: AtomicBool,
-    /// Closes the thread's connection, and so ends its read.
+    /// Closes the thread's connection, which ends the thread's read.
     pub(super) closer: Mutex<Option<Closer>>,
     /// The number of messages and replies that the server has sent.
     pub(super) heard: AtomicU64,
-    /// The value of `heard` when a thread last missed a message, and the time of that.
+    /// The value of `heard` when a thread last missed a message, and the time at which this
+    /// happened.
     pub(super) suspected: Mutex<Option<(u64, Instant)>>,
 }
 

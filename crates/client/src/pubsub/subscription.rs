@@ -18,14 +18,14 @@ impl Subscription {
         self.entry.version()
     }
 
-    /// Whether the channel is confirmed, and messages may have come or been missed since this
+    /// Whether the channel is confirmed, and messages may have arrived or been missed since this
     /// version.
     pub fn has_news_since(&self, version: Option<u64>) -> bool {
         self.entry.has_news_since(version)
     }
 
-    /// The last message since the channel was confirmed. It is empty if there was none. Only the
-    /// last message is kept, so a caller may miss some.
+    /// Returns the last message since the channel was confirmed, or an empty message if there was
+    /// none. Only the last message is kept, so a caller may miss some messages.
     pub fn message(&self) -> Vec<u8> {
         self.entry.message()
     }
@@ -40,7 +40,7 @@ impl Subscription {
         self.entry.is_confirmed()
     }
 
-    /// Makes each event of the channel wake `waker` until the result is dropped.
+    /// Wakes `waker` at each event of the channel, until the result is dropped.
     pub fn wake(&self, waker: Waker) -> Waking<'_> {
         self.entry.wake(waker.clone());
         Waking { subscription: self, waker }
@@ -49,7 +49,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // In a forked child, the mutex of the entry may be locked for ever.
+        // In a forked child, the entry's mutex may be locked for ever.
         if !is_forked() {
             self.entry.leave();
         }

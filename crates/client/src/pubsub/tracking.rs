@@ -4,26 +4,26 @@
 //! connection reads. (This needs RESP3, in which a connection with subscriptions may also send
 //! other commands.) For each hold that has lasted for a while, the subscriber asks the server
 //! whether the hold is still there. The question reads the key, so the server reports the key's
-//! next change, whatever its cause: a command, the end of the lease, an eviction. The subscriber
-//! then asks the same question again, and the server tracks the key again. If the hold is still
-//! there, the change was a renewal, perhaps by this client. At any other answer the client renews
-//! the hold at once. The reply to the renewal shows whether the hold is lost.
+//! next change: a change by a command, the end of the lease, or an eviction. The subscriber then
+//! asks the same question again, and the server tracks the key again. If the hold still exists, the
+//! change was a renewal, perhaps by this client. After any other reply the client renews the hold
+//! at once. The reply to the renewal shows whether the hold is lost.
 //!
-//! The server's report is only a hint, and so is the answer to the question: a hold that is just
-//! being released is gone, too. Only the reply to a renewal proves a loss.
+//! The server's report and the reply to the question are only hints: a hold that is being released
+//! no longer exists at the server either. Only the reply to a renewal proves a loss.
 //!
-//! A question follows every reported change, and pushes and replies come in the order of the
-//! server's events. So no change is missed on one connection. A new connection first asks about all
-//! keys.
+//! A question follows every reported change, and pushed messages and replies arrive in the order of
+//! the server's events. So no change is missed on one connection. On a new connection, the
+//! subscriber first asks about all keys.
 //!
 //! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
-//! slot redirects the next question. The key then goes to the subscriber of the new server, as a
-//! new key. If two servers report a key meanwhile, the client asks about it twice.
+//! slot redirects the next question. The key then becomes a new key of the new server's subscriber.
+//! If two servers report a key in the meantime, the client asks about the key twice.
 //!
 //! If a key changes all the time, as a semaphore's does, the subscriber asks about it at most
 //! [`MOST_ASKS`] times in a [`PERIOD`]. It asks about the key again when it next reads its queue,
-//! at the latest at the next heartbeat. The same holds for a key that the server has no room to
-//! track, or about which it could not answer.
+//! at the latest at the next heartbeat. It does the same if the server has no memory to track a
+//! key, or could not reply to the question.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,7 +36,7 @@ use crate::sync::clock;
 
 /// One or more holds under a key.
 pub trait Tracked: Send + Sync {
-    /// The question to the server. Returns `None` if no hold needs tracking any longer.
+    /// Returns the question to the server, or `None` if no hold needs tracking.
     fn question(self: Arc<Self>) -> Option<HoldQuestion>;
 }
 
@@ -47,8 +47,8 @@ pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 pub struct HoldQuestion {
     /// The command that reads the key.
     pub command: Command,
-    /// Gets the answer on the subscriber's thread, so it must not block. The answer is `Nil` if the
-    /// key has another type.
+    /// Gets the reply on the subscriber thread, so it must not block. The reply is `Nil` if the key
+    /// has another type.
     pub answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
@@ -66,17 +66,18 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
 /// The most questions about a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
-/// The most tracked keys. The limit keeps the cost of each renewal small, here and at the server.
+/// The most tracked keys. The limit keeps the cost of each renewal small, for the client and the
+/// server.
 pub(super) const MOST_KEYS: usize = 10_000;
 /// After this many connections in a row that end before the reply to the first step, the next
 /// connection does not track: the server seems to close connections at unknown commands.
 const HANG_UPS: u32 = 2;
 
-/// The tracked keys of a subscriber's thread. No other thread uses them.
+/// The tracked keys of a subscriber thread. No other thread uses them.
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// The keys about which the subscriber asked too often, or got no answer.
+    /// The keys about which the subscriber asked too often, or got no reply.
     late: Vec<Arc<str>>,
     state: Progress,
     hang_ups: u32,
@@ -103,11 +104,11 @@ struct Key {
 
 struct Interest {
     who: Weak<dyn Tracked>,
-    /// Whether the key has a hold about which no question was asked yet.
+    /// Whether the key has a hold about which the subscriber has not asked yet.
     has_new: bool,
 }
 
-/// A written command without an answer.
+/// A written command without a reply.
 pub(super) enum TrackingStep {
     Hello,
     Begin,
@@ -132,14 +133,14 @@ impl Tracking {
             return TrackingSteps::default();
         }
         self.state = Progress::Begun;
-        // There is no `REDIRECT`: with it, one connection would ask and another one would get the
-        // messages, and each may break alone. There is no `NOLOOP`: with it, a key's tracking could
+        // `REDIRECT` is not used: one connection would ask and another connection would get the
+        // messages, and each of them may break alone. `NOLOOP` is not used: a key's tracking could
         // end without a message.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![TrackingStep::Hello, TrackingStep::Begin])
     }
 
-    /// Notes that the connection is gone.
+    /// Notes that the connection has ended.
     pub(super) fn end(&mut self) {
         self.hang_ups += u32::from(self.state == Progress::Begun);
         self.state = Progress::Off;
@@ -154,7 +155,7 @@ impl Tracking {
         !self.keys.is_empty()
     }
 
-    /// Forgets the keys that have another home. Returns the holds under them.
+    /// Forgets the keys that have another home. Returns the holds of these keys.
     pub(super) fn leave(&mut self, is_elsewhere: impl Fn(&str) -> bool) -> Vec<ToTrack> {
         self.late.retain(|key| !is_elsewhere(key));
         let left = self.keys.extract_if(|key, _| is_elsewhere(key));
@@ -169,7 +170,7 @@ impl Tracking {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
-    /// Asks about new keys, and about those for which the limit was reached before.
+    /// Asks about new keys, and about the keys in `late`.
     pub(super) fn look(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
         let now = clock::now();
         let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), TrackingSteps::default());
@@ -244,7 +245,8 @@ impl Tracking {
                 self.state = Progress::Off;
                 Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
-            // The server did not read the key (a script may keep it busy), so it does not track it.
+            // The server did not read the key (a script may block the server), so it does not track
+            // the key.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.is_late(&key);
                 None
@@ -270,7 +272,7 @@ impl Tracking {
         }
     }
 
-    /// Leaves the key for the subscriber's next read of its queue.
+    /// Adds the key to `late`, until the subscriber next reads its queue.
     fn is_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)

@@ -1,4 +1,4 @@
-//! The clock on which leases are counted.
+//! The clock that measures leases.
 
 use std::time::Duration;
 

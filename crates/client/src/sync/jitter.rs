@@ -1,19 +1,19 @@
-//! Small random numbers, so that processes do not act together.
+//! Random numbers for pauses, so that processes do not act at the same time.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A random number from 0 to 1, evenly distributed. It is good enough for waiting times, but not
-/// for secrets.
+/// Returns a random number from 0 to 1, evenly distributed. It is good enough for waiting times,
+/// but not for secrets.
 ///
-/// The `rand` crate's generator is a thread-local. A waiter whose thread-locals are being destroyed
-/// would panic there, which ends the process.
+/// The `rand` crate's generator is a thread-local. If a waiter's thread-locals are being destroyed,
+/// it would panic, which ends the process.
 pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // The process id is read once: a waiter needs a number for each reply, without a system call.
+    // The process id is read once, so that a waiter needs no system call for each number.
     static PROCESS: OnceLock<u32> = OnceLock::new();
-    // This is splitmix64. Its input differs between processes by their id (in a forked child by the
-    // clock), and between calls by the clock and the count.
+    // This is splitmix64. Its input differs between processes because of the process id (in a
+    // forked child, because of the clock), and between calls because of the clock and the count.
     let process = u64::from(*PROCESS.get_or_init(std::process::id));
     let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
     let mut bits = count ^ now ^ process.rotate_left(32);

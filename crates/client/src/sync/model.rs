@@ -2,9 +2,10 @@
 //! shuttle schedules them.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
-//! that a test on real threads meets once a month, and reports a thread that no other thread wakes
-//! at once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs
-//! the model tests. A failed test prints its schedule, which `shuttle::replay` runs again.
+//! that occur once a month on real threads. If no other thread will ever wake a sleeping thread,
+//! the model reports this at once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo
+//! test --lib model` runs the model tests. A failed test prints its schedule, which
+//! `shuttle::replay` runs again.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -48,7 +49,7 @@ fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to the value of a [`Mutex`].
+/// The guard of a [`Mutex`].
 pub struct MutexGuard<'a, T> {
     mutex: &'a sync::Mutex<T>,
     /// `None` only during a wait.
@@ -92,8 +93,8 @@ pub struct Condvar(sync::Condvar);
 
 impl RefUnwindSafe for Condvar {}
 
-/// The longest sleep that counts as a pause and times out at once, without a notification. A longer
-/// sleep never times out, since a timeout would hide a lost wake-up.
+/// The longest sleep that times out at once. A longer sleep never times out, because a timeout
+/// would hide a lost wake-up.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Condvar {
@@ -112,7 +113,7 @@ impl Condvar {
         guard.exchange(|held, _| self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// As [`wait_for`](Self::wait_for), until `until`.
+    /// Blocks until a notification, at most until `until`.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
@@ -148,9 +149,9 @@ impl TimedOut {
     }
 }
 
-/// Runs `scenario` in this number of random orders of its threads' steps, and in as many orders
-/// with few switches between threads, which random orders seldom have. With `REDLATCH_LONG=1` it
-/// runs ten times as many. Each run tries other orders.
+/// Runs `scenario` in `schedules` random orders of its threads' steps. Then runs it in the same
+/// number of orders with few switches between threads, because random orders rarely have few
+/// switches. `REDLATCH_LONG=1` makes ten times as many runs. Each call tries other orders.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner};
@@ -168,10 +169,10 @@ pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
 }
 
-/// The number of switches between threads that suffices for nearly every known bug.
+/// The number of switches between threads that is enough to find nearly every known bug.
 const SWITCHES: usize = 3;
 
-/// The clock on which leases are counted. Only the random schedule and the tests move it, so that a
+/// The clock that measures leases. Only the random schedule and the tests advance it, so that a
 /// schedule can be repeated.
 pub(super) mod clock {
     pub use self::model::now;
@@ -182,7 +183,7 @@ pub(super) mod clock {
 
         use shuttle::rand::{Rng, thread_rng};
 
-        // All threads of a model run on one system thread, which no other model shares.
+        // All threads of a model run on one system thread, on which no other model runs.
         thread_local! {
             static NOW: Cell<u64> = const { Cell::new(1) };
         }

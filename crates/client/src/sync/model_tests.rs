@@ -63,13 +63,15 @@ fn a_wake_up_is_kept_and_counts_once() {
         parker.park_until(None);
         let waker = Arc::clone(&parker);
         let waker = thread::spawn(move || waker.unpark());
-        // The two wake-ups left one token, which the first park took. Only the waker ends this one.
+        // The two wake-ups left one token, which the first park took. Only a later wake-up ends
+        // this park.
         parker.park_until(None);
         waker.join().unwrap();
     });
 }
 
-/// All sleepers rely on this: the waker stores its news first, and then wakes the sleeper.
+/// All sleeping threads rely on this: the waker first stores its news and then wakes the sleeping
+/// thread.
 #[test]
 fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {

@@ -26,7 +26,7 @@ pub fn own_thread(
 }
 
 /// Whether the calling thread is a background thread of a client. If such a thread drops the last
-/// handle (an `on_lost` callback may own it), the thread must not wait for its own end.
+/// handle (which an `on_lost` callback may own), the thread must not wait for its own end.
 pub fn on_own_thread() -> bool {
     OWN.try_with(Cell::get).unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! A parker: a thread sleeps in it until another thread wakes it.
+//! The parker, in which a thread sleeps until another thread wakes it.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ const EMPTY: u8 = 0;
 const PARKED: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// Lets its thread sleep until [`unpark`](Self::unpark), which may also come before the sleep.
+/// Lets its thread sleep until [`unpark`](Self::unpark), which may also be called before the sleep.
 ///
-/// This is not `std::thread::park`: each thread has one token there, which belongs to the user's
-/// program. A thread has one parker for all wake-ups (a grant, a message, a cancel). So each
-/// wake-up is only a hint, and the woken thread checks again for the event that it waits for.
+/// `std::thread::park` is not used, because the user's program may use the thread's only token. A
+/// thread has one parker for all wake-ups (a grant, a message, a cancel). So each wake-up is only a
+/// hint, and the woken thread checks whether the event has happened for which it waits.
 #[derive(Debug)]
 pub(super) struct Parker {
     state: AtomicU8,
@@ -26,7 +26,7 @@ impl Parker {
         Self { state: AtomicU8::new(EMPTY), mutex: Mutex::new(()), condvar: Condvar::new() }
     }
 
-    /// Sleeps until another thread wakes this one or until `deadline`. May return earlier.
+    /// Sleeps until another thread wakes this thread, or until `deadline`. May return earlier.
     pub(super) fn park_until(&self, deadline: Option<Instant>) {
         if self.take_token() {
             return;
@@ -51,8 +51,8 @@ impl Parker {
                 return;
             }
             if timed_out {
-                // A swap and not a store, so that this takes a token that arrives just now. No
-                // wake-up is lost, since the caller then checks everything that it waits for.
+                // A swap takes a token that arrives at this moment, which a store would not. No
+                // wake-up is lost, because the caller then checks everything that it waits for.
                 self.state.swap(EMPTY, Ordering::Acquire);
                 return;
             }

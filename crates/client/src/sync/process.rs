@@ -1,5 +1,5 @@
 //! The detection of a forked process. A forked child has its parent's memory and sockets, but only
-//! the thread that forked. Mutexes that other threads had locked stay locked in the child for ever.
+//! the thread that forked. Mutexes that other threads had locked are locked in the child for ever.
 
 use std::error::Error;
 use std::sync::OnceLock;
@@ -9,10 +9,11 @@ use forkguard::Guard;
 /// The process in which the first client connected: this process or an ancestor.
 static FIRST: OnceLock<Guard> = OnceLock::new();
 
-/// Returns whether this process may connect a client: only if no ancestor has connected one.
-/// parking_lot keeps the sleeping threads of a process in one table. A child's copy has entries of
-/// its parent's threads, and the child's own threads may get the stacks of those threads: one
-/// client of ten hung or crashed. An error means that the system allows no handler of `fork`.
+/// Returns whether this process may connect a client: not if an ancestor has connected one. The
+/// reason: parking_lot keeps the sleeping threads of a process in one table. A forked child's copy
+/// of the table has entries of the parent's threads, and the child's own threads may get the stacks
+/// of those threads. Without this rule, one client of ten hung or crashed. An error means that the
+/// system allows no handler of `fork`.
 pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
     Guard::try_new().map(|this| {
         FIRST.get_or_init(|| this);
@@ -21,8 +22,8 @@ pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
 }
 
 /// Whether this process was forked from a process with clients. Such a child must not lock, write
-/// or release anything that belongs to them. The check reads a counter, which a handler of `fork`
-/// increments. A call of `getpid` would take as long as a re-entry.
+/// or release anything of these clients. The check reads a counter that a handler of `fork`
+/// increments. (A call of `getpid` would take as long as a re-entry.)
 #[inline]
 pub fn is_forked() -> bool {
     FIRST.get().is_some_and(|first| first.clone().detected_fork())

@@ -6,9 +6,10 @@ use std::sync::{Arc, Weak};
 
 use super::{Mutex, MutexGuard, clock, is_forked};
 
-/// The entries that a client's handles of one name share. An entry lives a moment longer than its
-/// last handle: a process that makes a handle for each call must be as fair to other processes as
-/// one that keeps its handle. The references are weak, so that an unused name costs nothing.
+/// The entries that a client's handles of the same name share. An entry exists for a moment after
+/// its last handle is dropped: a process that makes a handle for each call must be as fair to other
+/// processes as a process that keeps its handle. The references are weak, so that an unused name
+/// costs nothing.
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
@@ -20,13 +21,13 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and the most names that are kept so. Chains and
-/// turns, which need the name's entry, take milliseconds.
+/// How long a name is kept after its last use, and the most names that are kept in this way.
+/// (Chains and turns, which need the name's entry, take milliseconds.)
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// Removes the outdated entries. The caller drops them after it has unlocked all mutexes.
+    /// Removes the outdated entries. The caller must drop them after it has released all mutexes.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -49,7 +50,7 @@ impl<T> Registry<T> {
         (!is_forked()).then(|| self.names.lock())
     }
 
-    /// The entry of this name. It lives a moment longer than its last handle.
+    /// Returns the entry of this name, which exists for a moment after its last handle is dropped.
     pub fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let one = self.find(name, make);
         if !is_forked() {
@@ -79,7 +80,7 @@ impl<T> Registry<T> {
         drop(outdated);
     }
 
-    /// From now on each entry ends with its last handle.
+    /// After this call each entry ends with its last handle.
     pub fn close(&self) {
         let mut recent = self.recent.lock();
         recent.closed = true;
@@ -88,8 +89,8 @@ impl<T> Registry<T> {
         drop(used);
     }
 
-    /// The entry of this name, the same for all handles. In a forked child, where handles are
-    /// useless, each handle gets an entry of its own.
+    /// Returns the entry of this name, which all handles share. In a forked child, where no handle
+    /// works, each handle gets its own entry.
     pub fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let Some(mut all) = self.names() else { return Arc::new(make(name.into())) };
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
@@ -113,7 +114,7 @@ impl<T> Registry<T> {
         if all.get(name).is_some_and(|one| one.strong_count() == 0) {
             all.remove(name);
         }
-        // Release the memory of a busy hour.
+        // Release the memory that many names needed.
         if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
             all.shrink_to_fit();
         }

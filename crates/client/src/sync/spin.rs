@@ -1,10 +1,11 @@
-//! Spinning: the first thread in the queue stays awake if a hold will soon be passed to it.
+//! Spinning: the first thread in the queue does not sleep if a hold will soon be passed to it.
 //!
-//! Waking a thread takes 2 to 50 us, longer than many holds last. So a thread that passes a hold
-//! also wakes the thread that is next after it. That thread spins for a moment, so that it is awake
-//! when the hold comes. If holds last longer, the spin is in vain. If other threads want the
-//! processors, the spin even does harm, since the holder may have to wait for one. So a spin has a
-//! price: after vain spins, the queue must pass some holds without spinning before the next try.
+//! Waking a thread takes 2 to 50 us, which is longer than many holds last. So when thread A passes
+//! a hold to thread B, A also wakes thread C, which is next after B. C spins for a moment, so that
+//! it is awake when B passes the hold to C. If holds last longer, C spins in vain. If other threads
+//! need the processors, the spin even does harm, because B may have to wait for a processor. So a
+//! spin has a price: after spins in vain, the queue must pass some holds without spinning before
+//! the next spin.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -14,20 +15,22 @@ use std::time::{Duration, Instant};
 
 use super::IS_MODEL;
 
-/// The longest spin: as long as a wake-up may take. After it, a sleep would have been as fast.
+/// The longest spin, which is about the time of a wake-up. A longer spin would be no faster than a
+/// sleep.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);
-/// In microseconds: the gain if a hold finds its thread awake, the credit for a pass without
-/// spinning, and the highest balance.
+/// In microseconds: the gain if the thread is awake when its hold is passed, the credit for a pass
+/// without spinning, and the highest balance.
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MOST_CREDIT: i64 = 100;
-/// The highest loss of one spin: a thread that was stopped says nothing about the next pass.
+/// The highest loss of one spin. (If a thread was stopped during a spin, the spin seems much
+/// longer.)
 const MOST_LOST: Duration = Duration::from_millis(10);
 
 /// The gain of spinning in one queue so far.
 #[derive(Debug, Default)]
 pub struct Spin {
-    /// The balance in microseconds. Below zero, spinning does not pay.
+    /// The balance in microseconds. If it is negative, threads do not spin.
     balance: AtomicI64,
 }
 
@@ -42,11 +45,11 @@ impl Spin {
         *MORE_PROCESSORS && self.has_paid()
     }
 
-    /// As [`is_worthwhile`](Self::is_worthwhile), for a thread that waits for another process,
+    /// Like [`is_worthwhile`](Self::is_worthwhile), for a thread that waits for another process,
     /// which may be on another machine.
     #[inline]
     pub fn has_paid(&self) -> bool {
-        // In a model, nothing else happens while a thread spins.
+        // In a model, no other thread runs while a thread spins.
         if IS_MODEL {
             return false;
         }
@@ -72,7 +75,7 @@ impl Spin {
             passed = begun.elapsed();
         }
         // If the hold came too late, the spin was in vain: a yield gave the processor to other
-        // threads, which want it.
+        // threads, which need it.
         if passed < longest {
             if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);

@@ -14,9 +14,9 @@ pub(crate) const IS_MODEL: bool = false;
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
-// A panic while the mutex is locked would leave the value half changed, without a sign to the next
-// thread. But no such panic can happen: the code of these packages does not panic, and calls no
-// user's code with a mutex locked.
+// If a thread panicked while the mutex is locked, the next thread would find a half changed value.
+// But this cannot happen: the code of these packages does not panic, and calls no user code with a
+// mutex locked.
 impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 
@@ -46,12 +46,13 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// The clock on which leases are counted.
+/// The clock that measures leases.
 pub(super) mod clock {
     /// Returns nanoseconds on a clock that never jumps and keeps running during suspend.
     ///
-    /// Redis counts a lease also while this machine sleeps. With a clock that stops then (as
-    /// `Instant` does on Linux), a client would trust a hold for longer than its lease.
+    /// At the server, a lease also ends while this machine is suspended. With a clock that stops
+    /// during suspend (as `Instant` does on Linux), a client would trust a hold for longer than its
+    /// lease.
     #[inline]
     pub fn now() -> u64 {
         #[cfg(any(target_os = "linux", target_os = "android"))]

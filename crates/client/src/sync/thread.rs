@@ -1,5 +1,5 @@
-//! A thread's identity: a number that is never used again, and whether the thread is still alive. A
-//! thread also sleeps and wakes through it.
+//! A thread's identity: a number that is never used again, whether the thread is still alive, and
+//! the thread's parker.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,9 +12,9 @@ use super::thread_local;
 
 /// A thread of this process. The value may outlive the thread.
 ///
-/// This is not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must notice
-/// that. The number is redlatch's own, since other libraries reuse a thread's id after the thread
-/// has ended.
+/// `std::thread::Thread` does not show whether its thread has ended, which the watchdog must
+/// notice. The number is redlatch's own, because other libraries reuse a thread's id after the
+/// thread has ended.
 pub struct Thread {
     id: u64,
     is_placeholder: bool,
@@ -27,9 +27,9 @@ impl Thread {
     /// The calling thread.
     ///
     /// A thread whose thread-locals are being destroyed counts as dead, so that its holds are not
-    /// renewed for ever. A destructor may still take a lock. For it, this returns another `Thread`,
-    /// which is never dead. That `Thread` is a new one at each call, but its [`id`](Self::id) is
-    /// always the same, so the destructor re-enters its holds and does not wait for itself.
+    /// renewed for ever. But a destructor may still take a lock. For a destructor, this returns a
+    /// new `Thread` at each call, which is never dead. Its [`id`](Self::id) is always the same, so
+    /// the destructor re-enters its holds and does not wait for itself.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT
@@ -37,8 +37,9 @@ impl Thread {
             .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
     }
 
-    /// A placeholder for a hold that belongs to a guard and not to a thread. It is never dead.
-    /// While the thread waits for the hold, it sleeps and wakes through the placeholder.
+    /// Returns a placeholder for a hold that belongs to a guard and not to a thread. The
+    /// placeholder is never dead. A thread that waits for such a hold sleeps and wakes through the
+    /// placeholder.
     pub fn placeholder() -> Arc<Self> {
         Arc::new(Self { is_placeholder: true, ..Self::new() })
     }
@@ -79,8 +80,8 @@ impl Thread {
         Waker(Arc::clone(self))
     }
 
-    /// Sleeps until [woken](Waker::wake) or until `deadline`. A wake-up before the sleep counts,
-    /// too. May return without a wake-up.
+    /// Sleeps until [woken](Waker::wake) or until `deadline`. Returns at once if a wake-up came
+    /// before the sleep. May return without a wake-up.
     pub fn sleep_until(&self, deadline: Option<Instant>) {
         self.parker.park_until(deadline);
     }
@@ -100,7 +101,7 @@ impl Thread {
     }
 }
 
-/// Wakes a waiter. It does not identify the waiter, as a [`Thread`] does.
+/// Wakes a waiter. Unlike a [`Thread`], a waker does not identify the waiter.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Thread>);
 
@@ -111,7 +112,7 @@ impl Waker {
     }
 
     /// Wakes the waiter. If the waiter does not sleep, its next sleep ends at once. If the waiter
-    /// is gone, this does nothing.
+    /// has ended, does nothing.
     #[inline]
     pub fn wake(&self) {
         self.0.parker.unpark();
@@ -122,7 +123,7 @@ impl Waker {
         self.0.sleep_until(deadline);
     }
 
-    /// Whether both wake the same waiter.
+    /// Whether the two wake the same waiter.
     pub fn will_wake(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -1,4 +1,4 @@
-//! The questions to one Sentinel, and the answers.
+//! The requests to one Sentinel, and its replies.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
 
 impl Sentinels {
-    /// Asks the Sentinel at this address. Once connected, this takes one round trip.
+    /// Asks the Sentinel at this address for the master. After the connection is open, this takes
+    /// one round trip.
     pub(super) fn ask(&self, host_port: &HostPort, within: Duration) -> Result<Answer, Refusal> {
         let deadline = deadline_in(within);
         let mut connection = self.connect(host_port, deadline).map_err(|error| {
@@ -26,9 +27,9 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
-        // The answer to `MASTER` has the epoch of the decision (`config-epoch`). A Sentinel that
-        // was away names the old master for some seconds, and the old master still says that it is
-        // a master.
+        // The reply to `MASTER` has the epoch of the decision (`config-epoch`). The epoch is needed
+        // because a Sentinel that was away reports the old master for some seconds, and the old
+        // master still says that it is a master.
         let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
         let bytes: Vec<u8> =
@@ -64,8 +65,8 @@ impl Sentinels {
         };
         let named = address(named.next(), named.next()).ok_or(Refusal::Odd)?;
         let named = self.map.reach(&named).ok_or(Refusal::Unmapped)?;
-        // The epoch is optional: the user may have no right to ask for it, or the Sentinel may send
-        // it in another form.
+        // The epoch is optional: the user may have no right to read it, or the Sentinel may send it
+        // in another format.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let others = match others {
             Value::Array(others) => others,

@@ -1,9 +1,9 @@
-//! How the client notices a new master, with or without a message. This has a thread of its own,
-//! `redlatch-follow`.
+//! How the client notices a new master, with or without a message. The thread `redlatch-follow`
+//! runs this code.
 //!
-//! The thread listens to one Sentinel. That Sentinel may be cut off from the others, so the thread
-//! also asks another one at intervals. A caller's thread cannot do this: it may be in a read from
-//! the old master for as long as a reply may take, and the message must end that read.
+//! The thread listens to one Sentinel. This Sentinel may be cut off from the other Sentinels, so
+//! the thread also asks another Sentinel every few seconds. A caller's thread cannot do this: it
+//! may be in a long read from the old master, and the message of the new master must end this read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,17 +15,18 @@ use super::ask::text;
 use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
-/// The channels for changes of the master. Sentinels publish on the first one when a failover is
-/// over. The leading Sentinel publishes on the second one as soon as the new server is a master,
-/// which is up to 1 s earlier.
+/// The channels for changes of the master. Sentinels publish on the first channel when a failover
+/// is over. The leading Sentinel publishes on the second channel when the new server becomes a
+/// master, which is up to 1 s earlier.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
-/// After this silence the thread sends a PING to the Sentinel. The answer may take as long.
+/// After this silence the thread sends a PING to the Sentinel. The reply may take the same time.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
 const CHECK: Duration = Duration::from_secs(3);
-/// How long that question may take. The thread reads no message in the meantime.
+/// How long this request to another Sentinel may take. The thread reads no message in the meantime.
 const CHECKED_WITHIN: Duration = Duration::from_millis(500);
-/// The first pause before the next Sentinel, if the thread could not listen to the last one.
+/// The first pause before the thread tries the next Sentinel, if it could not listen to the last
+/// Sentinel.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -35,9 +36,9 @@ impl Sentinels {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(host_port) = self.nth(at) else { return };
-            // After the connection ends, even by a panic in the callback, the thread continues with
-            // the next Sentinel of the present list. Without this thread the client would notice no
-            // failover.
+            // When the connection ends, the thread continues with the next Sentinel of the present
+            // list. This must also happen after a panic in the callback: without this thread the
+            // client would notice no failover.
             let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
@@ -87,7 +88,7 @@ impl Sentinels {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
-        // The answer to the second subscription.
+        // The reply to the second subscription.
         connection.receive_any_until(until)?;
         // Ask once for a change that came before the subscription.
         self.check(host_port, within);
@@ -121,7 +122,7 @@ impl Sentinels {
         }
     }
 
-    /// As [`listen`](Self::listen), for a client that may not subscribe: asks at intervals.
+    /// Like [`listen`](Self::listen), for a user that may not subscribe: asks every few seconds.
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
         while self.rest(LOOK) {
             *at += 1;
@@ -132,7 +133,7 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Asks the Sentinel at this address for the master. Stores the answer, if one comes.
+    /// Asks the Sentinel at this address for the master. Stores the answer, if there is one.
     fn check(&self, host_port: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(host_port, within) {
             self.learn(host_port, &answer, false);
@@ -140,7 +141,7 @@ impl Sentinels {
     }
 
     /// Whether a message says that this service has another master now. The thread then asks for
-    /// the master, since the message has no epoch.
+    /// the master, because the message has no epoch.
     fn is_switch(&self, message: Value) -> bool {
         let last = match message {
             Value::Array(parts) => parts.into_iter().last(),

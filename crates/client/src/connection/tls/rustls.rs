@@ -31,7 +31,7 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
-        // The client has its own crypto provider, and does not use that of the process.
+        // The client uses its own crypto provider in place of the process's provider.
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -81,8 +81,8 @@ impl Connector {
     }
 }
 
-/// The same settings, with this identity for servers that ask for one. (rustls resumes no session
-/// of another identity, so the server sees this identity.)
+/// Returns the same settings with this identity, for servers that ask for one. (rustls resumes no
+/// session of another identity, so the server gets this identity.)
 fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<ClientConfig, String> {
     let chain = certificates_in(&identity.certificates)?;
     let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|why| why.to_string())?;
@@ -92,8 +92,8 @@ fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<Client
     Ok(config)
 }
 
-/// A verifier that trusts the authorities of the settings. If there are none, it trusts those of
-/// the platform.
+/// Returns a verifier that trusts the authorities of the settings, or the platform's authorities if
+/// the settings have none.
 fn verifier(
     settings: &TlsSettings,
     provider: Arc<CryptoProvider>,
@@ -127,8 +127,8 @@ fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, Socket>;
 
-/// Trusts any certificate, as `#insecure` demands. It still checks that the server has the
-/// certificate's key.
+/// Trusts any certificate, for `#insecure`. It still checks that the server has the certificate's
+/// key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
@@ -173,7 +173,7 @@ impl ServerCertVerifier for Anybody {
 fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     let mut cause = Some(error);
     while let Some(this) = cause {
-        // An error in TLS's messages also comes as an `io::Error`, but of kind `InvalidData`.
+        // An error in TLS's messages is also an `io::Error`, but of kind `InvalidData`.
         if let Some(broke) = this.downcast_ref::<io::Error>()
             && broke.kind() != io::ErrorKind::InvalidData
         {
@@ -192,8 +192,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// The meaning of an error after the handshake. Only then does the server say that it wants a
-/// certificate, or that it refuses the client's.
+/// Returns a better error for an error after the handshake: only then does the server report that
+/// it wants a certificate, or that it refuses the client's certificate.
 pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
         Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
