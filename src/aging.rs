@@ -1,4 +1,4 @@
-//! The clients of a server in memory, whose leases end when a test says so.
+//! The clients of a server in memory, whose leases end when a test advances the time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-/// Makes all leases of one client older. When it returns, the leases that are over by then are
+/// Makes all leases of one client older. When the function returns, the leases that have ended are
 /// lost. Returns `false` if the client has ended.
 type Age = Box<dyn Fn(Duration) -> bool + Send>;
 

@@ -1,4 +1,4 @@
-//! The result of a call that may take nothing.
+//! The result of a call that tries to take a lock, permits or a leadership.
 
 /// The result of a call that tries to take a lock, permits or a leadership:
 /// [`try_lock`](crate::Lock::try_lock) and all other calls that do not wait for ever.
@@ -14,14 +14,14 @@
 /// }
 /// ```
 ///
-/// This type is not an [`Option`], because with an `Option` two mistakes would compile.
-/// `lock.try_lock()?;` goes on without the lock. `if lock.try_lock()?.is_some()` drops the guard at
-/// the end of the condition, so the block runs without the lock. With this type, the compiler warns
-/// of the first mistake and refuses the second. The compiler does not warn of the following
-/// mistakes. **Bind the guard to a name**: `let Taken(_) = … else`, `matches!(…, Taken(_))` and
-/// `let _ =` drop the guard at once. **Match `Taken`**: `let _guard = lock.try_lock()?`, `if let
-/// Ok(_guard) = lock.try_lock()` and `lock.try_lock().is_ok()` also accept
-/// [`NotTaken`](Self::NotTaken).
+/// This type is not an [`Option`], because with an `Option` two mistakes would compile: after
+/// `lock.try_lock()?;` the program continues without the lock, and `if lock.try_lock()?.is_some()`
+/// drops the guard at the end of the condition, so the block runs without the lock. With this type,
+/// the compiler warns of the first mistake and rejects the second. The compiler does not warn of
+/// the following mistakes. **Bind the guard to a name**: `let Taken(_) = … else`, `matches!(…,
+/// Taken(_))` and `let _ =` drop the guard at once. **Match `Taken`**: `let _guard =
+/// lock.try_lock()?`, `if let Ok(_guard) = lock.try_lock()` and `lock.try_lock().is_ok()` also
+/// accept [`NotTaken`](Self::NotTaken).
 #[derive(Debug)]
 #[must_use = "if it is `Taken`, the guard in it is dropped at once, and releases what it holds"]
 pub enum Attempt<G> {

@@ -1,5 +1,5 @@
-//! Which types go to other threads, or out of a panic, and which do not: promises to users, kept by
-//! the compiler.
+//! Compile-time checks of a promise to users: which public types are `Send`, `Sync` and unwind
+//! safe.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -101,13 +101,13 @@ each!(goes_anywhere crosses_a_panic moves: [MetricsObserver]);
 
 each!(may_be_asked_anywhere crosses_a_panic moves: [LockGuard, FencedLockGuard, MultiLockGuard]);
 
-// An observer is a user's, which need not cross a panic.
+// A user's observer does not have to be unwind safe.
 each!(goes_anywhere: [Box<dyn Observer>]);
 
 each!(outlives_its_maker: [LockGuard, OwnedLockGuard, Permit, ExpirablePermit]);
 
-/// Two traits with one name: the name is ambiguous, and this does not compile, for a type that is
-/// `Send`.
+/// Two implementations of one method. For a type that is `Send`, the call is ambiguous and does not
+/// compile.
 trait NotSend<Which> {
     fn stays() {}
 }
@@ -122,7 +122,7 @@ const _: fn() = || {
     <MultiLockGuard as NotSend<_>>::stays();
 };
 
-/// Nothing that `lib.rs` or one of its public modules makes public is forgotten.
+/// Each type that `lib.rs` or one of its public modules makes public is in the list.
 #[test]
 fn each_public_type_is_here() {
     let (library, here) = (include_str!("lib.rs"), include_str!("auto_traits.rs"));

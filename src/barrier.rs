@@ -8,21 +8,21 @@
 //!         background; if the barrier has tripped before, the party has passed
 //! ```
 //!
-//! - Only the server decides how a generation ends, and it decides once
-//!   (`lua/barrier/generations.lua`), so all parties of the generation get the same outcome. A
-//!   party trusts a message without asking the server: the channel belongs to one database, and no
-//!   two barriers of a name have the same generations.
-//! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
-//!   ended, the next process that asks the server breaks the barrier.
-//! - A party listens before it asks, so it cannot miss the end of its generation.
-//! - An arrival is a numbered request: in an outage it is sent again, and the server applies it
-//!   once.
-//! - To give up an arrival, a party sends a request with the same number. From then on the server
-//!   refuses copies of the arrival, and the generation of the arrival is broken. The client repeats
-//!   this request in the background, and before each further numbered request of its own. Otherwise
-//!   this request could come after a reset and break the new generation.
-//! - A party never arrives in a generation that is earlier than the latest that its process has
-//!   seen.
+//! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),
+//!   so all its parties get the same outcome. A party trusts a message and does not ask the server:
+//!   the channel belongs to one database, and no two barriers of a name have the same generation
+//!   numbers.
+//! - A party's lease is renewed only while its thread waits at the barrier or runs the action. The
+//!   first process that asks the server after a lease has ended breaks the barrier.
+//! - A party listens before it asks, so it does not miss the message that its generation has ended.
+//! - An arrival is a numbered request: in an outage it is sent again, and it is applied once.
+//! - To take its arrival back, a party sends a request with the same number. After this request the
+//!   server refuses copies of the arrival, and the generation in which the party has arrived, or
+//!   would arrive, is broken. If there is no reply, the client repeats the request in the
+//!   background. It also repeats the request before its next numbered request: if the old request
+//!   arrived after a reset, it would break the new generation.
+//! - No party arrives in a generation that is earlier than the latest generation that its process
+//!   knows.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -54,7 +54,7 @@ use crate::waiting::{
     outlast, slow_poll_or,
 };
 
-/// A barrier at which a fixed number of threads, in all processes together, wait for each other
+/// A barrier at which a fixed number of threads, of all processes together, wait for each other
 /// again and again. It is like `CyclicBarrier` of java.util.concurrent; Redisson has no barrier.
 /// [`Client::cyclic_barrier`] returns one.
 ///
@@ -76,11 +76,10 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
-/// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
-/// barrier is [reset](Self::reset) or deleted. Then every waiting party gets an error of kind
-/// [`Broken`](ErrorKind::Broken). Until a reset, every party that arrives later gets this error,
-/// too.
+/// Either all parties of a generation pass the barrier, or none of them. The barrier breaks if a
+/// party's wait reaches its limit or is cancelled, if a waiting party dies, if the action panics,
+/// or if the barrier is [reset](Self::reset) or deleted. Then every waiting party, and every party
+/// that arrives before the next reset, gets an error of kind [`Broken`](ErrorKind::Broken).
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. This happens if a
@@ -88,17 +87,17 @@ use crate::waiting::{
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
-/// party is killed, the barrier breaks when this lease ends. If a party dies before it arrives, the
-/// other parties keep waiting, so limit the waits. If a failover loses an arrival, the barrier
-/// breaks. If a failover loses the fact that the barrier has tripped, the barrier breaks when the
-/// leases of its parties end.
+/// party is killed, the barrier breaks when its lease ends. If a party dies before it arrives, the
+/// other parties continue to wait, so limit the waits. If a failover loses an arrival, the barrier
+/// breaks. If a failover loses the end of a generation, the barrier breaks when the leases of its
+/// parties end.
 ///
 /// # In Redis
 ///
-/// The barrier is a hash `redlatch_barrier:{name}`. While parties wait, there is also a sorted set
-/// `redlatch_parties:{name}`. Neither key has a time to live: both stay until
-/// [`delete`](Self::delete), even if all parties were killed. For five minutes after a delete, the
-/// hash still tells late parties how their generation ended. Messages go to the channel
+/// The barrier is a hash `redlatch_barrier:{name}`, with a sorted set `redlatch_parties:{name}`
+/// while parties wait. Neither key has a time to live: both exist until [`delete`](Self::delete),
+/// even if all parties were killed. The hash exists for five minutes after a delete, so that late
+/// parties find out how their generation ended. Messages go to the channel
 /// `redlatch_barrier:{name}`. [Operations](crate::guide::operations#access-rights) lists the rights
 /// that a user needs.
 #[derive(Clone)]
@@ -109,7 +108,7 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// The compiler does not derive these traits only because of the action. If the action panics, the
+// The compiler does not derive these traits because of the action. If the action panics, the
 // barrier breaks for all parties, so no party continues as if the action had run.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
@@ -147,8 +146,8 @@ impl CyclicBarrier {
     ///   answer for [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then
     ///   sends a request that breaks the barrier. If the server does not answer this request, the
     ///   client repeats it in the background for up to four minutes. (If the party is known to have
-    ///   arrived, the client repeats it for the length of the party's lease, after which the
-    ///   barrier breaks by itself.) If the server refuses this request, for example because the
+    ///   arrived, the client repeats it for the length of the party's lease. After this time the
+    ///   barrier breaks without it.) If the server refuses this request, for example because the
     ///   user lacks a right, a party that has not arrived cannot break the barrier, and the message
     ///   says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
@@ -160,22 +159,21 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
-    /// round trip, and another round trip after an action. A message of the last party's request
-    /// wakes the other parties.
+    /// round trip, and a second one after an action. A message then wakes the other parties.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
     /// Arrives, and blocks until all parties have arrived. After `wait`, breaks the barrier and
-    /// returns [`TimedOut`](Waited::TimedOut). If the action of the previous generation still runs
-    /// when `wait` is over, the next generation is broken as soon as it begins.
+    /// returns [`TimedOut`](Waited::TimedOut). If the action of the previous generation is still
+    /// running then, the next generation is broken when it begins.
     ///
     /// # Errors
     ///
     /// The errors of [`wait`](Self::wait). [Server trouble](ErrorKind#server-trouble) if `wait` is
     /// over and the server does not confirm that the barrier is broken. If the party may have
-    /// arrived, the error has an [unknown outcome](Error::outcome_unknown), because the other
-    /// parties may pass.
+    /// arrived, the error has an [unknown outcome](Error::outcome_unknown): the other parties may
+    /// pass.
     ///
     /// # Blocking
     ///
@@ -193,8 +191,9 @@ impl CyclicBarrier {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after [server
     /// trouble](ErrorKind#server-trouble). If the party may have arrived and the server does not
-    /// confirm the break, the error has an [unknown outcome](Error::outcome_unknown), because the
-    /// other parties may pass. The other errors are those of [`wait`](Self::wait).
+    /// confirm that the barrier is broken, the error has an [unknown
+    /// outcome](Error::outcome_unknown): the other parties may pass. The other errors are those of
+    /// [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -262,11 +261,10 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
-    /// answer, or if a key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
-    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
-    /// in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
+    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its reply is malformed.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`]. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -297,8 +295,8 @@ impl CyclicBarrier {
     }
 
     /// Returns a handle of this barrier with an action. The party that arrives last runs the action
-    /// of its own handle before any party passes, so give all parties the same action. If the
-    /// action panics, the barrier breaks, and the call of the last party panics.
+    /// of its handle before any party returns, so give all parties the same action. If the action
+    /// panics, the barrier breaks, and the panic continues in the last party.
     #[must_use]
     pub fn with_action(&self, action: impl Fn() + Send + Sync + 'static) -> Self {
         Self { action: Some(Arc::new(action)), ..self.clone() }
@@ -330,7 +328,7 @@ impl CyclicBarrier {
         self.site.scripts().look(None).map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
-    /// Sends a request that the server applies once, even if two copies reach it.
+    /// Sends a request that the server applies once, even if it receives two copies.
     fn once<T>(
         &self,
         send: impl FnOnce(BarrierScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -356,7 +354,7 @@ impl CyclicBarrier {
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // The result does not matter here: see `Party::leave`.
+                // The result is not needed: see `Party::leave`.
                 let _left = new().leave(&wait);
             }
             return Err(error);
@@ -368,8 +366,8 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // All parties of the present generation had already arrived, and the generation has
-                // ended since. The thread now arrives in the next generation.
+                // The generation was complete when the thread came, and has ended now. The thread
+                // arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -385,7 +383,7 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The end of the wait has cut the arrival's request, so the server is not asked
+                // The end of the wait has ended the arrival's request, so the server is not asked
                 // again.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error, false));
@@ -396,8 +394,8 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `None` would claim that no other party passes. The error of the wait would
-                    // hide that the other parties may pass. So this returns the error of `leave`.
+                    // `None` would say that no other party passes. The error of the wait would not
+                    // say that the other parties may pass. So this returns the error of `leave`.
                     (Err(error), _) => return Err(error),
                     // The end of the wait has cut a request.
                     _ if wait.is_over() => return Ok(None),
@@ -413,7 +411,7 @@ impl CyclicBarrier {
     }
 }
 
-/// Whether the caller must get this error, whatever the outcome at the barrier is.
+/// Whether the caller must get this error in any state of the barrier.
 fn is_last_word(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
@@ -453,7 +451,7 @@ impl Party<'_> {
         self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let may_have_tripped = Cell::new(false);
-        // A child that the action forked is not a party.
+        // If the action has forked, the child is no party.
         Error::if_forked(&site.name)?;
         let finished = {
             let _limited = wait.limits_last(&site.core);
@@ -489,7 +487,8 @@ impl Party<'_> {
     }
 
     /// Breaks the generation in the background, because the server has not answered. The client
-    /// tries this for the length of the party's lease, after which the generation breaks by itself.
+    /// repeats this for the length of the party's lease. After this time the generation breaks
+    /// without it.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);
@@ -497,9 +496,9 @@ impl Party<'_> {
     }
 
     /// Leaves early, and breaks the party's generation unless the generation has ended. If the
-    /// party has not arrived, breaks the generation in which it would arrive now. Returns the
-    /// party's position if the party has passed after all. The call has little time left. If the
-    /// server does not answer in that time, the client breaks the barrier in the background.
+    /// party has not arrived, breaks the generation in which the party would arrive now. Returns
+    /// the party's position if the party has passed the barrier. The call has little time left. If
+    /// the server does not answer in this time, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
@@ -542,10 +541,10 @@ impl Party<'_> {
         Err(error.now("the barrier could not be broken").unknown(is_sent))
     }
 
-    /// After `error`, gives up in the background as [`give_up`](Self::give_up) does.
+    /// Does the same as [`give_up`](Self::give_up), but in the background, after this error.
     fn give_up_later(&self, error: Error, may_come: bool) -> Error {
         let leaving = LeavingParty { may_come, ..self.leaving() };
-        // From here on, the site owns the request.
+        // The request now belongs to the site.
         self.arrival.take();
         self.barrier.site.leave_later(leaving);
         let arrived = if leaving.is_sent {
@@ -623,7 +622,7 @@ impl Synchronizer for Party<'_> {
         });
         let place = arrived.map_err(|trouble| {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
-            // From here on, each request is a copy with the same number.
+            // All later requests are copies with the same number.
             let is_sent = is_sent || is_unknown;
             self.arrival.set(Some(Arrival { id, is_sent, cut_short: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
@@ -655,7 +654,7 @@ impl Synchronizer for Party<'_> {
         }
         let heard = &mut lead.listening.public;
         heard.listen(&site.core, &site.channel);
-        // Only messages from now on count as news.
+        // Only later messages count as news.
         heard.catch_up();
         let (went, left) = match read_message(&heard.message()) {
             Some((generation, went)) if generation == place.generation => (went, None),
@@ -671,8 +670,7 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // A thread that has not arrived yet arrives in the next generation, so it gets no error
-            // here.
+            // A thread that has not arrived yet tries to arrive next, so it gets no error here.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),
@@ -686,8 +684,8 @@ const PERIODS: u32 = 3;
 /// A failed renewal is tried again after this fraction of the lease.
 const TRIES: u32 = 20;
 
-/// Renews the lease of a party until this value is dropped. The party's thread sends no requests
-/// while it runs the action, and a reply may take longer than the lease.
+/// Renews the lease of a party until this value is dropped. This is needed while the party's thread
+/// runs the action, and if a reply may take longer than the lease.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -711,8 +709,7 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The latest generation that this process has seen. The present generation is this generation
-    /// or a later one.
+    /// The latest generation that this process knows. The present generation is not earlier.
     met: AtomicI64,
     left: Mutex<Left>,
     /// Always empty, because no party waits for another thread of its process.
@@ -751,18 +748,18 @@ impl BarrierSite {
         BarrierScripts { route: &self.route, keys: &self.keys, requests: &self.requests }
     }
 
-    /// Gives up an arrival. Returns the party's position if the party has passed.
+    /// Takes an arrival back. Returns the party's position if the party has passed.
     fn send(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
         let LeavingParty { id, party, lease, is_sent, .. } = leaving;
         let least = self.met.load(Ordering::Relaxed);
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
-    /// Gives up an arrival in the background, until the server has answered or it is too late.
+    /// Takes an arrival back in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // Of the parties that have sent nothing, one is enough to break the barrier: the last one,
-        // which has the latest deadline.
+        // Of the parties whose arrivals were not sent, only the last one, which has the latest
+        // deadline, is needed to break the barrier.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -774,13 +771,14 @@ impl BarrierSite {
         }
     }
 
-    /// Gives up the arrivals of parties that have left, before a further request. Otherwise this
-    /// could happen after a later reset, and would break the new generation.
+    /// Sends the requests of the parties that have left, before another request: otherwise they
+    /// could arrive after a later reset, and undo it.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
-            // A party whose arrival was not sent would get a new deadline here, so its old one is
-            // checked. (If the arrival was sent, the server refuses the request by now.)
+            // This request would give a party whose arrival was not sent a new deadline. So check
+            // its old deadline. (If the arrival was sent, the server refuses the request after the
+            // deadline.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -808,8 +806,9 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives a later time to the request of a leaving party that came too late, because the client
-    /// did not know the server's clock. Returns `false` if this party has no time left.
+    /// Gives a new number to a leaving party whose request came too late, because the client did
+    /// not know the server's clock. The server has applied no request with the old number, and
+    /// never will. Returns `false` if the party has no time left.
     fn is_prolonged(&self, id: RequestId) -> bool {
         let now = clock::now();
         let is_prolonged = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
@@ -830,7 +829,7 @@ impl BarrierSite {
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
-    /// The party in the cleanup's present request.
+    /// The party whose request the cleanup has sent and that has no reply yet.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }
@@ -843,7 +842,7 @@ impl Left {
     }
 }
 
-/// A party that has left before it knew whether it had arrived.
+/// A party that left before it knew whether it had arrived.
 #[derive(Clone, Copy, Debug)]
 struct LeavingParty {
     /// The number of the party's arrival.

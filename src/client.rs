@@ -1,4 +1,4 @@
-//! The client, which connects to a Redis server, and the constructors of its locks.
+//! The client, and the constructors of its locks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,13 +36,13 @@ mod tests;
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. Its methods
 /// return the locks and the other synchronizers.
 ///
-/// A clone is the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
+/// All clones are the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
 /// Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
-/// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
-/// of [`shutdown`](Self::shutdown). The drop may block for as long as this call. It releases the
-/// client's locks, except locks that were [left to expire](crate::LockGuard::leave_to_expire).
+/// When the last clone, handle and guard of a client is dropped, the client shuts down, as in
+/// [`shutdown`](Self::shutdown), and the drop may block for as long. The client releases its locks,
+/// except the locks that were [left to expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -63,9 +63,9 @@ mod tests;
 /// fork before any thread of the process sleeps in a mutex of parking_lot, and do not cancel a
 /// parent's [`CancelToken`](crate::CancelToken) in the child.
 ///
-/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, so
-/// each copy would regard the locks of the other copy as its own. Shut the client down first, or
-/// connect a new client in the clone.
+/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, and
+/// each copy would treat the locks of the other as its own. Shut the client down first, or connect
+/// a new client in the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -79,18 +79,18 @@ impl Client {
     ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each may have the parameter
     ///   `protocol=resp3`.
     /// - A cluster: `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
-    ///   `rediss-cluster://` with TLS. The hosts are some of the cluster's servers, from which the
-    ///   client learns the other servers. All servers need the same user and password.
-    /// - A master that Sentinels name:
+    ///   `rediss-cluster://` with TLS. The hosts are some of the cluster's servers, which report
+    ///   the other servers. All servers have the same user and password.
+    /// - A master that Sentinels report:
     ///   `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, or
     ///   `rediss-sentinel://` if Sentinels and servers use TLS. The hosts are Sentinels (port 26379
-    ///   by default). One working Sentinel is enough, because it names the other Sentinels. The
-    ///   service is the name that the Sentinels give the master. The user and password are for the
-    ///   servers. For the Sentinels, use the parameters `sentinelUsername` and `sentinelPassword`,
-    ///   or [`sentinel_credentials`](ClientBuilder::sentinel_credentials).
+    ///   by default). One working Sentinel is enough, because it reports the other Sentinels. The
+    ///   service is the Sentinels' name for the master. The user and password are for the servers.
+    ///   The user and password for the Sentinels are the parameters `sentinelUsername` and
+    ///   `sentinelPassword`, or [`sentinel_credentials`](ClientBuilder::sentinel_credentials).
     ///
     /// In a user or a password, write `/ ? # @ %` as `%2F %3F %23 %40 %25`.
-    /// [Guarantees](crate::guide::guarantees#a-failover) says what a failover costs.
+    /// [Guarantees](crate::guide::guarantees#a-failover) describes the effects of a failover.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -120,7 +120,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect_lazy`]. An unreachable server is no error here.
+    /// The errors of [`ClientBuilder::connect_lazy`]. An unreachable server is no error.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect_lazy()
     }
@@ -243,20 +243,19 @@ impl Client {
         CyclicBarrier::new(&self.0, name)
     }
 
-    /// Returns the holders and the waiters of this name. They may use any kind of synchronizer and
-    /// any client, including Redisson's. The result may be out of date when the call returns.
+    /// Returns the holders and the waiters of this name, for any kind of synchronizer and any
+    /// client, also Redisson's clients. The result may be out of date when the call returns.
     ///
     /// The call changes nothing and takes no lock. It lists up to 1,000 holders and 1,000 waiters.
-    /// To find an owner's process, the call compares the owner's uuid with the names of the
-    /// server's connections, which end with the [`id`](Self::id) of their client.
+    /// The call finds an owner's process by the client's [`id`](Self::id), with which the name of a
+    /// client's connections ends.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
-    /// unreachable, or does not answer in time. [`Protocol`](ErrorKind::Protocol) if the server's
-    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`shutdown`](Self::shutdown).
-    /// [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses, is unreachable, or does
+    /// not answer in time. [`Protocol`](ErrorKind::Protocol) if its reply is malformed.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown),
+    /// [`Forked`](ErrorKind::Forked).
     ///
     /// # Blocking
     ///
@@ -266,9 +265,9 @@ impl Client {
         Status::of(self.0.core(), name)
     }
 
-    /// Returns what this client holds and waits for now, counts of its past holds, and its
-    /// connections. No I/O. The call locks the state of each name for a moment, so call it at most
-    /// every few seconds.
+    /// Returns what this client holds and waits for now, its counts of events, and its connections.
+    /// No I/O. The call locks the state of each name for a moment, so call it at most every few
+    /// seconds.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
@@ -276,22 +275,22 @@ impl Client {
 
     /// Takes a lock or a permit away from this owner, in any client. `owner` is the owner of a
     /// [`Holder`](crate::status::Holder) or of a guard. Returns `false` if the owner does not have
-    /// the lock or the permit: nothing was changed. A permit goes back to the
-    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (The call also returns
-    /// `false` for a permit of Redisson 3.16, which only Redisson can give back.) Like
-    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this call does not stop the holder. A
-    /// holder that uses redlatch soon detects the loss of its lock.
+    /// the lock or the permit: nothing was changed. A permit is given back to the
+    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (Returns `false` also
+    /// for a permit of Redisson 3.16, which only Redisson can give back.) Like
+    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A redlatch
+    /// holder soon reports that its lock is lost.
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status). The message says whether the lock or the permit may
-    /// have been released. [`Config`](ErrorKind::Config) if a program other than redlatch and
-    /// Redisson has written the holder: nothing was changed.
+    /// The errors of [`status`](Self::status). The message says if the lock or the permit may have
+    /// been released. [`Config`](ErrorKind::Config) if the holder's entry is not from redlatch or
+    /// Redisson: nothing was changed.
     ///
     /// # Blocking
     ///
-    /// For a lock, the round trips of [`status`](Self::status) and one more, or two more if it may
-    /// be a fair lock. For a permit, one round trip.
+    /// For a lock, the round trips of [`status`](Self::status), and one more, or two if it may be a
+    /// fair lock. For a permit, one round trip.
     #[must_use = "`false`: the owner does not have it"]
     pub fn release_owner(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         match owner.permit() {
@@ -361,7 +360,7 @@ impl Client {
     }
 
     /// Returns the [`status`](Self::status) of each name in use that matches the pattern (with `*`
-    /// and `?`, as in Redis's `KEYS`), sorted by name. Names in use are those of held locks, of
+    /// and `?`, as in Redis's `KEYS`), sorted by name. Names in use are the names of held locks, of
     /// expirable semaphores with taken permits, and of semaphores and latches for which processes
     /// wait.
     ///
@@ -371,15 +370,15 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// The call scans all keys of each server, so programs should not call it regularly. It needs
-    /// three round trips for every 100 keys, one for each hash, and one `CLIENT LIST` for each
-    /// server. Each round trip for keys takes the server less than a millisecond.
+    /// The call scans all keys of each server, so do not call it often. It needs three round trips
+    /// for every 100 keys, one for each hash, and one `CLIENT LIST` for each server. Each round
+    /// trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }
 
-    /// Returns the server's information about itself: its version, role, eviction policy and so on.
-    /// In a cluster, there is an entry for each master.
+    /// Returns the server's description of itself: its version, its role, its eviction policy and
+    /// so on. In a cluster, there is an entry for each master.
     ///
     /// # Errors
     ///
@@ -409,15 +408,15 @@ impl Client {
     }
 
     /// Returns the client's uuid. On the server, the owners of the client's locks begin with this
-    /// id. The names of the client's connections and its log lines end with this id. No I/O.
+    /// id. The names of the client's connections end with this id, and so do its log lines. No I/O.
     #[must_use]
     pub fn id(&self) -> &str {
         self.0.core().id.as_str()
     }
 
-    /// Ends the client now, even if other handles of it exist. Waiting threads and later calls get
-    /// an error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and its
-    /// guards report the loss ([`LostReason::ShutDown`]).
+    /// Ends the client now, even if it still has handles. Waiting threads and later calls get an
+    /// error of kind [`ShutDown`](ErrorKind::ShutDown). The client releases its locks, and the
+    /// guards report their loss ([`LostReason::ShutDown`]).
     ///
     /// In a forked child the call does nothing.
     ///
@@ -433,7 +432,7 @@ impl Client {
     }
 }
 
-// This method is here because the module `election` does not use `Client`.
+// This method is in this file because the module `election` does not use `Client`.
 impl Leader {
     /// Returns whether this client is the recorded leader. The record may be out of date: see
     /// [`Leadership::check`](crate::election::Leadership::check).
@@ -459,35 +458,34 @@ impl ClientBuilder {
     ///   the server is too old or lacks the URL's database, or if the system provides no threads or
     ///   no random numbers. Another attempt does not help.
     /// - [Server trouble](ErrorKind#server-trouble) if the client cannot reach the server or its
-    ///   Sentinels, if they do not answer in time, or if they refuse the client. They may refuse it
-    ///   because its user, password or certificate is wrong or missing, because they are in
-    ///   protected mode or have no free connection, or because the user may not run scripts.
-    /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process is a forked child and its parent had called
-    ///   this.
+    ///   Sentinels, if they do not answer in time, or if they refuse the client: its user, password
+    ///   or certificate is wrong or missing, they are in protected mode, they have no connection
+    ///   left, or the user may not run scripts.
+    /// - [`Protocol`](ErrorKind::Protocol) if the reply is not from a Redis server.
+    /// - [`Forked`](ErrorKind::Forked) if this process was forked from a process that had called
+    ///   `connect`.
     ///
-    /// After an error nothing remains: no thread, no connection, and nothing on the server.
+    /// After an error no thread, no connection and no data on the server is left.
     ///
     /// # Blocking
     ///
-    /// Blocks while the client connects and measures the round trip to the server with a few
-    /// requests. This takes at most `connect_timeout`, and `response_timeout` for each of four
-    /// requests.
+    /// Blocks while the connection is opened, and for a few round trips, which are measured. This
+    /// takes at most `connect_timeout`, and `response_timeout` for each of four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Ok(Client::of(Session::open(&self.url, self.config, unclaimed)?))
     }
 
     /// Starts the client's background threads. The first call that needs the server connects. Use
-    /// this method for a process that must start even while its server is unreachable.
+    /// this for a process that must start even if its server is unreachable.
     ///
     /// While there is no connection yet, calls behave as in an outage: a call that waits keeps
     /// trying for [`failover_timeout`](Self::failover_timeout), and any other call fails at once.
     /// If [`connect`](Self::connect) would refuse the server (for example because the server is too
     /// old, or the password is wrong), each call fails with that error until the client finds a
-    /// usable server. A replica counts as an unreachable server. With a cluster's URL, a call looks
-    /// for other servers of the cluster for [`response_timeout`](Self::response_timeout) before it
-    /// fails. The client never sends a command to a server that belongs to no cluster.
+    /// usable server. A replica counts as unreachable. With a cluster's URL, a call looks for other
+    /// servers of the cluster for [`response_timeout`](Self::response_timeout) before it fails. The
+    /// client never sends a command to a server that belongs to no cluster.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -501,10 +499,9 @@ impl ClientBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// Some facts are unknown before the first connection. A [`MultiLock`](crate::MultiLock)
-    /// distinguishes servers only by their addresses. (After the clients of a quorum have
-    /// connected, it detects whether two addresses are the same server.) If
-    /// [`connections`](Self::connections) is not set, the client uses eight connections.
+    /// Before the first connection, a [`MultiLock`](crate::MultiLock) distinguishes servers only by
+    /// their addresses. (A quorum finds out that two addresses are the same server when it has
+    /// connected to both.) If [`connections`](Self::connections) is not set, the client has eight.
     ///
     /// # Errors
     ///
@@ -522,8 +519,8 @@ impl ClientBuilder {
     }
 }
 
-/// Handles a script's message to an owner of this client that does not wait, because it already has
-/// the lock or has given up.
+/// Handles a script's message to an owner of this client that does not wait: the owner has the
+/// lock, or has given up.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),

@@ -15,9 +15,9 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::observe::Observer;
 
-/// The settings of a [`Client`] before it connects. [`Client::builder`] returns one. If a setting
-/// is not usable, [`connect`](Self::connect) returns an error. The settings of a connected client
-/// do not change.
+/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
+/// not usable, [`connect`](Self::connect) returns an error. The settings of a connected client
+/// never change.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -63,14 +63,14 @@ pub(crate) struct Config {
     pub(crate) ages_with: Option<AgeTogether>,
 }
 
-// The compiler does not derive these traits only because of the user's callbacks. The client
-// catches a panic of a callback, and calls the callback again later.
+// The compiler does not derive these traits because of the user's callbacks. The client catches a
+// panic of a callback, and calls the callback again later.
 impl UnwindSafe for Config {}
 impl RefUnwindSafe for Config {}
 
 impl Config {
-    /// The times for which a waiter for a fair lock keeps its place without a keep-alive: first for
-    /// a waiter of redlatch, then for a waiter of Redisson.
+    /// Returns how long a fair lock's waiter keeps its entry: first a redlatch waiter, then a
+    /// Redisson waiter.
     pub(crate) fn fair_waits(&self) -> [Duration; 2] {
         [self.fair_wait_timeout, self.redisson_fair_lock_wait_timeout]
     }
@@ -113,11 +113,10 @@ impl ClientBuilder {
     }
 
     /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
-    /// client's [`id`](crate::Client::id). The client replaces each character that the server
-    /// allows in no name (for example a space) by `-`. If the server refuses the name, the
-    /// connections have no name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and
-    /// the process from this name. So if [`Client::status`] should show them, end the name with
-    /// `@host:process`.
+    /// client's [`id`](crate::Client::id). A `-` replaces a space and any other character that the
+    /// server does not allow in a name. If the server refuses the name, the connections have no
+    /// name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and the process from this
+    /// name, so end the name with `@host:process` if [`Client::status`] should show them.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.
@@ -126,15 +125,15 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a prefix for all names, so that several programs or environments can use one server:
-    /// with `shop:`, `reentrant_lock("orders")` is the lock whose key is `shop:orders`. The names
-    /// of all other keys and channels are derived from this key, as by a Redisson client whose
+    /// Sets a prefix for each name, so that several programs or environments can use one server:
+    /// with `shop:`, `reentrant_lock("orders")` is the lock whose key is `shop:orders`. All other
+    /// keys and channels of a name are made from this key, like those of a Redisson client whose
     /// `NameMapper` returns `"shop:" + name`. Handles, errors, the log, observers, snapshots and
-    /// [`status`](crate::Client::status) show the name without the prefix.
-    /// [`statuses`](crate::Client::statuses) finds only names with this prefix.
+    /// [`status`](crate::Client::status) show `orders`. [`statuses`](crate::Client::statuses) finds
+    /// only names with this prefix.
     ///
-    /// The prefix must not have `{` or `}`: in a cluster the first braces of a key choose its slot,
-    /// and these must be the braces of the name. By default there is no prefix.
+    /// The prefix must not contain `{` or `}`: in a cluster the first braces of a key choose its
+    /// slot, and these must be the braces of the name. Defaults to an empty prefix.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.config.prefix);
         self
@@ -142,8 +141,8 @@ impl ClientBuilder {
 
     /// Sets the lease of locks and of permits of an
     /// [`ExpirableSemaphore`](crate::ExpirableSemaphore). A handle may have another lease. The
-    /// watchdog renews each lease when a third of it has passed. If a process dies, others wait
-    /// this long for its locks and permits.
+    /// watchdog renews each lease after a third of this time. If a process dies, other processes
+    /// wait for its locks and permits for up to this time.
     ///
     /// From 10 ms to a year. Defaults to 30 s, like Redisson's `lockWatchdogTimeout`.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
@@ -151,9 +150,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the maximum time for which the watchdog renews one lock or permit. After this time the
-    /// lease ends, and the guard reports the loss. So a thread that hangs does not keep a lock for
-    /// ever.
+    /// Sets the longest time for which the watchdog renews one lock or permit. Then the lease ends,
+    /// and the guard reports the loss. So a thread that hangs does not keep a lock for ever.
     ///
     /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
@@ -161,10 +159,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. The waiter's
-    /// process sends a keep-alive every second, or every third of this time if that is less.
-    /// redlatch's clients skip a killed waiter at once. Redisson's clients skip it after this time
-    /// or later: see [`FairLock`](crate::FairLock).
+    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. Its process
+    /// sends a keep-alive every second, or every third of this time if that is less. redlatch's
+    /// clients skip a killed waiter at once. Redisson's clients skip a killed waiter after this
+    /// time or later: see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
@@ -172,14 +170,14 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a Redisson waiter for a fair lock keeps its place. Set the
+    /// Sets how long a Redisson waiter for a fair lock keeps its entry. Set the
     /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
-    /// is more. If this setting is longer than Redisson's setting, a dead Redisson waiter may block
-    /// the queue for this time, once for each of Redisson's waiters before it. If this setting is
-    /// shorter, Redisson may drop live waiters of redlatch, which return to the head of the queue.
+    /// is longer. If this setting is longer than Redisson's, a dead Redisson waiter may block the
+    /// queue for this time, once for each Redisson waiter ahead of it. If this setting is shorter,
+    /// Redisson may drop live redlatch waiters, which then return to the head of the queue.
     ///
     /// From 1 ms to a year. Defaults to 5 minutes, like `fairLockWaitTimeout`. All clients of a
-    /// lock need the same value. No effect if no Redisson client uses the lock.
+    /// lock need the same value. This setting has no effect if no Redisson client uses the lock.
     pub fn redisson_fair_lock_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.redisson_fair_lock_wait_timeout = timeout;
         self
@@ -188,9 +186,10 @@ impl ClientBuilder {
     /// Sets how long the client may take to open a connection. This includes TCP, TLS, user and
     /// password, and the identification of the server.
     ///
-    /// The client cannot interrupt the system's look-up of a host's name. (With glibc it takes 5 s
-    /// for each attempt at each name server, unless `resolv.conf` sets another time.) While no name
-    /// server answers, a call takes this much longer. An IP address needs no look-up.
+    /// The client cannot interrupt the system's look-up of a host's name, so if no name server
+    /// answers, a call takes longer. (With glibc the look-up takes 5 s for each try of each name
+    /// server, if `resolv.conf` does not set another time.) If the URL has an IP address, no
+    /// look-up is needed.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -202,10 +201,9 @@ impl ClientBuilder {
     /// unknown: the caller gets an error, and the client releases in the background anything that
     /// the command may have taken.
     ///
-    /// A call's own limit, deadline or cancel token may end a request sooner: on a server that does
-    /// not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
-    /// call fails after:
-    ///
+    /// A call's own limit, deadline or cancel token ends a request earlier: if the server does not
+    /// answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
+    /// call fails after
     /// - this time;
     /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
     ///   connection;
@@ -220,8 +218,8 @@ impl ClientBuilder {
     }
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
-    /// connection. The client opens each connection at its first use. It has two more connections,
-    /// one for renewals and one for messages.
+    /// connection. The client opens each connection at its first use. It also has a connection for
+    /// renewals and one for messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip that the client measures when it
     /// connects: four on the same machine, up to sixteen over a network. With
@@ -232,11 +230,10 @@ impl ClientBuilder {
     }
 
     /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
-    /// server on the same machine answers sooner than the system can wake a sleeping thread on an
-    /// idle processor. But a thread that polls keeps a processor busy. So only one thread of the
-    /// process polls at a time, and it yields to other threads that can run. If replies seldom come
-    /// within this time, the client polls less often. [Performance](crate::guide::performance) says
-    /// when polling is useful.
+    /// near server answers faster than the system wakes a sleeping thread. But a thread that polls
+    /// keeps a processor busy. So only one thread of the process polls at a time, and it yields to
+    /// threads that can run. If replies rarely arrive within this time, the client polls less
+    /// often. [Performance](crate::guide::performance) says when polling pays.
     ///
     /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
     /// thread polls.
@@ -246,8 +243,8 @@ impl ClientBuilder {
     }
 
     /// Sets whether messages in a cluster use sharded channels (`SPUBLISH`) or channels of the
-    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value. Otherwise they do
-    /// not wake each other. Redisson uses sharded channels since 3.22, unless its
+    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value: otherwise they do
+    /// not wake each other. Redisson uses sharded channels from 3.22 on, unless its
     /// `shardedSubscriptionMode` is `OFF`.
     ///
     /// Defaults to `true`. No effect with one server.
@@ -256,8 +253,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiting call continues after its first failure, so that it outlasts a
-    /// restart of the server or a failover. The call continues while
+    /// Sets how long a waiting call tries again after its first failure, so that it outlasts a
+    /// restart of the server or a failover. The call tries again while
     ///
     /// - the server cannot be reached, breaks the connection, does not answer in time, has no free
     ///   connection (`maxclients`), still loads its data, or has become a replica;
@@ -265,32 +262,32 @@ impl ClientBuilder {
     /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
     ///   own `min-replicas-to-write`.
     ///
-    /// After an outage, the next outage gets the full time again. (After a lack of replicas, the
-    /// next lack gets the full time if there have been enough replicas for this time.)
+    /// When the server answers again, the time starts again for the next outage. (After missing
+    /// replicas, it starts again only when the replicas have been back for that time.)
     ///
-    /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
-    /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call
-    /// without a wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and
-    /// [`connect`](Self::connect) fail at once. But if there is no master, they look for one. With
-    /// Sentinels, they look for up to [`connect_timeout`](Self::connect_timeout). In a cluster,
-    /// they look for up to the sum of this time and [`response_timeout`](Self::response_timeout).
+    /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
+    /// password or a server without memory (`maxmemory`), ends the wait at once. A call without a
+    /// wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect)
+    /// fail at once. But if there is no master, they search for one: with Sentinels for up to
+    /// [`connect_timeout`](Self::connect_timeout), and in a cluster for up to this time plus
+    /// [`response_timeout`](Self::response_timeout).
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another
-    /// master: their `down-after-milliseconds` and a few seconds. With zero, the first failure ends
-    /// a wait. Up to a year. Defaults to 60 s.
+    /// master: their `down-after-milliseconds` plus a few seconds. With zero, the first failure
+    /// ends a wait. Up to a year. Defaults to 60 s.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
     }
 
     /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
-    /// each wait. The warning names the holder of the lock, as far as the server knows it: `waited
-    /// 5 s for "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC
-    /// by its clock, for 25 s more unless it renews; 3 waiters before this one`. The wait
-    /// continues. Each client logs at most one such line a second, and one a minute for each name.
-    /// For one name, all clients together log at most one line a second. Waits over these limits
-    /// are logged later. Each line costs one [`status`](crate::Client::status), which a thread of
-    /// the client calls.
+    /// each wait. The warning says who has the lock, as far as the server knows: `waited 5 s for
+    /// "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC by its
+    /// clock, for 25 s more unless it renews; 3 waiters before this one`. The wait goes on. Each
+    /// client logs at most one such line a second, and one a minute for each name. For one name,
+    /// all clients together log at most one line a second. If these limits are exceeded, waits are
+    /// logged later. Each line costs one [`status`](crate::Client::status), called by a thread of
+    /// the client.
     ///
     /// If the thread holds other locks of this client, the client logs a second line at once, for
     /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if
@@ -305,9 +302,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Adds an observer. The client reports its waits, holds, losses and renewals to the observer.
-    /// If there are several observers, the client reports each event to all of them, in the order
-    /// of the calls of this method.
+    /// Adds an observer, to which the client reports its waits, holds, losses and renewals. May be
+    /// called several times: the client reports each event to all observers, in the order of the
+    /// calls.
     ///
     /// By default there is no observer.
     pub fn observer(mut self, observer: impl Observer) -> Self {
@@ -319,10 +316,10 @@ impl ClientBuilder {
     /// With tracking, the client notices within milliseconds that another client has deleted its
     /// lock. Without tracking, it notices this only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. After that it costs one request for
-    /// each hold and for each of its renewals. It also needs an entry in the server's table
+    /// Tracking costs nothing in the first 100 ms of a hold. Then it costs one request for each
+    /// hold and for each of its renewals, an entry in the server's table
     /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
-    /// times a second, the client skips some of the requests. It does not track more than 10,000
+    /// times a second, the client skips some of these requests. The client tracks at most 10,000
     /// keys. If the server refuses to track keys, the client logs a line.
     ///
     /// Defaults to `true`.
@@ -332,8 +329,8 @@ impl ClientBuilder {
     }
 
     /// Sets whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs
-    /// scripts of several clients in parallel, so two clients may get the same lock. Allow Garnet
-    /// only if your server runs with the setting `lua-transaction-mode`. redlatch is not tested
+    /// scripts of several clients in parallel, so two clients may get the same lock. Allow it only
+    /// if your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested
     /// with Garnet.
     ///
     /// Defaults to `false`.
@@ -352,20 +349,20 @@ impl ClientBuilder {
 
     /// Sets a function that returns the user and password for the server. They replace those of the
     /// URL and of [`credentials`](Self::credentials). Use it for tokens that expire after minutes,
-    /// and for passwords that change while the client lives. The client calls the function for each
-    /// connection that it opens. It also calls the function when three quarters of the time for
-    /// which the credentials are valid ([`Credentials::valid_for`]) have passed. After this second
-    /// kind of call, open connections log in again (`AUTH`), and the client replaces its
-    /// connections for messages. With Sentinels, the credentials are for the servers that the
-    /// Sentinels watch. In a cluster, they are for all servers.
+    /// and for passwords that change while the client lives. The client calls it for each
+    /// connection that it opens. If the credentials are valid for a limited time
+    /// ([`Credentials::valid_for`]), the client also calls it after three quarters of this time.
+    /// Then open connections log in again (`AUTH`), and the client replaces its connections for
+    /// messages. With Sentinels, the credentials are for the servers that the Sentinels watch; in a
+    /// cluster, they are for all servers.
     ///
     /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
     /// thread that opens a connection waits for the result within
     /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, this counts as an
-    /// outage: waits continue, the client renews locks over its open connections, and it calls
-    /// `provider` again for the next connection. If the server refuses the credentials, the client
-    /// calls `provider` once more at once. `provider` must not use this client, because the
-    /// client's calls may wait for `provider`.
+    /// outage: waiting calls continue to wait, the client renews locks over its open connections,
+    /// and it calls `provider` again for the next connection. If the server refuses the
+    /// credentials, the client calls `provider` once more at once. `provider` must not use this
+    /// client, whose calls may wait for it.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -401,13 +398,12 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that maps the address of a server to the address at which this client
-    /// reaches that server. If the function returns `None`, the address stays as it is. Use it for
-    /// servers behind network address translation, such as Docker's, which give each other
-    /// addresses of their own network. It is like Redisson's `NatMapper`. The client maps each
-    /// address in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the
-    /// addresses in the URL. If a server of a cluster returns only a port, the client uses the host
-    /// at which it reaches that server.
+    /// Sets a function that maps a server's address to the address to which this client must
+    /// connect; `None` does not change the address. Use it for servers behind a network address
+    /// translation, such as Docker's, which report the addresses of their own network. It is like
+    /// Redisson's `NatMapper`. The client maps each address in the replies of Sentinels, in
+    /// `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the addresses in the URL. If a server of a
+    /// cluster reports only a port, the client uses the host with which it reaches that server.
     ///
     /// The client uses the mapped address everywhere. Errors, the log and
     /// [`snapshot`](crate::Client::snapshot) show the mapped address, and the server's TLS
@@ -433,7 +429,8 @@ impl ClientBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// By default the client uses the addresses as they are. No effect with one server.
+    /// By default the client uses the reported addresses. This setting has no effect with one
+    /// server.
     pub fn address_map(
         mut self,
         map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static,
@@ -443,24 +440,23 @@ impl ClientBuilder {
     }
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few replicas acknowledge it, the client releases the lock, and the call
-    /// returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their
-    /// number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's state
-    /// is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
-    /// succeeds before the lease ends, the lock is lost. So for each lock that a guard reports as
-    /// held, at least `count` replicas have the lock and its lease.
+    /// as taken. If too few replicas do, the client releases the lock, and the call returns a
+    /// transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. If
+    /// too few replicas acknowledge a renewal, the renewal has failed: the guard's state is
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. So if a guard says that a lock is held, at
+    /// least `count` replicas have this lock with its lease.
     ///
-    /// The setting applies to all locks and all ways to take them, to permits of a
-    /// [`Semaphore`](crate::Semaphore), and to permits of an
-    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
+    /// The setting applies to all locks, to permits of a [`Semaphore`](crate::Semaphore), and to
+    /// permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). It does not apply to
     /// settings, to notifications, to the counts of a [`CountDownLatch`](crate::CountDownLatch), or
     /// to the release of a lock. If a failover loses a release, the lock is held until its lease
     /// ends.
     ///
-    /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
-    /// of these replicas becomes the master, the lock is there. **What it cannot prove**, because
-    /// Redis replicates asynchronously:
+    /// **What this guarantees**: `count` replicas had the lock in memory before the call returned.
+    /// If one of these replicas becomes the master, it has the lock. **What this cannot prevent**,
+    /// because Redis replicates asynchronously:
     ///
     /// - A replica that has not acknowledged may become the master, unless `count` is the number of
     ///   all replicas.
@@ -470,19 +466,19 @@ impl ClientBuilder {
     ///   some replicas may still acknowledge its writes. The server's settings
     ///   `min-replicas-to-write` and `min-replicas-max-lag` limit this time.
     ///
-    /// So if money is at stake, the write under the lock must still be conditional.
+    /// So if a wrong write costs money, the write under the lock must still be conditional.
     ///
     /// In a cluster, the replicas are those of the master that has the name's slot. When a slot
     /// moves, a held lock moves with it. The client finds out only at the next renewal whether the
     /// new master's replicas have the lock.
     ///
     /// The cost: `WAIT` follows the requests in the same packet, once for all requests that threads
-    /// send together. A call that takes a free lock takes longer by the round trip between the
-    /// master and a replica. A hand-over from another process takes longer by this time and one
-    /// more round trip to the server. Other calls on the same connection may wait for up to
-    /// `within`, so a lease must be longer than `within`. The error may come up to 100 ms after
-    /// `within`, because the server checks the time only every 100 ms. A new replica counts after
-    /// up to a second. A renewal waits for at most a twenty-fourth of `watchdog_timeout`.
+    /// send together. A call that takes a free lock takes longer by one trip from the master to a
+    /// replica. A hand-over from another process takes longer by this trip and a round trip. Other
+    /// calls on the same connection may wait for up to `within`, so a lease must be longer than
+    /// `within`. The error may come up to 100 ms after `within`, because the server checks these
+    /// waits only every 100 ms. A new replica counts after up to a second. A renewal waits for at
+    /// most a twenty-fourth of `watchdog_timeout`.
     ///
     /// `count` is 1 or more, `within` from 1 ms to a year. By default no call waits for replicas.
     /// The server's user needs the right to `WAIT`, or [`connect`](Self::connect) fails.
@@ -503,8 +499,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a certificate for servers that require one (mutual TLS). `certificates` has the
-    /// client's certificate, followed by intermediate certificates. `key` is its private key, PKCS
+    /// Sets a certificate for servers that ask for one (mutual TLS). `certificates` has the
+    /// client's certificate, followed by intermediate certificates. `key` is the private key, PKCS
     /// #8. Both are in PEM, as read from files.
     ///
     /// If a certificate or the key is invalid, or they do not match, [`connect`](Self::connect)
@@ -521,20 +517,19 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that returns the certificates and the key for servers that require a
-    /// certificate. They replace those of [`tls_client_certificate`](Self::tls_client_certificate),
-    /// and have the same form. Use it for certificates that are renewed while the client lives. The
-    /// client calls the function for each connection that it opens, also to Sentinels. Open
-    /// connections stay open, because a server checks a certificate only when a connection begins.
+    /// Sets a function that returns the certificates and the key for servers that ask for a
+    /// certificate, in place of those of [`tls_client_certificate`](Self::tls_client_certificate)
+    /// and in the same format. Use it for certificates that are renewed while the client lives. The
+    /// client calls it for each connection that it opens, also to Sentinels. Open connections are
+    /// not replaced, because a server checks a certificate only when a connection begins.
     ///
     /// `provide` may block: it runs on its own thread (`redlatch-certs`), one call at a time. A
     /// thread that opens a connection waits for the result within
-    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, this
-    /// counts as an outage. Certificates that are invalid or do not match the key also count as an
-    /// outage, because their files may just be being replaced. The error has the cause, waits
-    /// continue, the client renews locks over its open connections, and it calls `provide` again
-    /// for the next connection. `provide` must not use this client, because the client's calls may
-    /// wait for `provide`.
+    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, or if
+    /// the certificates are invalid or do not match the key (for example because their files are
+    /// being replaced), this counts as an outage. The error says why, waiting calls continue to
+    /// wait, the client renews locks over its open connections, and it calls `provide` again for
+    /// the next connection. `provide` must not use this client, whose calls may wait for it.
     ///
     /// ```no_run
     /// use std::fs;
@@ -634,12 +629,12 @@ impl ClientBuilder {
 }
 
 impl std::fmt::Debug for ClientBuilder {
-    /// The URL is left out, because it may have a password.
+    /// Does not show the URL, which may contain a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
-/// Checks the time to live of a synchronizer. [`Duration::MAX`] means no end.
+/// Checks a time to live, for which [`Duration::MAX`] is also allowed.
 pub(crate) fn check_expiry(time_to_live: Duration) -> Result<(), Error> {
     if time_to_live == Duration::MAX { Ok(()) } else { check_time_to_live(time_to_live) }
 }

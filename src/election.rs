@@ -1,7 +1,7 @@
-//! Leader election over a fenced lock: the process that has the lock is the leader. An election
-//! also has a record of the leader, and messages about changes. If renewals fail, the leader is
-//! deposed some time before its lease ends (the *grace*), so that it can stop before another
-//! process leads.
+//! Leader election over a fenced lock: the leader is the process that has the lock. The election
+//! also has a record of the leader, and messages about changes of the leader. If its lease is not
+//! renewed, the leader is deposed before the lease ends, by a time called the grace, and can stop
+//! before another process leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
@@ -67,17 +67,17 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_po
 ///
 /// # In Redis
 ///
-/// An election has the keys of its lock. The key with the lock's token stays for ever, because the
-/// next token must be higher. A hash `redlatch_leader:{name}` has the recorded leader. A
-/// resignation removes the hash. After a leader was killed, the hash stays until the next leader is
-/// recorded. Messages go to the channel `redlatch_leader:{name}`.
+/// An election has the keys of its lock. The lock's token is never deleted, because the next token
+/// must be higher. A hash `redlatch_leader:{name}` has the recorded leader. A resignation removes
+/// the hash. The hash of a killed leader exists until the next leader is recorded. Messages go to
+/// the channel `redlatch_leader:{name}`.
 #[derive(Clone, Debug)]
 pub struct LeaderElection {
     lock: FencedLock,
     grace: Option<Duration>,
     /// See [`with_value`](Self::with_value).
     value: Option<Arc<str>>,
-    /// The terms of the leaderships that this handle or a clone of it has obtained.
+    /// The terms of the leaderships of this handle and its clones.
     terms: Arc<Mutex<Vec<Weak<Term>>>>,
 }
 
@@ -103,7 +103,7 @@ pub struct Leader {
     pub who: String,
     /// The name of the leader's host.
     pub host: String,
-    /// The time at which the leader began to lead, by the server's clock.
+    /// The server's time at which the leader began to lead.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "since_ms", serialize_with = "crate::json::unix_millis")
@@ -134,9 +134,8 @@ impl From<Recorded> for Leader {
 
 impl LeaderElection {
     /// Campaigns again and again, and calls `work` each time that this process leads, until `ends`
-    /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
-    /// half seconds, and campaigns again. So other candidates can lead before this process leads
-    /// again.
+    /// is cancelled. When `work` returns, the call resigns, pauses for 0.5 to 1.5 seconds, and
+    /// campaigns again. So other candidates can lead before this process leads again.
     ///
     /// `work` gets a token, which is cancelled when `work` should return:
     ///
@@ -150,8 +149,8 @@ impl LeaderElection {
     /// call, `work` may cancel a clone of `ends`.
     ///
     /// If `work` panics, the client logs the panic, and the call continues as if `work` had
-    /// returned: it resigns, pauses and campaigns again. So the data that `work` changes must stay
-    /// usable after a panic.
+    /// returned: it resigns, pauses and campaigns again. So the data that `work` changes must be
+    /// consistent after a panic.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -173,13 +172,13 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// If `ends` was cancelled, the call returns `Ok`. An outage, and any other error that may pass
-    /// without a change of the program, is logged, and the call continues. This includes
-    /// [`LoginRefused`](ErrorKind::LoginRefused), because passwords may be changed while programs
-    /// run. The call returns these errors:
+    /// If `ends` was cancelled, the call returns `Ok`. If there is an outage or another transient
+    /// failure, the call logs it and tries again until it is over. This includes
+    /// [`LoginRefused`](ErrorKind::LoginRefused), because passwords are changed while programs run.
+    /// The call ends with these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
-    ///   [`WrongType`](ErrorKind::WrongType), which last until somebody corrects the cause.
+    ///   [`WrongType`](ErrorKind::WrongType), which need somebody change of the program or the server.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
     ///   in a forked child.
     ///
@@ -203,7 +202,7 @@ impl LeaderElection {
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
                 Err(error) if ends_a_run(error.kind()) => return Err(error),
                 Err(error) => {
-                    // The same kind of error is logged once, because it may last for hours.
+                    // Log only one line for each kind of error, because it may last for hours.
                     if endured.replace(error.kind()) != Some(error.kind()) {
                         core.watchdog.log_error(error.now("the campaign is repeated"));
                     }
@@ -238,11 +237,11 @@ impl LeaderElection {
 
     /// Returns whether this process leads, for the probe of a supervisor. No I/O.
     ///
-    /// The result covers the leaderships that this handle and its clones have obtained, by
-    /// [`run`](Self::run) or by another method that campaigns. A process that does not lead is
-    /// healthy. If a process is [`Overdue`](Health::Overdue) for longer than its work needs to stop
-    /// (at most the [grace](Self::with_grace)), restart the process: its work hangs, and the
-    /// process does not campaign.
+    /// The result covers the leaderships that this handle and its clones have won, by
+    /// [`run`](Self::run) or by another method that campaigns. A process that
+    /// [`Follows`](Health::Follows) is healthy. Restart a process that is
+    /// [`Overdue`](Health::Overdue) for longer than its work needs to stop, which should be at most
+    /// the [grace](Self::with_grace): the work hangs, and the process does not campaign.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -306,7 +305,7 @@ impl LeaderElection {
     ///
     /// # Blocking
     ///
-    /// One round trip, and two more if this process becomes the leader.
+    /// One round trip, and two more if this process leads afterwards.
     pub fn try_campaign(&self) -> Result<Attempt<Leadership>, Error> {
         self.take(Wait::NONE).map(Attempt::of)
     }
@@ -355,16 +354,15 @@ impl LeaderElection {
         self.take(wait.into()).map(Attempt::of)
     }
 
-    /// Returns the recorded leader, which may be any process. Returns `None` if nobody leads, or if
-    /// a new leader is not recorded yet. The result may be out of date when the call returns.
+    /// Returns the recorded leader, which may be any process. Returns `None` if no process leads,
+    /// or if a new leader is not recorded yet. The result may be out of date when the call returns.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
-    /// answer, or if a key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
-    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
-    /// in a forked child.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
+    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its reply is malformed.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -378,8 +376,8 @@ impl LeaderElection {
     /// Returns an iterator over the present leader and each later change, for as long as `wait`
     /// allows. The iterator's `next` blocks. It may skip a leadership that was very short.
     ///
-    /// Messages announce new leaders and resignations. If a leader dies, the iterator notices the
-    /// end of the leader's lease. The iterator ends with an error if the server does not answer for
+    /// Messages announce new leaders and resignations. If a leader dies, the iterator notices when
+    /// the leader's lease ends. The iterator ends with an error if the server does not answer for
     /// [`failover_timeout`](crate::ClientBuilder::failover_timeout), or with another error of
     /// [`leader`](Self::leader).
     pub fn changes<'a>(&self, wait: impl Into<Wait<'a>>) -> Changes<'a> {
@@ -393,16 +391,16 @@ impl LeaderElection {
         Self { lock: self.lock.with_watchdog(timeout), ..self.clone() }
     }
 
-    /// Returns a handle of this election whose leader is notified within milliseconds when another
-    /// process begins to campaign: see [`Leadership::on_wanted`].
+    /// Returns a handle of this election. The leader of this handle is notified within milliseconds
+    /// when another process campaigns: see [`Leadership::on_wanted`].
     #[must_use]
     pub fn with_wanted(&self) -> Self {
         Self { lock: self.lock.with_wanted(), ..self.clone() }
     }
 
     /// Returns a handle of this election with this grace. If no renewal succeeds, the leader is
-    /// deposed this long before its lease ends by its own clock, and can stop in that time. The
-    /// grace must be less than half of the lease. By default it is a tenth of the lease.
+    /// deposed this long before its lease ends, and can stop in this time. The grace must be less
+    /// than half of the lease. By default it is a tenth of the lease.
     #[must_use]
     pub fn with_grace(&self, grace: Duration) -> Self {
         Self { grace: Some(grace), ..self.clone() }
@@ -410,7 +408,7 @@ impl LeaderElection {
 
     /// Returns a handle of this election with a value for this process, such as its address. While
     /// the process leads, all processes can read the value ([`Leader::value`]). The server stores
-    /// the value together with the leader, and removes it when the leadership ends.
+    /// the value in the leader's record.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -484,7 +482,7 @@ impl LeaderElection {
     ) -> Result<Option<Leadership>, Error> {
         let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
         let _limited = wait.limits(&site.core);
-        // A lock that another process handed on has a lease of only 2 s at first.
+        // If another process handed the lock on, its lease is only 2 s at first.
         let checked = guard.check(least);
         wait.check_cancelled(&site.name)?;
         checked?;
@@ -498,7 +496,7 @@ impl LeaderElection {
         if !self.record(&term, wait)? {
             return Ok(None);
         }
-        // The wait for a reply may have taken a large part of the lease.
+        // The reply may have taken long.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
         term.tenancy.at_loss(Box::new(move |reason| {
@@ -526,22 +524,21 @@ impl LeaderElection {
         match led {
             Ok(true) => Ok(true),
             Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
-            // The server has granted the lock, so the end of the wait is not an error.
+            // The server has granted the lock, so the end of the wait not an error.
             Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// How many times a campaign takes a lock that it then loses or that has too little lease left.
-/// After that, the campaign fails. More attempts would hide that the server is too slow for the
-/// lease.
+/// How often a campaign takes a lock that is then lost or has too little lease left. After these
+/// attempts the campaign fails: more attempts would hide that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 /// The average pause of a [run](LeaderElection::run) between two campaigns.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether an error of this kind lasts until somebody corrects the cause, or for ever.
+/// Whether an error of this kind lasts until the program or the server is changed, or for ever.
 fn ends_a_run(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -561,7 +558,7 @@ fn scripts(site: &Site) -> ElectionScripts<'_> {
     ElectionScripts { route: &site.route, name: &site.name }
 }
 
-/// The guard of a process that leads. Dropping it resigns, and the next candidate leads. The guard
+/// The guard of a process that leads. A drop resigns, so that the next candidate leads. The guard
 /// can be sent to another thread.
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
@@ -593,9 +590,9 @@ impl Leadership {
         Owner::of(&self.resigns.0.tenancy.hold().owner)
     }
 
-    /// Returns the state of the leadership, as far as this process knows it. It is
-    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then lasts
-    /// for the grace. No I/O.
+    /// Returns the state of the leadership, as far as this process knows it. The state becomes
+    /// [`Lost`](HoldState::Lost) when this process is deposed, although the lease still lasts for
+    /// the grace. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         let term = &self.resigns.0;
@@ -608,23 +605,24 @@ impl Leadership {
         }
     }
 
-    /// Returns how long this process certainly leads if no further renewal succeeds: the remaining
-    /// lease less the grace. Returns zero if this process was deposed. No I/O.
+    /// Returns for how long this process certainly leads even if no renewal succeeds: the remaining
+    /// lease minus the grace. Returns zero if this process was deposed. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.resigns.0.left()
     }
 
-    /// Returns whether this process leads and was not deposed: its lease lasts for longer than the
-    /// grace. After `false`, the method never returns `true` again. No I/O.
+    /// Returns whether this process leads: its remaining lease is longer than the grace. After
+    /// `false`, it never returns `true` again. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         // `left` reads the clock, because the alarm may be late.
         !self.resigns.0.left().is_zero()
     }
 
-    /// Returns an error unless this process certainly leads for `slack` from now. Call this before
-    /// each step that only a leader may do. The step must take no longer than `slack`.
+    /// Returns an error unless this process certainly leads for at least `slack` from now. Call
+    /// this before each step that only a leader may do, with a `slack` that is longer than the
+    /// step.
     ///
     /// # Errors
     ///
@@ -643,10 +641,10 @@ impl Leadership {
 
     /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
     /// before it is resigned. If the lease was not renewed
-    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
-    /// lease ends by this process's clock. Then no other process leads yet, unless this process was
-    /// paused. For any other reason, another process may already lead. If the leadership has
-    /// already ended, the client calls `callback` soon.
+    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` one grace before
+    /// the lease ends. Then no other process leads yet, unless this process was stopped. For any
+    /// other reason, another process may already lead. If the leadership has already ended, the
+    /// client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
     /// a deposed leadership, because it may still keep the lock.
@@ -658,29 +656,30 @@ impl Leadership {
         let reason = match &mut *term.progress.lock() {
             Progress::Leads(callbacks) => return callbacks.push(callback),
             Progress::Deposed(reason, _) => *reason,
-            // A resigned leadership has no guard on which this could be called.
+            // A resigned leadership has no guard, so this cannot be called.
             Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`. The client calls it each time that others begin to campaign while
-    /// nobody campaigned before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does. So
-    /// when a newer version of a program starts, the leader can finish its work and resign. If
-    /// others already campaign, the client calls `callback` soon.
+    /// Registers `callback`, which the client calls each time another process begins to campaign
+    /// when no other process campaigned before, as for
+    /// [`LockGuard::on_wanted`](crate::LockGuard::on_wanted). So a newer version of a program can
+    /// ask the leader to resign when it has finished its work. If another process already
+    /// campaigns, the client calls `callback` soon.
     pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.guard.on_wanted(callback);
     }
 
-    /// Returns whether others campaign, as far as this process knows, as
-    /// [`LockGuard::is_wanted`](crate::LockGuard::is_wanted) does. No I/O.
+    /// Returns whether other processes campaign, as far as this process knows: see
+    /// [`LockGuard::is_wanted`](crate::LockGuard::is_wanted). No I/O.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.guard.is_wanted()
     }
 
-    /// A script runs even between the deposition and the end of the lease, because nobody else
-    /// leads then.
+    /// A script also runs between the deposition and the end of the lease, because no other process
+    /// leads in this time.
     fn held(&self) -> Result<&HeldLock, Error> {
         self.guard.held()
     }
@@ -689,8 +688,8 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// The errors of [`LockGuard::unlock`](crate::LockGuard::unlock). The call also returns an
-    /// error if the leadership was lost before.
+    /// The errors of [`LockGuard::unlock`](crate::LockGuard::unlock). The call also returns them if
+    /// the leadership was lost before.
     ///
     /// # Blocking
     ///
@@ -709,7 +708,7 @@ impl fmt::Debug for Leadership {
 }
 
 /// A value whose drop removes the record of the leader. The drop does not wait for the reply. A
-/// record that stays does no harm: without the lock it is not valid, and the next leader overwrites
+/// record that remains does no harm: without the lock it is no valid, and the next leader overwrites
 /// it.
 struct Resigns(Arc<Term>);
 
@@ -719,8 +718,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // The callbacks are dropped here, with no mutex held. Otherwise the watchdog, which may be
-        // using the term now, could be the thread that drops them.
+        // Drop the callbacks here, with no mutex held. Otherwise the watchdog, which may have a
+        // reference to the term, could drop them.
         let _unheard = self.0.end(Progress::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
@@ -733,14 +732,14 @@ struct Term {
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// Tells the work of a [run](LeaderElection::run) to stop. The token is cancelled at the end of
-    /// the term, and may be cancelled earlier.
+    /// The token that tells the work of a [run](LeaderElection::run) to stop. It is cancelled at
+    /// the latest at the end of the term.
     stop: CancelToken,
     progress: Mutex<Progress>,
 }
 
 enum Progress {
-    /// The process leads. The variant has the callbacks for a deposition.
+    /// The term has not ended. Has the callbacks for a deposition.
     Leads(Vec<LossCallback>),
     /// The leader was deposed for this reason, at this time on [`clock`].
     Deposed(LostReason, u64),
@@ -748,7 +747,7 @@ enum Progress {
 }
 
 impl Term {
-    /// Returns how long the term lasts if no renewal succeeds. Zero means that the term is over.
+    /// Returns how long the term lasts if no renewal succeeds, or zero if the term is over.
     fn left(&self) -> Duration {
         // A forked child does not lead. It must not lock a mutex or call a callback.
         if is_forked() {
@@ -789,9 +788,9 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        // The token is cancelled under the mutex. If it were cancelled later, `on_deposed` could
-        // have a callback called before the cancellation. If it were cancelled earlier, the work
-        // could stop and resign at once, and the callbacks would be dropped.
+        // Cancel `stop` while the mutex is held. If the cancel came after the unlock, `on_deposed`
+        // could call a callback before the cancel. If it came before the lock, the work could stop
+        // and resign at once, and the callbacks would be dropped.
         self.stop.cancel();
         callbacks
     }

@@ -14,8 +14,8 @@ use redlatch_client::sync::is_forked;
 /// # Server trouble
 ///
 /// The kinds from [`Unavailable`](Self::Unavailable) to [`Refused`](Self::Refused) say how the
-/// server, or the connection to the server, failed. [Operations](crate::guide::operations#errors)
-/// says which kinds may pass by themselves, and for which kinds a blocking call keeps waiting.
+/// server, or the connection to it, failed. [Operations](crate::guide::operations#errors) says
+/// which kinds are transient, and after which kinds a blocking call tries again.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind};
@@ -50,14 +50,14 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down, and holds nothing.
     ShutDown,
-    /// The process is a forked child whose parent had connected a client. Nothing was done, and the
-    /// parent keeps its locks. Fork before the first client connects.
+    /// The process was forked after its parent had connected a client. The call did nothing, and
+    /// the parent keeps its locks. Fork before the first client connects.
     Forked,
     /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
     /// by another server. Or the connection broke.
     Unavailable,
     /// The server did not accept a connection or did not answer in time. Or the server granted the
-    /// lock, but the lease ended before the client read the answer.
+    /// lock, but the lease ended before the client read the reply.
     ResponseTimeout,
     /// The server accepts no more connections (`maxclients`).
     TooManyClients,
@@ -78,7 +78,7 @@ pub enum ErrorKind {
     WrongType,
     /// The server refuses the request for another reason, which the message names.
     Refused,
-    /// The server's answer makes no sense.
+    /// The server's reply is malformed.
     Protocol,
     /// A [`Script`](crate::Script) ended with an error, which the message quotes. The script's
     /// writes before the error remain.
@@ -143,7 +143,7 @@ impl ErrorKind {
         }
     }
 
-    /// Whether an error of this kind may pass, and whether a wait continues until then. A single
+    /// Whether trouble of this kind may pass, and whether a wait continues until then. A single
     /// error may override this ([`Error::transient`], [`Error::endured`]). The table in
     /// `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
@@ -173,8 +173,7 @@ impl ErrorKind {
     }
 }
 
-/// Whether an error may pass without a change by a person, and whether a wait continues until it
-/// has passed.
+/// Whether trouble may pass without a change, and whether a wait continues until it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     Persistent,
@@ -233,12 +232,12 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// The compiler does not derive these traits because of `source`. They hold, because an error is
-// never changed after it was made.
+// The compiler does not derive these traits because of `source`. They are right, because an error
+// never changes.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 
-/// The kind of outage during which a wait continues for some time.
+/// The kind of trouble during which a wait continues for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passing {
     /// The server that has the key is unreachable, is starting, does not answer, or is being
@@ -262,9 +261,10 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether the error may pass by itself: the server is unreachable, is starting, is
-    /// busy, is slow or is out of memory, or another server takes over. Also returns true for
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the next renewal makes the lease long enough.
+    /// Returns whether the failure may pass without a change: the server is unreachable, is
+    /// starting, is busy, is slow or is out of memory, or another server takes over. Also returns
+    /// true for [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal makes the lease long
+    /// enough.
     ///
     /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]
@@ -273,19 +273,18 @@ impl Error {
     }
 
     /// Returns whether the server may have run the request, or may still run it, although the
-    /// client got no usable answer.
+    /// client got no usable reply.
     ///
     /// - A call that *takes* a lock or permits (also `drain_permits`) has taken nothing, and the
     ///   client releases in the background anything that the server granted: you may call it again.
-    /// - A call that *gives back* (`unlock`, a permit's `release`, `release_many`,
-    ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
-    ///   The release after a failed `leave_to_expire` is repeated, too.
+    /// - A call that *gives* (`unlock`, a permit's `release`, `release_many`, `release_forgotten`,
+    ///   `count_down`) is repeated in the background: do not call it again. The release after a
+    ///   failed `leave_to_expire` is repeated, too.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is
-    ///   not repeated: look at the state before you call it again.
-    /// - `extend` has not extended the lease, as far as the guard knows: you may call it again.
-    /// - A call that waits at a barrier has arrived, or may have arrived: the other parties may
-    ///   pass.
+    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
+    ///   repeated: look at the state before you call it again.
+    /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
+    /// - A call that waits at a barrier may have arrived: the other parties may pass.
     ///
     /// If the client cannot repeat a request in the background (because the client has ended, or
     /// the request is too old), the error's message says so.
@@ -313,13 +312,13 @@ impl Error {
         }))
     }
 
-    /// Sets whether the error may pass by itself. In both cases the error ends a wait.
+    /// Sets whether the trouble may pass. A wait ends with this error in either case.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Persistent };
         self
     }
 
-    /// Marks the error as one during which a wait continues. Such an error is also transient.
+    /// Marks the error as trouble during which a wait continues. Such an error is also transient.
     pub(crate) fn endured(mut self, passing: Passing) -> Self {
         self.0.outlook = Outlook::Endured(passing);
         self
@@ -385,7 +384,7 @@ impl Error {
 
     /// `longer` is the remedy: what the user can do to hold the lock for longer.
     pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
-        // The time is rounded down to milliseconds, because a more exact time is hard to read.
+        // Round down to milliseconds.
         let certain = match remaining.as_millis() {
             0 => Duration::from_micros(remaining.subsec_micros().into()),
             _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
@@ -404,8 +403,8 @@ impl Error {
         Self::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true).of(name)
     }
 
-    /// Returns the error of a grant that too few replicas have and that the client gave back.
-    /// `is_free` is true if the grant is certainly undone.
+    /// Changes this error to the error of a grant that too few replicas have, and that the client
+    /// gave back. `is_free`: whether the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"
@@ -416,7 +415,7 @@ impl Error {
         self.unknown(!is_free).now(state)
     }
 
-    /// Returns an error in a forked child.
+    /// Returns an error if this process is a forked child.
     #[inline]
     pub(crate) fn if_forked(name: &Name) -> Result<(), Self> {
         if is_forked() { Err(Self::forked().of(name)) } else { Ok(()) }
@@ -475,7 +474,7 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
-        // An error of the redis crate repeats the text of its source. Print this text only once.
+        // An error of the redis crate repeats the text of its source. Show this text only once.
         let below = source.source().filter(|below| below.to_string() == source.to_string());
         Some(below.unwrap_or(source))
     }
@@ -501,7 +500,7 @@ pub enum LostReason {
     /// The lease ended, because it was fixed, no renewal succeeded in time, the thread that held
     /// the lock had ended, or the lock had been held for `max_hold`.
     LeaseExpired,
-    /// The server answered that the lock no longer belongs to this owner: the lock was deleted or
+    /// The server replied that the lock does not belong to this owner: the lock was deleted or
     /// taken by force, or the server lost its data.
     Revoked,
     /// This client called `force_unlock`.

@@ -19,7 +19,7 @@ use crate::scripts::renewal::RenewalKind;
 ///
 /// The server runs the same scripts as a Redis server does. So its clients behave as clients of
 /// Redis do: they wait, hand locks on, renew leases and lose them. Each server has its own keys.
-/// All clients of one server share them, as the processes of one Redis do.
+/// All clients of one server share its keys, like the processes of one Redis.
 ///
 /// ```
 /// use redlatch::{NotTaken, Taken};
@@ -34,8 +34,8 @@ use crate::scripts::renewal::RenewalKind;
 /// # Ok(()) }
 /// ```
 ///
-/// The server has one database, no users, no replicas and no cluster. Its keys are gone when the
-/// server and its clients are dropped. It is made for tests, so its speed says nothing about Redis.
+/// The server has one database, no users, no replicas and no cluster. Its keys are lost when the
+/// server and its clients are dropped. Its speed says nothing about the speed of Redis.
 ///
 /// # Time and faults
 ///
@@ -99,14 +99,14 @@ impl InMemoryServer {
     }
 
     /// Moves the clock forward by `time`, as if all clients had stood still in the meantime. When
-    /// this returns, all leases that are over by then have ended, on the server and for their
+    /// this returns, all leases that end before the new time are over, on the server and for their
     /// guards ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed. So to
-    /// keep a lock, a test moves the clock in steps shorter than the lease. Call this while no call
-    /// of a client is under way: the lease of a grant or a renewal that is under way may begin
-    /// before the jump.
+    /// keep a lock, a test moves the clock in steps shorter than the lease. Call this while no
+    /// client's call is running: the lease of a grant or a renewal during the jump may begin before
+    /// the jump.
     ///
-    /// The clock moves by a millisecond more than `time`, since a lease on a server lasts until the
-    /// end of its last millisecond.
+    /// The clock moves by a millisecond more than `time`, because a lease on a server lasts until
+    /// the end of its last millisecond.
     ///
     /// The jump affects leases and times to live. The limits of waits and the timeouts of requests
     /// still follow the machine's clock.
@@ -120,7 +120,7 @@ impl InMemoryServer {
 
     /// Makes the server refuse the next `requests` requests, of any client, with an error of kind
     /// [`Refused`](ErrorKind::Refused). This error is not transient, so it also ends waits.
-    /// Requests that clients send by themselves (renewals, releases of dropped guards) count, too.
+    /// Requests in the background (renewals, releases of dropped guards) count, too.
     pub fn fail_next(&self, requests: usize) {
         self.server.with_faults(|faults| faults.refusals = requests);
     }
@@ -128,9 +128,8 @@ impl InMemoryServer {
     /// Loses the replies to the next `requests` requests, of any client, and breaks the connection
     /// of each reply. The server has executed the request, and the client does not know this. A
     /// client sends such a request once more, so a test must lose two replies to make a call fail
-    /// with [`outcome_unknown`](Error::outcome_unknown). Requests that clients send by themselves
-    /// (renewals, releases of dropped guards) count, too. A request that the server refuses does
-    /// not count.
+    /// with [`outcome_unknown`](Error::outcome_unknown). Requests in the background (renewals,
+    /// releases of dropped guards) count, too. A request that the server refuses does not count.
     pub fn lose_replies(&self, requests: usize) {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }

@@ -1,10 +1,11 @@
-//! Times as the command `redlatch` prints them in JSON, for the feature `serde`: whole milliseconds.
+//! Serializes times as whole milliseconds for the feature `serde`, as the command `redlatch` prints
+//! them in JSON.
 
 use std::time::{Duration, SystemTime};
 
 use serde::{Serialize as _, Serializer};
 
-/// `null`: without an end.
+/// Serializes a time that has no end as `null`.
 pub(crate) fn millis<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     some_millis(&Some(*time).filter(|time| *time < Duration::MAX), serializer)
 }

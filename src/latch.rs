@@ -22,7 +22,7 @@ use crate::waiting::{
     acquire, slow_poll_or,
 };
 
-/// A count in Redis: threads wait until other threads, in any process, have counted it down to
+/// A count in Redis. Threads wait until other threads, in any process, have lowered the count to
 /// zero. It is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
 /// `RCountDownLatch`. [`Client::count_down_latch`] returns one.
 ///
@@ -89,7 +89,7 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing was
+    /// [`Config`](ErrorKind::Config) if `time_to_live` is not from 1 ms to 10¹³ ms: nothing is
     /// changed. The other errors are those of [`try_set_count`](Self::try_set_count).
     ///
     /// # Blocking
@@ -151,15 +151,15 @@ impl CountDownLatch {
         site.once(|scripts, request_id| scripts.try_set_count(request_id, count, time_to_live))
     }
 
-    /// Counts down by one. The last count-down opens the latch and wakes the waiters on all
+    /// Lowers the count by one. The last count-down opens the latch and wakes the waiters on all
     /// machines. If the latch is already open, the call changes nothing.
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
-    /// answer. If the outcome is unknown, the client repeats the count-down in the background, and
-    /// the server applies it once: do not count down again. The message says whether the client
-    /// repeats it. The other errors are those of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. If the
+    /// outcome is unknown, the client repeats the count-down in the background, and the server
+    /// applies it only once: do not count down again. The message says whether the client repeats
+    /// the count-down. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -202,9 +202,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
-    /// answer, or if the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's
-    /// answer makes no sense. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if
+    /// the key holds other data. [`Protocol`](ErrorKind::Protocol) if the server's reply is
+    /// malformed. [`Config`](ErrorKind::Config) if the name is empty.
     /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`]. [`Forked`](ErrorKind::Forked)
     /// in a forked child.
     ///
@@ -223,11 +223,11 @@ impl CountDownLatch {
 
     /// Blocks until the latch is open.
     ///
-    /// If the latch is open, the call needs one round trip. Otherwise the thread sleeps until the
-    /// message of the last count-down arrives, and then asks the server. (If the message is lost,
-    /// the thread asks after about 5 s.) One thread asks for all waiting threads of this process.
-    /// If a program sets a new count before this process has asked, the wait may go on until the
-    /// new count is zero, as in Redisson.
+    /// If the latch is open, this needs one round trip. Otherwise the thread sleeps until the
+    /// message of the last count-down arrives, and asks again. (If the message is lost, the thread
+    /// asks after about 5 s.) One thread asks for all waiting threads of this process. If a program
+    /// sets a new count before this process has asked, the wait may last until the new count is
+    /// zero, as in Redisson.
     ///
     /// # Errors
     ///
@@ -257,7 +257,7 @@ impl CountDownLatch {
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If `wait` ends during a request, the call returns
     /// `TimedOut` if the server has answered an earlier request of this call, or any request over
-    /// the same connection within the last second. Otherwise the call returns an error.
+    /// the same connection within the last second. Otherwise it returns an error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -299,9 +299,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
-    /// answer (the message says whether the latch may have been removed), or if the key holds other
-    /// data, which stays unchanged. The other errors are those of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer (the
+    /// message says whether the latch may have been removed), or if the key holds other data, which
+    /// is not changed. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -342,8 +342,8 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // `count` sends its own request. If the thread queued behind a leader, the leader might
-            // sleep and have old news.
+            // Ask the server with `count`, because a leader may have asked long ago and may sleep
+            // now.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
@@ -404,7 +404,8 @@ impl Synchronizer for CountDownLatch {
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. The end of the time to live sends no
-        // message. So if a message has come since the latch had a count, the last message decides.
+        // message. So if a message has arrived after the last query that found the latch closed,
+        // the last message decides.
         let was_opened = || {
             let has_spoken = heard != request_state.heard || listening.public.has_spoken();
             has_spoken && listening.public.message() == OPENED
@@ -499,7 +500,7 @@ impl LatchSite {
         self.requests.open(|| self.core.id.next_number())
     }
 
-    /// Sends a request that the server applies once, even if two copies reach it.
+    /// Sends a request that the server applies once, even if it receives two copies.
     fn once<T>(
         &self,
         send: impl FnOnce(LatchScripts<'_>, RequestId) -> Result<T, Trouble>,
@@ -519,9 +520,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so it asks at once. It gets the request state
-        // of this leader. Without this state, it would take the end of the latch's time to live for
-        // the last count-down.
+        // The next leader may wait for another count, so it asks at once. It keeps the request
+        // state. Without the request state, the leader would take the end of the latch's time to
+        // live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

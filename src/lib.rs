@@ -52,17 +52,18 @@
 //!
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
 //! renews the lease while the guard lives. [`is_held`](LockGuard::is_held) returns true only until
-//! the end of the lease that the server last confirmed. The client counts this lease from before it
-//! sent the request. If the lock is lost, its guard reports that ([`on_lost`](LockGuard::on_lost)).
+//! the end of the lease that the server last confirmed. The client counts this lease from the time
+//! before it sent the request. If the lock is lost, its guard reports the loss
+//! ([`on_lost`](LockGuard::on_lost)).
 //!
 //! - **A thread may sleep** past the end of its lease and then write. Call
 //!   [`check`](LockGuard::check) before each write. If a late write does harm, make the write
 //!   itself conditional ([fencing](guide::fencing)).
 //! - **The server may lose its data**: in a restart without persistence, an eviction, or a failover
-//!   to a replica that lags behind. Then another process may also have the lock, until the first
-//!   holder learns of its loss.
+//!   to a replica that lags behind. Then two processes may hold the lock, until the first holder
+//!   detects its loss.
 //! - **A dead process's permits** of a [`Semaphore`] are lost. The permits of an
-//!   [`ExpirableSemaphore`] have leases, and return when these end.
+//!   [`ExpirableSemaphore`] have leases, and are free again when the leases end.
 //!
 //! [Guarantees](guide::guarantees) lists all promises and limits, and describes a failover.
 //!
@@ -80,11 +81,11 @@
 //! | `redlatch-creds` | with [`credentials_with`](ClientBuilder::credentials_with) |
 //! | `redlatch-certs` | with `ClientBuilder::tls_client_certificate_with` |
 //!
-//! For each server that it uses, a client has 4 to 16 connections for commands, one for renewals,
-//! and one for messages. The number of connections for commands depends on the server's round-trip
-//! time, unless [`connections`](ClientBuilder::connections) sets the number. The client opens the
-//! connection for messages when a thread first waits, or has held a lock or permit for 100 ms.
-//! Commands need no background thread: the calling threads write them and read the replies.
+//! For each server, a client has 4 to 16 connections for commands, one for renewals, and one for
+//! messages. The number of connections for commands depends on the server's round-trip time, unless
+//! [`connections`](ClientBuilder::connections) sets the number. The client opens the connection for
+//! messages when a thread first waits, or has held a lock or permit for 100 ms. Commands need no
+//! background thread: the calling threads write them and read the replies.
 //!
 //! [`Client::shutdown`], or the drop of the last handle, releases all locks and ends the threads.
 //!
@@ -94,9 +95,9 @@
 //!
 //! # Panics
 //!
-//! No call panics, whatever its arguments and the server's replies are: a failure is an [`Error`].
-//! If a thread panics, its guards release their locks as it unwinds. Unlike a [`std::sync::Mutex`],
-//! a lock is not poisoned: the next holder does not notice the panic. So keep the protected data
+//! No call panics for any arguments and any replies of the server: a failure is an [`Error`]. If a
+//! thread panics, its guards release their locks as it unwinds. Unlike a [`std::sync::Mutex`], a
+//! lock is not poisoned: the next holder does not notice the panic. So keep the protected data
 //! consistent at each step (for example by a transaction). All types are
 //! [`UnwindSafe`](std::panic::UnwindSafe), so a pool may catch the panics of jobs that use them. If
 //! a callback panics, the client logs the panic, and nothing else is affected.
@@ -113,10 +114,10 @@
 //! | `info` | the outage is over, or the server accepts connections again, and how long it took; the server does not notify the client of changed keys |
 //! | `debug` | a request failed and is tried again |
 //!
-//! An outage causes one `warn` line and one `info` line, however many threads and connections
-//! notice it. An outage begins when the client cannot open a connection or a reply does not come in
-//! time. It ends with the first reply. A broken connection that the client can replace is no
-//! outage, and is not logged.
+//! An outage causes only one `warn` line and one `info` line, even if many threads and connections
+//! notice it. An outage begins when the client cannot open a connection or a reply does not arrive
+//! in time. It ends with the first reply. If a connection breaks and the client can open a new
+//! connection, this is no outage, and is not logged.
 //!
 //! A thread of the client writes the lines, in order, so a logger may block, panic or use this
 //! library. At most 1,000 lines wait for a slow logger; further lines are counted and dropped.
@@ -128,16 +129,15 @@
 //! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by
 //!   default.
 //! - `metrics`: `observe::MetricsObserver`, which feeds the crate `metrics`. Off by default.
-//! - `serde`: `Serialize` for what a program may ask and hear (a [`Status`](status::Status), a
-//!   [`Snapshot`](status::Snapshot), a [`Leader`](election::Leader), the kinds and the ids), in the
-//!   form in which the command `redlatch` prints it with `--json`: times are whole milliseconds, as
-//!   `left_ms`. `Deserialize` for [`FencingToken`], [`PermitId`], [`Owner`] and [`Ticket`]. Off by
-//!   default.
+//! - `serde`: `Serialize` for [`Status`](status::Status), [`Snapshot`](status::Snapshot),
+//!   [`Leader`](election::Leader), the kinds and the ids, in the format of the command `redlatch`
+//!   with `--json`: times are whole milliseconds, such as `left_ms`. Also `Deserialize` for
+//!   [`FencingToken`], [`PermitId`] and [`Owner`]. Off by default.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// The library counts leases on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects a read that times
-// out to return `WouldBlock`.
+// The library measures leases with `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects that a read
+// that times out returns `WouldBlock`.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 

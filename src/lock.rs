@@ -52,7 +52,7 @@ pub(crate) use self::verbs::{one_lock, own_verbs};
 /// The methods of every lock of this library, for code that works with any lock.
 ///
 /// A lock can be used as `&dyn Lock`. Each lock type also has these methods itself, so a caller
-/// need not import this trait. Only this library's locks implement the trait.
+/// does not have to import this trait. Only this library's locks implement the trait.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -84,16 +84,16 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///   queue, in the order of arrival.
     /// - If another process holds the lock, the thread sleeps until a message grants it the lock.
     ///   Waiting processes stand in a queue in Redis, and a release makes the first process the
-    ///   owner. (For a fair lock, each waiting thread has its own entry in the queue.) In case a
-    ///   message is lost, the process also asks the server when the holder's lease should have
-    ///   ended, and about once a second.
+    ///   owner. (For a fair lock, each waiting thread has its own entry in the queue.) A message
+    ///   may be lost, so the process also asks the server when the holder's lease ends, and about
+    ///   once a second.
     ///
     /// If another process handed the lock on, the lease is 2 s at first. After 50 ms the client
     /// extends it to the full lease: see [`LockGuard::check`].
     ///
     /// # Errors
     ///
-    /// After an error the call has taken nothing. If the outcome of a request is unknown, the
+    /// After an error the call has not taken the lock. If the outcome of a request is unknown, the
     /// client releases in the background anything that the request may have taken.
     ///
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
@@ -139,7 +139,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// The errors of [`lock`](Self::lock): the call has taken nothing.
+    /// The errors of [`lock`](Self::lock): the call has not taken the lock.
     ///
     /// # Blocking
     ///
@@ -147,8 +147,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
     /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
     /// request of this call, or has answered any call over the same connection within the last
-    /// second. Otherwise the call returns an error. If the server grants the lock after all, the
-    /// client releases it in the background.
+    /// second. Otherwise the call returns an error. If the server grants the lock later, the client
+    /// releases it in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
@@ -168,7 +168,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled before the lock was granted:
-    /// the call has taken nothing. The call also returns the errors of [`lock`](Self::lock).
+    /// the call has not taken the lock. The call also returns the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
@@ -178,13 +178,13 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::take(self, token.into())
     }
 
-    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other methods that return
-    /// a [`LockGuard`] are short forms of this method.
+    /// Takes the lock, or returns [`NotTaken`] at the end of `wait`. All other methods that take
+    /// the lock for a [`LockGuard`] are short forms of this method.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the call has taken
-    /// nothing. The call also returns the errors of [`lock`](Self::lock).
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the call has not
+    /// taken the lock. The call also returns the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
@@ -332,11 +332,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
-    /// Returns the same lock with a fixed lease, which begins when the lock is taken.
+    /// Returns a handle of this lock with a fixed lease, which begins when the lock is taken.
     ///
-    /// From 1 ms to 10¹³ ms. With another lease, each call that takes the lock fails. If a thread
-    /// takes another level, the call extends the lease to this length (one round trip), and never
-    /// shortens it. A guard can [extend](LockGuard::extend) its lease, too.
+    /// The lease may be from 1 ms to 10¹³ ms. With any other lease, each call that takes the lock
+    /// fails. If the thread already holds the lock, a call extends the remaining lease to this
+    /// lease (one round trip), and never shortens it. A guard can [extend](LockGuard::extend) its
+    /// lease, too.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
@@ -345,17 +346,18 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::On(Terms::fixed(lease)))
     }
 
-    /// Returns the same lock with a renewed lease of this length, in place of the client's
+    /// Returns a handle of this lock with a renewed lease of this length, in place of the client's
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The watchdog renews the lease
-    /// when a third of it has passed. If a process dies, its lock stays taken for up to this time.
+    /// when a third of it has passed. If a process dies, its lock remains taken for up to this
+    /// time.
     ///
     /// The lease may be from 10 ms to a year. With any other lease, each call that takes the lock
     /// fails with an error of kind [`Config`](crate::ErrorKind::Config). If a thread takes several
     /// levels with different leases, or threads share a hold with different leases, the watchdog
-    /// renews the longest lease. If threads of one process want different leases, the lock goes
-    /// from one to the other through the server.
+    /// renews the longest lease. If two threads of one process want different leases, they do not
+    /// pass the lock to each other without a request to the server.
     ///
-    /// From this call on, the client replaces its connection for renewals if a renewal has had no
+    /// After this call, the client replaces its connection for renewals if a renewal has had no
     /// reply for a sixth of the shortest such lease. (After several renewals without a reply, the
     /// client waits for longer.) With [`replica_acks`](crate::ClientBuilder::replica_acks), choose
     /// a lease of at least ten times the time limit for an acknowledgement, because a slow
@@ -384,11 +386,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// The interval begins when the lock is granted. No other run begins before the interval is
     /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
-    /// than the interval, no other run begins before it ends. (If a process is killed near the end
-    /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
-    /// little shorter than the time between two planned runs. Otherwise the call for the next run
-    /// may come a moment too early. This call is [`with_hold_at_least`](Self::with_hold_at_least)
-    /// followed by [`try_lock`](Self::try_lock), with the errors of both.
+    /// than the interval, no other run begins before the first run ends. (If a process is killed
+    /// near the end of the interval or later, its lock may remain taken for one more lease.) Choose
+    /// an interval a little shorter than the time between two planned runs. Otherwise the call for
+    /// the next run may come a moment too early. This call is
+    /// [`with_hold_at_least`](Self::with_hold_at_least) followed by [`try_lock`](Self::try_lock),
+    /// with the errors of both.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -406,7 +409,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// The errors of [`with_hold_at_least`](Self::with_hold_at_least): nobody holds the lock.
+    /// The errors of [`with_hold_at_least`](Self::with_hold_at_least): the call has not taken the
+    /// lock.
     fn try_once_per(&self, interval: Duration) -> Result<Attempt<LockGuard>, Error>
     where
         Self: Sized,
@@ -414,20 +418,21 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.with_hold_at_least(interval).try_lock()
     }
 
-    /// Returns the same lock with a minimum time. Each time the lock is taken, it stays taken for
-    /// at least this time, even if its guard is dropped or unlocked sooner, or its process ends.
-    /// After the minimum time, the guard still holds the lock, and its release frees the lock. A
-    /// wait on a condition does not let other threads in before the minimum time is over.
+    /// Returns a handle of this lock with a minimum time. Each time this handle takes the lock, the
+    /// lock remains taken for at least this time, even if its guard is dropped or unlocked earlier,
+    /// or its process ends. After the minimum time, the guard holds the lock as usual, and its
+    /// release frees the lock. A wait on a condition does not let other threads in before the
+    /// minimum time is over.
     ///
     /// # Errors
     ///
     /// Taking the lock fails as [`lock`](Self::lock) does. After an error, the client releases in
     /// the background anything that the server granted, and repeats the release for up to the
-    /// minimum time. The lock stays taken only if the client ends before the release succeeds.
+    /// minimum time. The lock remains taken only if the client ends before the release succeeds.
     ///
     /// # Blocking
     ///
-    /// Taking the lock costs one more round trip if another process handed it on.
+    /// Taking the lock costs one more round trip if another process handed the lock on.
     #[must_use]
     fn with_hold_at_least(&self, least: Duration) -> Self
     where
@@ -436,13 +441,13 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::AtLeast(least))
     }
 
-    /// Returns the same lock, but the server notifies its holder within milliseconds when another
-    /// process begins to wait: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
+    /// Returns a handle of this lock whose holder is notified within milliseconds when another
+    /// process waits for the lock: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
     ///
-    /// A hold that lasts for 100 ms costs one more request. If the hold has a fixed lease, it costs
-    /// another request at each third of its lease. The first waiter's request sends one message.
-    /// Threads of this process pass the lock to each other only if all of them use such a handle,
-    /// or none.
+    /// A hold that lasts for 100 ms costs one more request. A hold with a fixed lease costs another
+    /// request at each third of its lease. The first waiter's request sends one message. Threads of
+    /// this process pass the lock to each other only if all of them use `with_wanted`, or none of
+    /// them.
     #[must_use]
     fn with_wanted(&self) -> Self
     where
@@ -451,12 +456,12 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::Hearing)
     }
 
-    /// Returns the same lock, through a handle that is not re-entrant. If the calling thread
-    /// already holds the lock, every method of this handle that takes the lock fails with
+    /// Returns a handle of this lock that is not re-entrant. If the calling thread already holds
+    /// the lock, every method of this handle that takes the lock fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be
-    /// called under its own lock. Owned guards belong to no thread, so this check never fails for
-    /// an owned guard. The handle of a read lock or a write lock checks only that lock: a thread
-    /// that holds the write lock may still read.
+    /// called under its own lock. Owned guards belong to no thread, so this has no effect on them.
+    /// The handle of a read lock or a write lock checks only that lock: a thread that holds the
+    /// write lock may still read.
     #[must_use]
     fn non_reentrant(&self) -> Self
     where
@@ -467,8 +472,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Takes the lock, runs `work` with the guard, and releases the lock.
     ///
-    /// Returns the result of `work`. If the release fails because of the server, the client logs
-    /// the error and repeats the release in the background, since the work was done under the lock.
+    /// Returns the result of `work`. If the release fails because of the server, the call still
+    /// returns this result, because the work was done under the lock. The client logs the error and
+    /// repeats the release in the background.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
@@ -498,7 +504,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// - `work`'s own errors.
+    /// - The errors of `work`.
     /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before
     ///   `work` ended, so another holder may have worked at the same time. (To keep the result, let
     ///   `work` store it in a variable outside the closure.)
@@ -518,7 +524,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.lock()?.release_after(work)
     }
 
-    /// Does the same as [`with`](Self::with), if the lock can be taken now. Otherwise returns
+    /// Does the same as [`with`](Self::with) if the lock can be taken now. Otherwise returns
     /// `None`, and `work` does not run.
     ///
     /// ```no_run
@@ -545,7 +551,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.try_lock()?.into_option().map(|guard| guard.release_after(work)).transpose()
     }
 
-    /// Takes the lock, for all methods above. Returns `None` if the wait ended before the grant.
+    /// Takes the lock, for all methods above. Returns `None` if the wait ended before the lock was
+    /// taken.
     #[doc(hidden)]
     #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error>;

@@ -1,6 +1,6 @@
 //! Mistakes that the compiler finds. Each test below is a correct program, followed by the same
-//! program with a mistake. The compiler must accept the first and refuse the second. So nothing but
-//! the mistake can be the reason for the refusal.
+//! program with a mistake. The compiler must accept the first program and reject the second, so
+//! only the mistake can be the reason for the rejection.
 //!
 //! The guide lists the mistakes that no type can prevent, under "Ways to take a lock".
 
@@ -68,7 +68,7 @@ struct AGuardStaysWithItsThread;
 /// ```
 struct AnAttemptIsNoCondition;
 
-/// A program that ignores an [`Attempt`](crate::Attempt) goes on without the lock.
+/// A program that ignores an [`Attempt`](crate::Attempt) continues without the lock.
 ///
 /// ```no_run
 /// # #![deny(unused_must_use)]
@@ -106,7 +106,8 @@ struct AnAttemptIsNoCondition;
 /// ```
 struct AnAttemptIsNotIgnored;
 
-/// A program that ignores a [`Waited`](crate::Waited) goes on as if the awaited event had happened.
+/// A program that ignores a [`Waited`](crate::Waited) continues as if the awaited event had
+/// happened.
 ///
 /// ```no_run
 /// # #![deny(unused_must_use)]

@@ -1,5 +1,5 @@
-//! The server of the model tests: that of [`redlatch_in_memory`], with the keys and scripts of
-//! locks as far as the models need them: without windows and leases.
+//! The server of the model tests: the server of [`redlatch_in_memory`], with the keys and scripts
+//! of locks that the models need. It has no windows and no leases.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};
@@ -29,8 +29,8 @@ const NOW: i64 = 1_000_000;
 pub(crate) struct ModelServer(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl ModelServer {
-    /// Starts a server that has loaded the scripts. (A command of an unknown script must be sent
-    /// again. In a model no renewer would do that for a release.)
+    /// Starts a server that has loaded the scripts. (A call of an unknown script must be sent
+    /// again, and in a model no renewer would send a release again.)
     pub(crate) fn start() -> Arc<Self> {
         let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
@@ -94,7 +94,7 @@ impl ModelServer {
         })
     }
 
-    /// Deletes a read-write lock, and grants it to the first in line.
+    /// Deletes a read-write lock, and grants it to the first waiter.
     pub(crate) fn delete(&self, key: &str) {
         self.0.with(|locks, peers, now| {
             let mut step = locks.step(peers, now);
@@ -186,7 +186,7 @@ impl Keys for Locks {
 impl Locks {
     /// Runs a user's script. The arguments are the lock, the script's own argument and the owner.
     /// If the script's own argument begins with `may be late`, the script may run later. Then the
-    /// reply is nil, which stands for a lost reply.
+    /// reply is nil, which represents a lost reply.
     fn runs_or_is_late(&mut self, arguments: &[Vec<u8>]) -> Value {
         let [lock, argument, owner] = arguments else { panic!("not the model's script") };
         if argument.starts_with(b"may be late") && thread_rng().gen_bool(0.5) {
@@ -247,7 +247,7 @@ impl ModelStep<'_> {
         }
     }
 
-    /// Runs a script of a fair lock. `own`: the script's arguments behind the common ones.
+    /// Runs a script of a fair lock. `own`: the script's arguments after the common arguments.
     fn evaluate_fair(&mut self, sha: &str, key: &[u8], own: &[Vec<u8>]) -> Value {
         if sha == *FAIR_ACQUIRE {
             self.line_up(key, &own[1], own[2] == b"1", &own[3..])
@@ -325,7 +325,7 @@ impl ModelStep<'_> {
         if numbers.is_empty() { "-".to_owned() } else { numbers.join(",") }
     }
 
-    /// Grants a free fair lock to the first in line that listens.
+    /// Grants a free fair lock to the first waiter that listens.
     fn moves_on(&mut self, key: &[u8]) -> bool {
         if self.locks.contains_key(key) {
             return false;
@@ -363,7 +363,7 @@ impl ModelStep<'_> {
             queue.push_back(owner.to_vec());
         }
         let at = place.unwrap_or(queue.len() - 1) as i64;
-        // The lock is free although processes wait: a lease has ended, or no waiter got the
+        // The lock may be free although processes wait: a lease has ended, or no waiter got the
         // message.
         if !self.locks.contains_key(key) && self.grant_head(key) {
             return self.acquire(key, owner, true);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A synchronizer's key: the client's prefix and the [name](Self::given) that the user gave. A
 /// `Name` dereferences to the key, from which all other keys and channels are made. `{:?}` shows
-/// the given name, which is for people. There is no `{}`.
+/// the given name. There is no `{}`.
 #[derive(Clone)]
 pub(crate) struct Name {
     key: Arc<str>,
@@ -18,7 +18,7 @@ impl Name {
     /// Returns the name with this key, in a client with this prefix.
     pub(crate) fn of(key: impl Into<Arc<str>>, prefix: &str) -> Self {
         let key = key.into();
-        // A message may name the key of another client.
+        // A message may contain a key with another client's prefix.
         let prefix = if key.starts_with(prefix) { prefix.len() } else { 0 };
         Self { key, prefix }
     }

@@ -145,11 +145,11 @@ pub struct Event<'a, T = ()> {
     pub name: &'a str,
     /// The kind of synchronizer.
     pub kind: Kind,
-    /// How many permits begin or end here; 1 for other kinds, except in [`Observer::forgot`].
+    /// The number of permits in this event. 1 for other kinds, except in [`Observer::forgot`].
     pub permits: u32,
-    /// A length of time: see the methods of [`Observer`].
+    /// A length of time, whose meaning the methods of [`Observer`] describe.
     pub time: Duration,
-    /// A way or a reason: see the methods of [`Observer`].
+    /// A way or a reason, whose meaning the methods of [`Observer`] describe.
     pub how: T,
 }
 
@@ -168,8 +168,8 @@ impl<'a, T> Event<'a, T> {
     }
 }
 
-/// The kind of a name: the type by which this client uses the name, or a server. The server knows
-/// less about a name: see [`StatusKind`](crate::status::StatusKind).
+/// The kind of a name: the type with which this client uses the name, or a server. (For what the
+/// server knows about a name, see [`StatusKind`](crate::status::StatusKind).)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -193,7 +193,7 @@ impl Kind {
         matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
     }
 
-    /// Whether a wait for this kind lasts until others leave.
+    /// Whether a wait for this kind lasts until a holder releases.
     pub(crate) fn has_holders(self) -> bool {
         !matches!(self, Self::CountDownLatch | Self::CyclicBarrier)
     }
@@ -203,7 +203,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
-    /// The server gave the lock to the request, since the lock was free.
+    /// The lock was free, so the server granted the request.
     Free,
     /// Another process released the lock, and the server handed it on.
     HandedOn,

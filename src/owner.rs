@@ -1,4 +1,4 @@
-//! An owner as text: as the server shows it, and as people read and write it.
+//! An owner as text, in the format in which the server stores it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,16 +6,16 @@ use std::str::FromStr;
 use crate::error::{Error, ErrorKind};
 use crate::scripts::{self, Mode, PermitId};
 
-/// The owner under which the server knows a held lock, a waiter, or a permit. It is the same text
-/// for redlatch and Redisson:
+/// The text with which the server identifies the holder of a lock, a waiter, or a permit. redlatch
+/// and Redisson use the same format:
 ///
-/// - of a lock, the client's uuid, a colon, and the number of an acquisition (redlatch) or of a
+/// - for a lock, the client's uuid, a colon, and the number of an acquisition (redlatch) or of a
 ///   thread (Redisson);
-/// - of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore), its [`PermitId`].
+/// - for a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore), its [`PermitId`].
 ///
 /// A guard has an owner ([`LockGuard::owner`](crate::LockGuard::owner)), and
-/// [`Client::status`](crate::Client::status) lists those of a name.
-/// [`Client::release_owner`](crate::Client::release_owner) ends the hold of one.
+/// [`Client::status`](crate::Client::status) lists the owners of a name.
+/// [`Client::release_owner`](crate::Client::release_owner) ends the hold of an owner.
 ///
 /// ```
 /// use redlatch::Owner;
@@ -40,17 +40,17 @@ impl Owner {
         Self(owner.shown())
     }
 
-    /// The owner with this text in Redis, which any program may have written.
+    /// Returns the owner with this text from Redis, which any program may have written.
     pub(crate) fn written(text: String) -> Self {
         Self(text)
     }
 
-    /// The id, if it is the owner of a permit.
+    /// Returns the permit's id, if this is the owner of a permit.
     pub(crate) fn permit(&self) -> Option<PermitId> {
         self.0.parse().ok()
     }
 
-    /// As it holds a lock in this mode, if it is the owner of a lock.
+    /// Returns the owner of a lock in this mode, if this is the owner of a lock.
     pub(crate) fn of_lock(&self, mode: Mode) -> Option<scripts::Owner> {
         scripts::Owner::parse(&self.0, mode)
     }
@@ -67,8 +67,8 @@ impl FromStr for Owner {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the text is no owner, which may also be because only a part
-    /// of it was copied.
+    /// [`Config`](ErrorKind::Config) if the text is no owner, for example because only a part of it
+    /// was copied.
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(owner) = scripts::Owner::parse(text, Mode::Lock) {
             return Ok(Self::of(&owner));

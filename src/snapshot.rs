@@ -13,8 +13,8 @@ use crate::observe::Kind;
 pub struct Snapshot {
     /// How often each event has happened since the client connected.
     pub counts: Counts,
-    /// The locks and leased permits that the client has, with an entry for each thread that has
-    /// one. (Permits without a lease are not listed.)
+    /// The locks and leased permits that the client has, with an entry for each thread that has a
+    /// lock or a permit. (Permits without a lease are not listed.)
     pub held: Vec<Held>,
     /// The waits that have lasted for 100 ms or more.
     pub waiting: Vec<Waiting>,
@@ -23,9 +23,9 @@ pub struct Snapshot {
 }
 
 /// How often each event has happened; see [`Observer`](crate::observe::Observer) for the events.
-/// These numbers never decrease. Several permits count as several events when they are acquired,
-/// released or lost. So `acquired` is the sum of `released`, `lost` and what is held, if no latch
-/// or barrier was waited for. A loss is counted no later than its acquisition.
+/// These numbers never decrease. If several permits are acquired, released or lost together, they
+/// count as several events. So, apart from waits for latches and barriers, `acquired` is the sum of
+/// `released`, `lost` and the number of present holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -40,7 +40,8 @@ pub struct Counts {
     pub reconnected: u64,
     pub forgotten: u64,
     pub wanted: u64,
-    /// How many of these events were not reported to the observer, because too many events waited.
+    /// How many of these events were not reported to the observer, because too many events were
+    /// waiting.
     pub left_out: u64,
 }
 
@@ -59,7 +60,7 @@ pub struct Held {
         serde(rename = "held_ms", serialize_with = "crate::json::millis")
     )]
     pub held: Duration,
-    /// For how long the client certainly has the lock or permit. A renewal makes this longer.
+    /// For how long the client certainly has the lock or permit, if no renewal succeeds.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "left_ms", serialize_with = "crate::json::millis")
@@ -89,10 +90,10 @@ pub struct Waiting {
     /// The name of the thread, if it has a name. Also `None` if the thread waits for an owned
     /// guard.
     pub thread: Option<String>,
-    /// How many of this client's listed waits for the name come before this one in the client's own
-    /// queue. For a fair lock, how many began before it. Only the server knows the client's place
-    /// among other clients: see [`Client::status`]. (A latch and a barrier let all threads go at
-    /// once.)
+    /// How many of this client's listed waits for the name come before this wait in the client's
+    /// own queue (for a fair lock: how many began before this wait). Only the server knows the
+    /// client's position among other clients: see [`Client::status`]. (A latch and a barrier
+    /// release all threads at once.)
     pub place: usize,
 }
 
@@ -108,6 +109,6 @@ pub struct ServerState {
     pub connections: usize,
     /// How many of these connections are open.
     pub open: usize,
-    /// Whether the server does not answer, as far as the client has noticed.
+    /// Whether the client has noticed an outage of the server.
     pub is_out: bool,
 }

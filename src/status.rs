@@ -46,22 +46,20 @@ pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 pub struct Status {
     /// The name.
     pub name: String,
-    /// The kind of synchronizer, as far as its keys show it.
+    /// The kind of synchronizer, as far as the name's keys show it.
     pub kind: StatusKind,
     /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
-    /// does not store the times of the grants, but for most owners the time of their request is
-    /// known.
+    /// does not know the time of the grant, but the time of most owners' requests is known.
     pub holders: Vec<Holder>,
-    /// The queue, with the next waiter first. Each entry is a process. For a fair lock, each entry
-    /// is a thread.
+    /// The queue. The next waiter is first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,
     /// The number of clients that wait without an entry in the queue. These are Redisson's waiters
     /// for a lock, and all processes that wait for a semaphore or a latch.
     pub listeners: u64,
     /// The free permits of a semaphore, or the count of a latch.
     pub value: Option<i64>,
-    /// The last fencing token that the server has given out. Processes take some tokens in advance,
-    /// so a guard may have a lower token.
+    /// The last fencing token that the server has granted. Processes take tokens in advance, so a
+    /// guard may have a lower token.
     pub token: Option<FencingToken>,
 }
 
@@ -98,21 +96,21 @@ pub enum StatusKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner. If another program has written a text that is not an owner, this is that text.
+    /// The owner. If another program has written the entry, this is the program's text.
     pub owner: Owner,
-    /// Whether the owner holds the lock for reading, so that other readers may hold it, too.
+    /// Whether the owner reads, so that other owners may read, too.
     pub shared: bool,
     /// The number of levels of the owner. Always 1 for redlatch, which counts levels only in the
     /// process.
     pub levels: usize,
-    /// The owner's remaining lease. [`Duration::MAX`] if it has no end.
+    /// The owner's remaining lease, or [`Duration::MAX`] if the lease has no end.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "left_ms", serialize_with = "crate::json::millis")
     )]
     pub left: Duration,
-    /// The time of the owner's request for the lock, by the clock of the owner's process. `None` if
-    /// the owner has no such time: an owner made by Redisson, or the id of a permit.
+    /// When the owner's process asked for the lock, by the clock of that process. `None` if the
+    /// owner contains no time: a Redisson owner, or the id of a permit.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
@@ -131,8 +129,8 @@ pub struct Waiter {
     pub owner: Owner,
     /// Whether the owner waits for reading.
     pub shared: bool,
-    /// How long the owner has waited. `None` if this is unknown, for example for a waiter that has
-    /// just come, or for a fair lock.
+    /// How long the owner has waited. `None` if this is unknown, as for a new waiter, or for a fair
+    /// lock.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "waited_ms", serialize_with = "crate::json::some_millis")
@@ -148,7 +146,7 @@ pub struct Waiter {
     pub process: Option<OwnerProcess>,
 }
 
-/// A server's information about itself. [`Client::server_infos`] returns one for each server.
+/// A server's description of itself. Made by [`Client::server_infos`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerInfo {
@@ -158,8 +156,8 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// Returns a field of the server's answer to `INFO`, such as `redis_version`. Returns `None` if
-    /// the answer does not have the field, or the user lacks the right to `INFO`.
+    /// Returns a field of the server's reply to `INFO`, such as `redis_version`. Returns `None` if
+    /// the answer reply lacks this the field, or the user lacks the right to `INFO`.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.info.field(name)
@@ -271,7 +269,7 @@ impl Status {
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
-    /// Describes why a wait of this kind, for this number of permits, has lasted so long.
+    /// Returns why a wait of this kind, for this number of permits, has lasted so long.
     fn why(
         core: &Arc<Core>,
         name: &Name,
@@ -346,7 +344,7 @@ impl Status {
             let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
                 let name = core.name(name);
-                // The hash belongs to another program, and its key is not a lock's name.
+                // The hash belongs to another program, and its name is no lock's name.
                 if core.check(&name).is_err() {
                     continue;
                 }
@@ -390,10 +388,10 @@ impl Status {
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {
             StatusKind::FairLock => (fair, None),
-            // If the first waiter of a fair lock has come just before the release, the release of a
-            // plain lock does not wake that waiter. The second command does, although it finds
-            // nothing to release. (If the user lacks the right to the second command, there is no
-            // fair lock.)
+            // A waiter for a fair lock may have come just before this release, which does not read
+            // the fair queue. The second command then grants the lock to this waiter, although it
+            // finds nothing to release. (If the user lacks the right to it, the lock is no fair
+            // lock.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };
@@ -461,7 +459,7 @@ impl Status {
     }
 }
 
-/// Reads an owner, or a permit's id. An id has 16 bytes, or is a text if Redisson 3.16 made it.
+/// Returns an owner, or a permit's id: 16 bytes, or a text from Redisson 3.16.
 fn written(owner: Vec<u8>) -> Owner {
     match <[u8; 16]>::try_from(&*owner) {
         Ok(id) => PermitId::from_bytes(id).into(),
@@ -483,8 +481,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &Owner) -> Option<OwnerProcess> {
-        /// More acquisitions than a client ever makes. The ids of a client's permits follow the
-        /// client's own id.
+        /// The ids of a client's permits begin at the client's uuid. No client makes so many
+        /// acquisitions.
         const NEAR: u128 = 1 << 48;
         let owner = owner.as_str();
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));

@@ -35,7 +35,7 @@ pub struct MetricsObserver {
     counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
 
-// As in a client's settings, only the user's callback keeps the compiler from deriving this.
+// The compiler does not derive this because of the user's callback: see `Config`.
 impl UnwindSafe for MetricsObserver {}
 impl RefUnwindSafe for MetricsObserver {}
 
@@ -59,7 +59,7 @@ const WANTED: &str = "redlatch.lock.wanted";
 
 impl MetricsObserver {
     /// Makes an observer, and describes the metrics to the recorder. The program must install its
-    /// recorder before this call, or the recorder gets no descriptions.
+    /// recorder before this call: otherwise the recorder gets no descriptions.
     #[must_use]
     pub fn new() -> Self {
         describe_histogram!(WAIT_TIME, Unit::Seconds, "How long the waits for a lock lasted.");
@@ -75,7 +75,8 @@ impl MetricsObserver {
     }
 
     /// Adds the attribute `name`, which `label` makes from a lock's name. There should be few
-    /// different labels, since each label is a separate series. Without this, no metric has a name.
+    /// different labels, because each label is a separate series. Without this call, no metric has
+    /// a name.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }
@@ -88,7 +89,7 @@ impl MetricsObserver {
         labels
     }
 
-    /// At the first use of this kind and label, makes their counters with the value zero. A query
+    /// At the first use of this kind and label, creates their counters with the value zero. A query
     /// such as `increase` finds a first event only in a series that existed before the event.
     fn count_from_zero<T>(&self, event: &Event<'_, T>) {
         if !is_held(event.kind) {
@@ -175,7 +176,7 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// Whether an acquisition of this kind is a hold, which ends later.
+/// Whether an acquisition of this kind is a hold, which a later event ends.
 fn is_held(kind: Kind) -> bool {
     !matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier)
 }
@@ -213,8 +214,8 @@ mod tests {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Prometheus's own tool checks the page's rules on the exporter's output after a first, quiet
-    /// lock, and after one loss, one failed renewal and one long wait.
+    /// Prometheus's tool checks the page's rules against the exporter's output: first after a lock
+    /// without problems, then after one loss, one failed renewal and one long wait.
     #[test]
     fn the_alerts_of_the_page_fire_at_a_first_event_and_not_before() {
         let buckets = on_page("&[", "]").split(", ").map(|bound| bound.parse().unwrap());
@@ -241,7 +242,8 @@ mod tests {
             (quiet, series(&scrapes.render()))
         });
 
-        // A scrape every half minute, and the events between the third and the fourth.
+        // There is a scrape every half minute. The events come between the third and the fourth
+        // scrape.
         let names: BTreeSet<_> = quiet.keys().chain(eventful.keys()).collect();
         let input: String = names
             .into_iter()

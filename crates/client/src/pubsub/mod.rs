@@ -144,7 +144,8 @@ impl PubSub {
         if let Some(sole) = self.sole.get() {
             return sole;
         }
-        // All threads get the same subscriber, and `get_or_init` would wait with a mutex held.
+        // Make the subscriber before `get_or_init`, so that no thread waits in `get_or_init` for a
+        // mutex.
         let subscriber = self.subscriber(&self.servers.first());
         self.sole.get_or_init(|| subscriber)
     }
