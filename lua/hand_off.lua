@@ -8,8 +8,8 @@
 --      argument only if it is not 0). A script that may release the lock also sets `public`, the
 --      lock's public channel.
 --
--- The queue is a list of owners, one for each waiting process. Its head is the next to get the
--- lock.
+-- The queue is a list of owners, one for each waiting process. The owner at the head is the next to
+-- get the lock.
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
@@ -50,8 +50,8 @@ local function stuck()
         or denied('pubsub', 'numsub', '') or denied('publish', own_channel(''), '')
 end
 
--- The key that exists while an entry counts as alive. Its value is the time at which the owner
--- began to wait. Only an owner's second and later requests write the key.
+-- The key that exists while an entry counts as alive. The value of this key is the time at which
+-- the owner began to wait. Only an owner's second and later requests write the key.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end

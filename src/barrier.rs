@@ -55,8 +55,8 @@ use crate::waiting::{
 };
 
 /// A barrier at which a fixed number of threads, of all processes together, wait for each other
-/// again and again. It is like `CyclicBarrier` of java.util.concurrent; Redisson has no barrier.
-/// [`Client::cyclic_barrier`] returns one.
+/// again and again. This type is like `CyclicBarrier` of java.util.concurrent; Redisson has no
+/// barrier. Made by [`Client::cyclic_barrier`].
 ///
 /// A clone is the same barrier, and so is every handle of the same name.
 ///

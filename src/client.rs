@@ -33,8 +33,8 @@ mod model_tests;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A client of one Redis server, of the master that Sentinels name, or of a cluster. Its methods
-/// return the locks and the other synchronizers.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster. A client makes
+/// the locks and the other synchronizers.
 ///
 /// All clones are the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
 /// Usually a process connects one client at its start: see [Threads and
@@ -76,8 +76,8 @@ impl Client {
     ///
     /// - One server: `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
     ///   (feature `tls`; `#insecure` at the end trusts any certificate), or
-    ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each may have the parameter
-    ///   `protocol=resp3`.
+    ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each of these URLs may have the
+    ///   parameter `protocol=resp3`.
     /// - A cluster: `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
     ///   `rediss-cluster://` with TLS. The hosts are some of the cluster's servers, which report
     ///   the other servers. All servers have the same user and password.
@@ -246,7 +246,7 @@ impl Client {
     /// Returns the holders and the waiters of this name, for any kind of synchronizer and any
     /// client, also Redisson's clients. The result may be out of date when the call returns.
     ///
-    /// The call changes nothing and takes no lock. It lists up to 1,000 holders and 1,000 waiters.
+    /// The call changes nothing, takes no lock, and lists up to 1,000 holders and 1,000 waiters.
     /// The call finds an owner's process by the client's [`id`](Self::id), with which the name of a
     /// client's connections ends.
     ///
@@ -391,9 +391,9 @@ impl Client {
         ServerInfo::all(self.0.core())
     }
 
-    /// Returns an error unless the URL's user has these [rights](Rights) for this name. The call
-    /// changes nothing and takes no lock. (A connection also checks this before its first request
-    /// of each kind of synchronizer.)
+    /// Asks whether the URL's user has these [rights](Rights) for this name. The call changes
+    /// nothing and takes no lock. (The client also checks the rights on each connection, before the
+    /// first request of each kind of synchronizer.)
     ///
     /// # Errors
     ///

@@ -159,10 +159,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. Its process
-    /// sends a keep-alive every second, or every third of this time if that is less. redlatch's
-    /// clients skip a killed waiter at once. Redisson's clients skip a killed waiter after this
-    /// time or later: see [`FairLock`](crate::FairLock).
+    /// Sets how long a waiter for a fair lock counts as alive without a keep-alive. The waiter's
+    /// process sends a keep-alive every second, or every third of this time if that is less.
+    /// redlatch's clients skip a killed waiter at once. Redisson's clients skip a killed waiter
+    /// after this time or later: see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
@@ -218,8 +218,8 @@ impl ClientBuilder {
     }
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
-    /// connection. The client opens each connection at its first use. It also has a connection for
-    /// renewals and one for messages.
+    /// connection. The client opens each connection at its first use. The client also has a
+    /// connection for renewals and one for messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip that the client measures when it
     /// connects: four on the same machine, up to sixteen over a network. With
@@ -313,11 +313,11 @@ impl ClientBuilder {
     }
 
     /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
-    /// With tracking, the client notices within milliseconds that another client has deleted its
-    /// lock. Without tracking, it notices this only at its next renewal.
+    /// Then the client notices within milliseconds that another client has deleted its lock.
+    /// Without tracking, the client notices this only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. Then it costs one request for each
-    /// hold and for each of its renewals, an entry in the server's table
+    /// Tracking costs nothing in the first 100 ms of a hold. Then tracking costs one request for
+    /// each hold and for each of its renewals, an entry in the server's table
     /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
     /// times a second, the client skips some of these requests. The client tracks at most 10,000
     /// keys. If the server refuses to track keys, the client logs a line.
@@ -400,8 +400,8 @@ impl ClientBuilder {
 
     /// Sets a function that maps a server's address to the address to which this client must
     /// connect; `None` does not change the address. Use it for servers behind a network address
-    /// translation, such as Docker's, which report the addresses of their own network. It is like
-    /// Redisson's `NatMapper`. The client maps each address in the replies of Sentinels, in
+    /// translation, such as Docker's, which report the addresses of their own network. This setting
+    /// is like Redisson's `NatMapper`. The client maps each address in the replies of Sentinels, in
     /// `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the addresses in the URL. If a server of a
     /// cluster reports only a port, the client uses the host with which it reaches that server.
     ///
@@ -449,10 +449,10 @@ impl ClientBuilder {
     ///
     /// The setting applies to all locks, to permits of a [`Semaphore`](crate::Semaphore), and to
     /// permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
-    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). It does not apply to
-    /// settings, to notifications, to the counts of a [`CountDownLatch`](crate::CountDownLatch), or
-    /// to the release of a lock. If a failover loses a release, the lock is held until its lease
-    /// ends.
+    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). The setting does not
+    /// apply to settings, to notifications, to the counts of a
+    /// [`CountDownLatch`](crate::CountDownLatch), or to the release of a lock. If a failover loses
+    /// a release, the lock is held until its lease ends.
     ///
     /// **What this guarantees**: `count` replicas had the lock in memory before the call returned.
     /// If one of these replicas becomes the master, it has the lock. **What this cannot prevent**,

@@ -374,7 +374,7 @@ impl LeaderElection {
     }
 
     /// Returns an iterator over the present leader and each later change, for as long as `wait`
-    /// allows. The iterator's `next` blocks. It may skip a leadership that was very short.
+    /// allows. Its `next` blocks. The iterator may skip a leadership that was very short.
     ///
     /// Messages announce new leaders and resignations. If a leader dies, the iterator notices when
     /// the leader's lease ends. The iterator ends with an error if the server does not answer for
@@ -749,7 +749,7 @@ enum Progress {
 impl Term {
     /// Returns how long the term lasts if no renewal succeeds, or zero if the term is over.
     fn left(&self) -> Duration {
-        // A forked child does not lead. It must not lock a mutex or call a callback.
+        // A forked child does not lead. A forked child must not lock a mutex or call a callback.
         if is_forked() {
             return Duration::ZERO;
         }

@@ -232,8 +232,8 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// The compiler does not derive these traits because of `source`. They are right, because an error
-// never changes.
+// The compiler does not derive these traits because of `source`. They are safe to implement,
+// because an error never changes.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 

@@ -34,8 +34,9 @@ use crate::scripts::renewal::RenewalKind;
 /// # Ok(()) }
 /// ```
 ///
-/// The server has one database, no users, no replicas and no cluster. Its keys are lost when the
-/// server and its clients are dropped. Its speed says nothing about the speed of Redis.
+/// The server has one database, no users, no replicas and no cluster. The server's keys are lost
+/// when the server and its clients are dropped. The server's speed says nothing about the speed of
+/// Redis.
 ///
 /// # Time and faults
 ///

@@ -23,7 +23,7 @@ use crate::waiting::{
 };
 
 /// A count in Redis. Threads wait until other threads, in any process, have lowered the count to
-/// zero. It is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
+/// zero. This type is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
 /// `RCountDownLatch`. [`Client::count_down_latch`] returns one.
 ///
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
@@ -520,9 +520,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so it asks at once. It keeps the request
-        // state. Without the request state, the leader would take the end of the latch's time to
-        // live for the last count-down.
+        // The next leader may wait for another count, so it asks at once. It gets the request
+        // state, too. Without the request state, the leader would take the end of the latch's time
+        // to live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

@@ -1,8 +1,8 @@
 //! Distributed locks and synchronizers on Redis for plain threads.
 //!
 //! `redlatch` is for a threaded program that needs a `Mutex` across machines. It has the locks of
-//! java.util.concurrent, synchronous and blocking. It is wire-compatible with Redisson, so a Java
-//! service and a Rust service can share one lock.
+//! java.util.concurrent, synchronous and blocking. redlatch is wire-compatible with Redisson, so a
+//! Java service and a Rust service can share one lock.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -116,8 +116,8 @@
 //!
 //! An outage causes only one `warn` line and one `info` line, even if many threads and connections
 //! notice it. An outage begins when the client cannot open a connection or a reply does not arrive
-//! in time. It ends with the first reply. If a connection breaks and the client can open a new
-//! connection, this is no outage, and is not logged.
+//! in time. The outage ends with the first reply. If a connection breaks and the client can open a
+//! new connection, this is no outage, and is not logged.
 //!
 //! A thread of the client writes the lines, in order, so a logger may block, panic or use this
 //! library. At most 1,000 lines wait for a slow logger; further lines are counted and dropped.

@@ -321,7 +321,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// Those of [`is_locked`](Self::is_locked), but a key that holds other data is no error.
+    /// The errors of [`is_locked`](Self::is_locked), but a key that holds other data is no error.
     ///
     /// # Blocking
     ///

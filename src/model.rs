@@ -1,5 +1,5 @@
 //! The server of the model tests: the server of [`redlatch_in_memory`], with the keys and scripts
-//! of locks that the models need. It has no windows and no leases.
+//! of locks that the models need. This server has no windows and no leases.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};

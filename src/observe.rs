@@ -42,10 +42,10 @@ macro_rules! forwards {
 ///
 /// Each acquisition has one [`wait_started`](Self::wait_started), even if it gets the lock at once,
 /// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). Each acquired lock is
-/// later [`released`](Self::released) or [`lost`](Self::lost), once. Permits acquired together may
-/// end one by one, so count permits by [`permits`](Event::permits) and not by calls: each acquired
-/// permit is in one later event. A re-entry is reported only if it fails. For a latch or a barrier,
-/// only the waits are reported.
+/// later [`released`](Self::released) or [`lost`](Self::lost), once. Permits that were acquired
+/// together may be released one by one. So to count permits, add up [`permits`](Event::permits) of
+/// the events. A re-entry is reported only if it fails. For a latch or a barrier, only the waits
+/// are reported.
 ///
 /// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
 /// releases. The other methods run on a thread of the client, in order. The client calls each
@@ -53,9 +53,10 @@ macro_rules! forwards {
 /// block or use the client. A panic is logged, and harms nothing else.
 ///
 /// If the client's thread hangs in a callback, later events wait. While 10,000 events wait,
-/// renewals are left out, and while 100,000 wait, all events are. The log says when this begins.
-/// (The same thread writes the log line, so the line comes once the thread goes on.)
-/// [`Counts`](crate::status::Counts) has the number of events that were left out.
+/// renewals are not reported, and while 100,000 events wait, no event is reported. The client logs
+/// when this begins. (The same thread writes the log line, so the line is written only after the
+/// callback has returned.) [`Counts`](crate::status::Counts) has the number of events that were not
+/// reported.
 ///
 /// ```no_run
 /// use redlatch::observe::{Event, Observer, Way};

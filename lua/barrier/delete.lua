@@ -1,4 +1,4 @@
--- Removes a barrier. Its waiting parties find it broken.
+-- Removes a barrier. The waiting parties find the barrier broken.
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel

@@ -5,9 +5,9 @@
 -- reply: 1 = the thread is among the waiters; 0 = this owner does not have the lock
 --
 -- A notifier must have the lock, too. So no thread can notify between this script and the release.
--- A copy of the request may arrive after the release. It changes nothing: another owner has the
--- lock by then, or, if the lock was passed on inside the process, the waiter has an entry or a
--- record.
+-- A copy of the request may arrive after the release. Such a copy changes nothing: another owner
+-- has the lock by then, or, if the lock was passed on inside the process, the waiter has an entry
+-- or a record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -16,10 +16,10 @@ if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[
     return 1
 end
 -- The list must never be left without a time to live, so the script first checks the right to
--- PEXPIRE. It also checks the rights that the later release needs: if the release were refused, the
--- thread would wait for the end of its own lease. RPUSH is the first write, so that a server that
--- is out of memory refuses it. Such a server would later refuse to grant the lock to the thread
--- again.
+-- PEXPIRE. The script also checks the rights that the later release needs: if the release were
+-- refused, the thread would wait for the end of its own lease. RPUSH is the first write, so that a
+-- server that is out of memory refuses it. Such a server would later refuse to grant the lock to
+-- the thread again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},

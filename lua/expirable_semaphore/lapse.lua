@@ -1,7 +1,7 @@
 -- Prepended to the scripts of an expirable semaphore that do not use ../once.lua, after
 -- ../number.lua. The number of free permits has its own key, as in a plain semaphore. The taken
--- permits are a sorted set: id -> the time at which the permit's lease ends, in ms since 1970. Both
--- keys are Redisson's. Redisson writes 922337203685477 for a permit without a lease.
+-- permits are a sorted set: id -> the time at which the permit's lease ends, in ms since 1970.
+-- Redisson uses the same two keys. Redisson writes 922337203685477 for a permit without a lease.
 --
 -- A permit whose lease has ended remains in the set until a script finds it and makes it free
 -- again. Only the server's clock decides whether a lease has ended.

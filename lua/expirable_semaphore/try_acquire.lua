@@ -6,9 +6,9 @@
 -- reply: {permits taken}; {0, ms until the next lease ends, or -1}: too few permits for the first
 --        thread; {-1, -1}: there is no such semaphore
 --
--- A copy of the request finds ids that the first copy has added. It takes no permits, and the reply
--- is the number of these ids that remain. Otherwise permits that were already given back would be
--- taken a second time.
+-- A copy of the request finds ids that the first copy has added. The copy takes no permits, and the
+-- reply is the number of these ids that remain. Otherwise permits that were already given back
+-- would be taken a second time.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0

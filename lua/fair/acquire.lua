@@ -25,8 +25,9 @@
 -- stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
 -- A client's first waiter may be granted the lock before the client listens. A score that is half a
--- ms lower marks this waiter. Its next request or keep-alive removes the mark. The client's later
--- waiters need no mark: when one of them becomes first, the client listens or is dead.
+-- ms lower marks this waiter. The waiter's next request or keep-alive removes the mark. The
+-- client's later waiters need no mark: when one of them becomes first, the client listens or is
+-- dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
 -- In ms: if a Redisson waiter is first and does not take the free lock within this time, the next
 -- waiter asks, and the Redisson waiter gets another message.

@@ -1,4 +1,4 @@
--- Takes a fair lock if it has no holder and no waiters. It makes no entry in the queue.
+-- Takes a fair lock if it has no holder and no waiters. The script makes no entry in the queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner

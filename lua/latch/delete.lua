@@ -4,8 +4,8 @@
 -- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 --
--- The message `0` says that the count is zero. It ends the waits of all clients, Redisson's as
--- well. (Redisson's own script sends `1`, so its waiters would continue to wait.)
+-- The message `0` says that the count is zero. The message ends the waits of all clients,
+-- Redisson's as well. (Redisson's own script sends `1`, so its waiters would continue to wait.)
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()

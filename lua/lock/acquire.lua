@@ -61,9 +61,9 @@ if not who then
     end
 elseif whose == 1 and place > 1 and fresh == 0 then
     -- When the Redisson client releases the lock, it sends a message on the public channel. Only
-    -- the first two processes in the queue listen to that channel. They may have died, or may not
-    -- know that they are first. This owner asks a second time, so the Redisson client has held the
-    -- lock for a while.
+    -- the first two processes in the queue listen to that channel. These two processes may have
+    -- died, or may not know that they are first. This owner asks a second time, so the Redisson
+    -- client has held the lock for a while.
     announce(0, owner)
 end
 if who and is_first then

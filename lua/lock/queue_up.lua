@@ -1,12 +1,12 @@
--- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. It
--- handles a request while another redlatch owner has the lock. It adds an entry for an owner that
--- asks for the first time, and replies to an owner that asks again and still has its entry.
+-- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. This
+-- part handles a request while another redlatch owner has the lock. It adds an entry for an owner
+-- that asks for the first time, and replies to an owner that asks again and still has its entry.
 --
 -- The rest of the script would do the same, but would run PTTL for every first request. In this
 -- part only the first owner in the queue gets the remaining lease, because that owner asks again
--- when the lease ends. The other owners get it from their next poll. (If the rest of the script
--- created its functions, a poll would take nearly twice as long. A process that waits for thousands
--- of names sends thousands of polls a second.)
+-- when the lease ends. The other owners get the remaining lease from their next poll. (If the rest
+-- of the script created its functions, a poll would take nearly twice as long. A process that waits
+-- for thousands of names sends thousands of polls a second.)
 --
 -- RPUSH is the first write, because its reply shows whether any owner waits. The later commands
 -- must not be refused. So before RPUSH, the script checks that the user may run them. The script

@@ -1,4 +1,5 @@
--- Takes a lock that is free or already this owner's. It ignores the queue and makes no entry in it.
+-- Takes a lock that is free or already this owner's. The script ignores the queue and makes no
+-- entry in it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
@@ -13,7 +14,7 @@ if foreign then
 elseif not who then
     local places, trouble = length(), hold(owner, lease)
     if trouble then
-        -- The server may be out of memory. It can still grant the lock to a waiter: see `hold`.
+        -- A server that is out of memory can still grant the lock to a waiter: see `hold`.
         look()
         return trouble
     end

@@ -52,8 +52,9 @@ end
 local whose = open and 2 or is_foreign() and 1 or 0
 if whose == 1 and place > 1 and fresh == 0 then
     -- When the Redisson client releases the lock, it sends a message on the public channel. Only
-    -- the first two processes in the queue listen to that channel. They may have died, or may not
-    -- know that they are first. This owner asks again, so the hold has lasted for a while.
+    -- the first two processes in the queue listen to that channel. These two processes may have
+    -- died, or may not know that they are first. This owner asks again, so the hold has lasted for
+    -- a while.
     announce(0, owner)
 end
 -- The most holders that get a message. The other readers find the waiter at their renewals.

@@ -398,9 +398,10 @@ local function release(owner, since, count)
     elseif free then
         return hand_over(since, count, message)
     elseif is_left and not writes(owner) then
-        -- Only Redisson's readers are left. They send a message on the public channel when they
-        -- leave, so the first waiter must be told to listen to it. (Before that, `look` removes
-        -- dead waiters from the head of the queue, and grants the lock to readers behind them.)
+        -- Only Redisson's readers are left. These readers send a message on the public channel when
+        -- they leave, so the first waiter must be told to listen to this channel. (Before that,
+        -- `look` removes dead waiters from the head of the queue, and grants the lock to readers
+        -- behind them.)
         look()
         announce(0)
     elseif writes(owner) then

@@ -1,6 +1,6 @@
--- Takes a read-write lock if that is possible now, and makes no entry in its queue. It takes a free
--- lock even if others wait. If readers hold the lock, another reader enters only if there are no
--- waiters.
+-- Takes a read-write lock if that is possible now, and makes no entry in its queue. The script
+-- takes a free lock even if others wait. If readers hold the lock, another reader enters only if
+-- there are no waiters.
 --
 -- KEYS see ../hand_off.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows, 4 the
@@ -32,7 +32,7 @@ end
 -- (If the user may not read the queue, `length` fails, and nothing is taken.)
 local _, trouble = length(), hold({owner}, lease)
 if trouble then
-    -- The server may be out of memory. It can still grant the lock to a waiter: see `hold` of
+    -- A server that is out of memory can still grant the lock to a waiter: see `hold` of
     -- ../lock/holder.lua.
     look()
     return trouble

@@ -1,9 +1,10 @@
-//! The times of one owner's exchanges with the server. From them follows the time on the process's
-//! own clock at which the server granted the owner the lock.
+//! The requests and replies of one owner. This module computes from them whether the server may
+//! have an entry or a hold of the owner, and for how long a grant counts.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
 //! The models of the scripts (`tests/models/`) compile this file, too, so it imports only what the
-//! parent module imports. It has no owner number, so two owners with equal histories are equal.
+//! parent module imports. The state has no owner number, so two owners with equal histories are
+//! equal.
 //!
 //! ```text
 //!          asks            refused (at the server's time)

@@ -1,5 +1,5 @@
-//! The requests and replies of one owner, as state machines without I/O. They decide when the owner
-//! sends a request, and for how long a grant counts.
+//! The requests and replies of one owner, as state machines without I/O. The state machines decide
+//! when the owner sends a request, and for how long a grant counts.
 
 mod entry;
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! dispatcher's thread does no I/O. So a server that does not answer never delays the jobs of other
 //! servers.
 //!
-//! A server that has lost all its slots may never come back. Its renewer ends and returns its jobs
-//! to the dispatcher. Its subscriber thread ends, too. Its lanes are closed when all commands are
-//! answered.
+//! If a server has lost all its slots, it may never come back. So the server's renewer and
+//! subscriber thread end, and the renewer returns its jobs to the dispatcher. The server's lanes
+//! are closed when all commands are answered.
 
 use std::collections::HashMap;
 use std::io;

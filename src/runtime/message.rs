@@ -92,9 +92,9 @@ pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
 }
 
 /// The registered owners of this client by their numbers, with the recipients of their messages. An
-/// owner is registered before its first request. It remains registered as long as it has a queue
-/// entry, or the lock that it got through this entry. Scripts send messages only to owners that had
-/// an entry. So if a grant names an owner that is not registered, no thread has this hold.
+/// owner is registered before its first request. The owner remains registered as long as it has a
+/// queue entry, or the lock that it got through this entry. Scripts send messages only to owners
+/// that had an entry. So if a grant names an owner that is not registered, no thread has this hold.
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,

@@ -1,5 +1,5 @@
-//! Clients for the model tests. They use a model's server. They lack the threads that wait for time
-//! to pass, because no time passes in a model.
+//! Clients for the model tests. These clients use a model's server, and lack the threads that wait
+//! for time to pass, because no time passes in a model.
 
 use std::sync::Arc;
 use std::time::Duration;

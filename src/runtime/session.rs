@@ -32,8 +32,8 @@ use crate::scripts::{ClientId, not_connected, unfit, unreachable};
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `unclaimed` gets the messages to owners of this client that do not wait. It runs
-    /// on the subscriber's thread and must not block.
+    /// Connects. `unclaimed` gets the messages to owners of this client that do not wait.
+    /// `unclaimed` runs on the subscriber thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         Self::start(url, config, unclaimed, |url, config| {
             Self::find(url, config).map(|(servers, greeting)| (servers, Some(greeting)))
@@ -157,9 +157,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // In a forked child, the last drop must not end the parent's client. It must not release
-        // holds, close connections (which may write), or wait for threads (which do not exist in
-        // the child).
+        // In a forked child, the last drop must not end the parent's client. The child must not
+        // release holds, close connections (which may write), or wait for threads (which do not
+        // exist in the child).
         if is_forked() {
             std::mem::forget(Arc::clone(&self.0));
         }

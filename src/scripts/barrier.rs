@@ -115,7 +115,7 @@ impl BarrierScripts<'_> {
         }
     }
 
-    /// Returns the command that takes an arrival back. It has the number of the arrival's request.
+    /// Returns the command that takes an arrival back, with the number of the arrival's request.
     pub(crate) fn leave_command(
         self,
         id: RequestId,

@@ -148,9 +148,9 @@ impl Log {
         }
     }
 
-    /// Returns the changes of one sequence, or of all sequences, in parts. They are in the order in
-    /// which they must be repeated: by sequence, and by number within a sequence. The changes of a
-    /// part have the same mark.
+    /// Returns the changes of one sequence, or of all sequences, in parts. The changes are in the
+    /// order in which they must be repeated: by sequence, and by number within a sequence. The
+    /// changes of a part have the same mark.
     pub(super) fn parts(&self, sequence: Option<usize>) -> Vec<Vec<Change>> {
         let meant = |change: &&Change| sequence.is_none_or(|sequence| change.sequence == sequence);
         let mut changes: Vec<_> = self.changes.iter().filter(meant).cloned().collect();

@@ -47,7 +47,7 @@ impl Script {
 
     /// Returns the same script, which the client may send again if the connection breaks before the
     /// reply. Use it for a script whose second run changes nothing, even if later scripts of the
-    /// same guard have run between the two. No I/O.
+    /// same guard have run between the two runs. No I/O.
     #[must_use]
     pub fn idempotent(self) -> Self {
         Self { is_idempotent: true, ..self }
@@ -59,9 +59,9 @@ impl Script {
         self.text.starts_with("#!")
     }
 
-    /// The text that is sent to the server, and its hash. The user's text becomes the body of a function
-    /// without upvalues. Its lines keep their numbers, so an error names the line of the user's
-    /// text.
+    /// The text that is sent to the server, and its hash. The user's text becomes the body of a
+    /// function without upvalues. The lines of the user's text keep their numbers, so an error
+    /// names the right line.
     pub(crate) fn whole(&self) -> &(String, String) {
         self.whole.get_or_init(|| {
             // Without a use of `...`, Lua would make a table of the arguments at each call.

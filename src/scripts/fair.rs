@@ -62,8 +62,8 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// The owner has not been queued. Its first request also names these owners, which get the
-    /// entries behind it.
+    /// The owner has not been queued. The owner's first request also names these owners, which get
+    /// the entries behind it.
     Company {
         owners: &'a [Owner],
         /// Whether the client does not listen yet and has no other waiter in the queue. Each of
@@ -72,8 +72,8 @@ pub(crate) enum Others<'a> {
     },
     /// The owner was queued before, and its request names no other owners.
     Nobody,
-    /// The owner was queued before and has lost its entry. The named owners were queued, too. If
-    /// they have lost their entries, they also return to the queue.
+    /// The owner was queued before and has lost its entry. The named owners were queued, too. Those
+    /// that have lost their entries also return to the queue.
     Requeued(&'a [Owner]),
 }
 

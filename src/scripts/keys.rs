@@ -168,7 +168,7 @@ pub(crate) struct FairKeys {
     /// The key of the waiting owners' scores: the times until which the owners count as alive.
     pub(crate) timeouts: String,
     /// The key that stores the queue's last waiter while all waiters are redlatch's. Only redlatch
-    /// uses this key. It has the prefix of `timeouts`, so that access rights made for Redisson
+    /// uses this key. The key has the prefix of `timeouts`, so that access rights made for Redisson
     /// allow it.
     pub(crate) only_ours: String,
     /// The prefix of waiters' channels, to which the owner's id is added. All of Redisson's waiters
@@ -230,8 +230,8 @@ impl SemaphoreKeys {
     }
 }
 
-/// The keys of one expirable semaphore, except the key that is the semaphore's name. It has the
-/// same channel as a plain semaphore.
+/// The keys of one expirable semaphore, except the key that is the semaphore's name. An expirable
+/// semaphore has the same channel as a plain semaphore.
 #[derive(Debug)]
 pub(crate) struct ExpirableKeys;
 

@@ -72,7 +72,7 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
-/// The additional arguments of an owner's second and later requests. They are server times in ms.
+/// The additional arguments of an owner's second and later requests, which are server times in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// The time at which the owner began to wait.
@@ -105,7 +105,7 @@ pub(crate) enum Acquired {
     NotTaken,
 }
 
-/// The fencing tokens of one hold. They are a range: the hold may be passed from thread to thread,
+/// The fencing tokens of one hold, which are a range: the hold may be passed from thread to thread,
 /// and each thread gets the next token. No two holds have a token in common, and a later hold has
 /// higher tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

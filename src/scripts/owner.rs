@@ -76,9 +76,10 @@ impl ClientId {
         PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
     }
 
-    /// Returns a new owner. Its number names one acquisition and is never used again. So a late
-    /// command of an old hold cannot change the next hold, and an acquire may be sent twice. (In
-    /// Redis, the re-entry count of an owner is always 1. The process counts the levels itself.)
+    /// Returns a new owner. The owner's number names one acquisition and is never used again. So a
+    /// late command of an old hold cannot change the next hold, and an acquire may be sent twice.
+    /// (In Redis, the re-entry count of an owner is always 1. The process counts the levels
+    /// itself.)
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock, false)
     }
@@ -127,8 +128,8 @@ impl Mode {
     }
 }
 
-/// The holder of a lock, as it appears in Redis. Its text is made for each request, because a
-/// stored text would take much of a hold's memory.
+/// The holder of a lock, as it appears in Redis. The owner's text is made for each request, because
+/// a stored text would take much of a hold's memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Lock {

@@ -82,8 +82,8 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest {
     number: u64,
-    /// The latest server time at which the request may be applied. It is equal in each copy: if a
-    /// copy had a later time, the server could apply the copy after it has forgotten the first
+    /// The latest server time at which the request may be applied. This time is equal in each copy:
+    /// if a copy had a later time, the server could apply the copy after it has forgotten the first
     /// copy. (If the process checked the time before it sends a copy, the system could still stop
     /// it before the write.)
     latest: u64,
@@ -125,7 +125,7 @@ impl Requests {
         self
     }
 
-    /// Opens a request. `next` returns a number that the client never uses twice. It is called
+    /// Opens a request. `next` returns a number that the client never uses twice. `next` is called
     /// under the mutex, so that the numbers of a sequence rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)

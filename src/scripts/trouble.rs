@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run, and can no longer run. Its outcome will never be known.
+    /// The request may have run, and can no longer run. The outcome will never be known.
     Forgotten(Error),
 }
 
@@ -75,7 +75,8 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // The error has a code, so a server of a cluster sent it. It becomes the source.
+            // The error has a code, so a server of a cluster sent the error, which becomes the
+            // source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"

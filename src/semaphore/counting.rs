@@ -26,7 +26,7 @@ pub use self::permit::Permit;
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
-/// A counting semaphore in Redis: the threads of all processes share its permits. It is like
+/// A counting semaphore in Redis: the threads of all processes share its permits. This type is like
 /// `Semaphore` of java.util.concurrent, and compatible with Redisson's `RSemaphore`. Made by
 /// [`Client::semaphore`].
 ///
@@ -122,7 +122,7 @@ impl Semaphore {
     ///
     /// A client makes the semaphore only **once** while it has a handle or a permit of the name. If
     /// the semaphore is removed later (by a [`delete`](Self::delete), or because the server lost
-    /// its data), this client waits for permits and logs a warning. It does not make a new
+    /// its data), this client waits for permits and logs a warning. The client does not make a new
     /// semaphore, because its permits of the old semaphore are still in use. But another client may
     /// make a new semaphore, and then more permits are in use than `permits`. To prevent this, call
     /// `try_set_permits` yourself in place of `with_permits`.
@@ -147,7 +147,7 @@ impl Semaphore {
     ///
     /// This method does not block. The first acquire needs one more round trip, and two more if it
     /// makes the semaphore. The time limit of the acquire includes these round trips. Later
-    /// acquires need none of them.
+    /// acquires need no additional round trip.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }

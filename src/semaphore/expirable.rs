@@ -27,7 +27,7 @@ pub use self::permit::ExpirablePermit;
 pub(crate) use self::site::ExpirableSite;
 
 /// A semaphore in Redis whose permits have leases. The threads of all processes share the permits.
-/// It is compatible with Redisson's `RPermitExpirableSemaphore`. Made by
+/// This type is compatible with Redisson's `RPermitExpirableSemaphore`. Made by
 /// [`Client::expirable_semaphore`].
 ///
 /// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit returns** at

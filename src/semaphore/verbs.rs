@@ -67,8 +67,8 @@ macro_rules! permit_verbs {
                 ///
                 /// One round trip; none if a thread of this process waits. If this process takes
                 /// permits again and again while other processes want them, the call sometimes lets
-                /// the other processes go first. It then blocks for another millisecond and two
-                /// round trips.
+                /// the other processes go first. The call then blocks for another millisecond and
+                /// two round trips.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }

@@ -100,7 +100,7 @@ impl<'a> Linked<'a> {
     /// already cancelled, cancels `child` at once.
     pub fn of(token: &'a CancelToken, child: &CancelToken) -> Self {
         token.0.linked.lock().push(child.clone());
-        // This read comes after the push: see `cancel`.
+        // Read the flag only after the child was added: see `cancel`.
         if token.is_cancelled() {
             child.cancel();
         }

@@ -1,4 +1,4 @@
-//! The commands for keys that the scripts and the client use. They behave as in Redis 7.0.
+//! The commands for keys that the scripts and the client use. The commands behave as in Redis 7.0.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;

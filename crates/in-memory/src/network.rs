@@ -36,7 +36,7 @@ struct State<K> {
     breaks: usize,
 }
 
-/// A server's clock. It shows µs since 1970.
+/// A server's clock. The clock shows µs since 1970.
 #[derive(Clone, Copy, Debug)]
 enum Clock {
     Still(i64),

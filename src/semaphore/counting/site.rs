@@ -388,7 +388,7 @@ impl Drop for SemaphoreSite {
     }
 }
 
-/// A release of permits without its reply.
+/// A release of permits that has no reply yet.
 struct Release {
     site: Arc<SemaphoreSite>,
     request_id: RequestId,

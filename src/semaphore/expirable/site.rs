@@ -444,7 +444,7 @@ impl Drop for ExpirableSite {
     }
 }
 
-/// A release of permits without its reply.
+/// A release of permits that has no reply yet.
 struct PermitRelease {
     site: Arc<ExpirableSite>,
     permit_leases: Vec<Arc<PermitLease>>,
@@ -491,8 +491,8 @@ impl PermitRelease {
                 } else if in_doubt {
                     Err(site.unclear())
                 } else {
-                    // The reply does not say which permits are missing. Their leases have probably
-                    // ended.
+                    // The reply does not say which permits are missing. The leases of the missing
+                    // permits have probably ended.
                     let reasons = self.permit_leases.iter().map(|it| it.hold.why_gone());
                     let reason =
                         reasons.reduce(

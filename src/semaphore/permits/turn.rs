@@ -10,10 +10,10 @@
 //! A permit turn differs from a lock's `Cohort`. A cohort reads in each grant how many processes
 //! wait. A lock's turn ends with the release, which hands the lock on. A cohort also has the chain
 //! for Redisson's share, which permits do not have. A permit turn estimates the number of waiting
-//! processes from the number of listeners that got a release's message. It includes many grants and
-//! releases, is limited in grants and in time, and is doubled if no other process used the pause
-//! after it. The server does not stop a process from asking after its turn, so [`PermitTurn`] also
-//! says how long to pause.
+//! processes from the number of listeners that got a release's message. A permit turn includes many
+//! grants and releases, is limited in grants and in time, and is doubled if no other process used
+//! the pause after it. The server does not stop a process from asking after its turn, so
+//! [`PermitTurn`] also says how long to pause.
 
 use std::time::Duration;
 

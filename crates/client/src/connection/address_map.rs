@@ -29,7 +29,7 @@ pub struct AddressMap(Option<Arc<Map>>);
 
 impl AddressMap {
     /// Makes a map that calls `map` for each address. `map` is called on any thread of the client
-    /// or of its caller, with no mutex held. If it returns `None`, the address is not changed.
+    /// or of its caller, with no mutex held. If `map` returns `None`, the address is not changed.
     pub fn new(map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(map)))
     }

@@ -411,8 +411,8 @@ impl ClusterState {
     }
 }
 
-/// The role of the thread that asks for all threads. Its drop lets the next thread ask, even after
-/// a panic.
+/// The role of the thread that asks for all threads. The drop of this value lets the next thread
+/// ask, even after a panic.
 struct Looking<'a>(&'a Cluster);
 
 impl Drop for Looking<'_> {

@@ -1,10 +1,10 @@
 //! A connection that threads share: one thread writes the commands of all threads in one packet.
 //!
-//! One thread, the *combiner*, has the link. It writes its own command and the commands in the
-//! queue, reads the replies, and wakes the other threads. Then the first call that has queued in
-//! the meantime becomes the next combiner. So the sharing costs a single thread nothing, and many
-//! threads need few packets. There is no I/O thread, which would cost a single caller a third of
-//! its rate.
+//! One thread, the *combiner*, has the link. The combiner writes its own command and the commands
+//! in the queue, reads the replies, and wakes the other threads. Then the first call that has
+//! queued in the meantime becomes the next combiner. So the sharing costs a single thread nothing,
+//! and many threads need few packets. There is no I/O thread, which would cost a single caller a
+//! third of its rate.
 //!
 //! Order: all callers' commands for a name use the name's lane. So a release posted by `Drop` runs
 //! before the next acquire. (Renewals and cleanups use the renewer's connection.) If the connection
@@ -40,7 +40,7 @@ pub struct Lane {
     /// Whether the background thread has been asked to call [`service`](Self::service) and has not
     /// begun this call.
     look_requested: AtomicBool,
-    /// The number of posted releases of permits without a reply. It must stay well below
+    /// The number of posted releases of permits without a reply. This number must be well below
     /// [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
     /// The time of the last reply to a change of a semaphore over this lane.
@@ -374,7 +374,7 @@ mod tests {
     }
 
     /// Returns a server that sends the reply to the first ECHO in two halves, the second half when
-    /// the test allows it. It replies to all other commands at once.
+    /// the test allows it. The server replies to all other commands at once.
     fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());

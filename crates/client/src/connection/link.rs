@@ -605,7 +605,7 @@ impl Link {
             if self.settle(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // The command has just been sent again.
+                // A command was sent again, so its reply may take the whole time again.
                 until = self.deadline_in(patience);
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// An outage that a client has noticed. It is dropped when the client finds the outage over.
+/// An outage that a client has noticed. The value is dropped when the client finds the outage over.
 pub(super) struct Outage {
     key: Option<String>,
     began: Instant,

@@ -116,7 +116,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the Sentinel did not answer in time. It may answer if it has more time.
+    /// Whether the Sentinel did not answer in time. With more time, the Sentinel may answer.
     fn is_slow(&self) -> bool {
         matches!(self, Self::NotReached(error) if error.is_timeout())
     }
@@ -375,7 +375,8 @@ impl Sentinels {
         true
     }
 
-    /// Notes a new connection to this server. It is closed when another server is the master.
+    /// Notes a new connection to this server. The connection is closed when another server becomes
+    /// the master.
     fn watch(&self, host_port: &HostPort, closer: Closer) {
         let mut state = self.state.lock();
         if state.master.as_ref().is_some_and(|master| master.host_port == *host_port) {
@@ -409,8 +410,8 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// The role of the thread that asks for all threads. Its drop lets the next thread ask, even after
-/// a panic.
+/// The role of the thread that asks for all threads. The drop of this value lets the next thread
+/// ask, even after a panic.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -106,8 +106,8 @@ pub enum Route {
     Slot(Slot),
 }
 
-// The compiler does not derive this because of the callbacks, which redlatch provides. They run
-// with no mutex held, and have their state in a `Mutex` or an atomic.
+// The compiler does not derive this because of the callbacks, which redlatch provides. The
+// callbacks run with no mutex held, and have their state in a `Mutex` or an atomic.
 impl UnwindSafe for Route {}
 impl RefUnwindSafe for Route {}
 

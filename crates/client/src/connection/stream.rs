@@ -24,7 +24,7 @@ use super::{Command, ConnectError, Credentials, Settings};
 pub(crate) struct Connection {
     stream: Stream,
     replies: ReplyReader,
-    /// Bytes that a thread had no time to write. They are written before all later bytes.
+    /// Bytes that a thread had no time to write. These bytes are written before all later bytes.
     unwritten: Vec<u8>,
     /// The number of bytes given to this connection so far.
     given: u64,

@@ -83,8 +83,8 @@ impl PubSub {
 
     /// Whether the server has no slots and no thread needs the subscriber. If so, the subscriber
     /// thread ends, because the server may never come back. If a thread needs the server later, it
-    /// finds no queue and starts a new subscriber. Both this check and that search run under the
-    /// mutex of all channels.
+    /// finds no queue and starts a new subscriber. This check and the search for a queue run under
+    /// the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }

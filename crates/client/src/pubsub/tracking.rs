@@ -21,9 +21,9 @@
 //! If two servers report a key in the meantime, the client asks about the key twice.
 //!
 //! If a key changes all the time, as a semaphore's does, the subscriber asks about it at most
-//! [`MOST_ASKS`] times in a [`PERIOD`]. It asks about the key again when it next reads its queue,
-//! at the latest at the next heartbeat. It does the same if the server has no memory to track a
-//! key, or could not reply to the question.
+//! [`MOST_ASKS`] times in a [`PERIOD`]. The subscriber asks about the key again when it next reads
+//! its queue, at the latest at the next heartbeat. The subscriber does the same if the server has
+//! no memory to track a key, or could not reply to the question.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,11 +1,11 @@
-//! Threads, mutexes and the clock for the model tests. They have the API of `system.rs`, and
-//! shuttle schedules them.
+//! Threads, mutexes and the clock for the model tests. This module has the API of `system.rs`, and
+//! shuttle schedules the threads.
 //!
-//! A model test runs its threads as coroutines and tries many orders of their steps. It finds bugs
-//! that occur once a month on real threads. If no other thread will ever wake a sleeping thread,
-//! the model reports this at once. `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo
-//! test --lib model` runs the model tests. A failed test prints its schedule, which
-//! `shuttle::replay` runs again.
+//! A model test runs its threads as coroutines and tries many orders of their steps. So a model
+//! test finds bugs that occur once a month on real threads. If no other thread will ever wake a
+//! sleeping thread, the model reports this at once. `RUSTFLAGS="--cfg shuttle"
+//! CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs the model tests. A failed test
+//! prints its schedule, which `shuttle::replay` runs again.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

@@ -1,4 +1,4 @@
-//! Models of a semaphore's gate. They try many orders of its threads' actions: ask alone, queue,
+//! Models of a semaphore's gate, which try many orders of its threads' actions: ask alone, queue,
 //! lead, ask for the threads behind, give up, fail, pass permits on and give permits back.
 
 use std::sync::Arc;

@@ -45,8 +45,8 @@ fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     assert!(matches!(outcome, Ok(Value::Int(0))), "{outcome:?}");
 }
 
-/// When the script begins, the server to which the slot is moving has both keys. It stops the
-/// script when one key is gone.
+/// When the script begins, the server to which the slot is moving has both keys. The server stops
+/// the script when one key has been deleted.
 #[test]
 fn a_script_stopped_at_the_new_server_of_its_slot_counts_as_one_that_may_have_run() {
     static BOTH: LazyLock<Script> = LazyLock::new(|| {

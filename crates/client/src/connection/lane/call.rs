@@ -325,15 +325,16 @@ fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
-/// The shortest time to gather. It belongs to a round trip of a sixth of a millisecond. A shorter
-/// time would cost more than it saves.
+/// The shortest time to gather, for a round trip of a sixth of a millisecond. A shorter time would
+/// cost more than it saves.
 const SHORTEST_GATHER: Duration = Duration::from_micros(10);
 const LONGEST_GATHER: Duration = Duration::from_micros(500);
 
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // A thread that has left gets no reply. Its caller undoes the command's effects.
+        // A thread that has left gets no reply. The caller of this thread undoes the command's
+        // effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -199,7 +199,7 @@ impl Drop for Combiner<'_> {
             let mut state = self.lane.state.lock();
             state.heard_at = heard_at;
             if panics {
-                // The thread's own call may still be in the queue. It must not become the next
+                // The thread's own call may still be in the queue, and must not become the next
                 // combiner.
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
