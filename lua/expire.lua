@@ -18,7 +18,7 @@ return once(function()
         return nil
     end
     -- Both keys change or none: before the script changes KEYS 1, it checks that the user may run
-    -- the command on KEYS 3. If not, the command itself returns the server's error.
+    -- the command on KEYS 3. If the user may not, the command itself returns the server's error.
     if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
         redis.call(ends(KEYS[3]))
     end

@@ -161,8 +161,8 @@ local function announce(left, asker)
 end
 
 -- Publishes on the public channel that the lock is free. Returns whether the server refused the
--- message. If so, the lock is free all the same, but Redisson's waiters sleep until the lease that
--- they know ends.
+-- message. After a refusal, the lock is free all the same, but Redisson's waiters sleep until the
+-- lease that they know ends.
 local function is_muted(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end

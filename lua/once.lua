@@ -76,7 +76,7 @@ end
 -- Applies a request. `wanted` returns the result and the command that makes the change. If there is
 -- nothing to change, `wanted` returns only a result, or nothing for the result 0. Such a result is
 -- written to the record only if this request is a copy: the first request may arrive after its
--- copy, and must then change nothing. `told` makes the reply to the first request from the
+-- copy, and must then change nothing. `told` computes the reply to the first request from the
 -- command's reply. The reply to a copy is the result.
 local function once(wanted, told)
     if last == number then

@@ -178,8 +178,7 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks for at most `wait`, and for up to 50 ms more (or three round trips to a distant
-    /// server) to break the barrier. If `wait` is very short, the first request may also take 50
-    /// ms.
+    /// server) to break the barrier. The first request may also take 50 ms.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }

@@ -1,4 +1,4 @@
-//! The library without a server, for tests.
+//! A server in the test's process, with which a test needs no Redis.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -95,7 +95,7 @@
 //!
 //! # Panics
 //!
-//! No call panics for any arguments and any replies of the server: a failure is an [`Error`]. If a
+//! No arguments and no replies of the server make a call panic: a failure is an [`Error`]. If a
 //! thread panics, its guards release their locks as it unwinds. Unlike a [`std::sync::Mutex`], a
 //! lock is not poisoned: the next holder does not notice the panic. So keep the protected data
 //! consistent at each step (for example by a transaction). All types are

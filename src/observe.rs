@@ -83,7 +83,7 @@ pub trait Observer: Send + Sync + 'static {
     /// A wait begins. `time` is zero, or the length of a first request.
     fn wait_started(&self, _event: &Event<'_>) {}
 
-    /// The wait has succeeded. `time` is its length. `how` says where the lock came from.
+    /// The wait has succeeded. `time` is its length. `how` says how the lock was granted.
     fn acquired(&self, _event: &Event<'_, Way>) {}
 
     /// The wait has failed. `time` is the length of the wait. `how` is the kind of the caller's
@@ -96,7 +96,7 @@ pub trait Observer: Send + Sync + 'static {
     /// The hold was lost. `time` is the length of the hold. `how` says why it was lost.
     fn lost(&self, _event: &Event<'_, LostReason>) {}
 
-    /// The server has renewed the lease. `time` is the remaining lease when the answer came.
+    /// The server has renewed the lease. `time` is the remaining lease when the reply arrived.
     fn renewed(&self, _event: &Event<'_>) {}
 
     /// A renewal failed, and is tried again. `time` is the remaining lease. `how` is the cause.
@@ -111,7 +111,7 @@ pub trait Observer: Send + Sync + 'static {
     /// address. `permits` is the number of changes. Reported at most every three seconds.
     fn forgot(&self, _event: &Event<'_>) {}
 
-    /// Others have come to wait for a lock whose guard has an
+    /// Others have begun to wait for a lock whose guard has an
     /// [`on_wanted`](crate::LockGuard::on_wanted) callback. `time`: how long the lock has been
     /// held.
     fn wanted(&self, _event: &Event<'_>) {}
@@ -200,7 +200,7 @@ impl Kind {
     }
 }
 
-/// Where an acquired lock came from.
+/// How an acquired lock was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {

@@ -11,7 +11,7 @@ end
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
     -- After all waiters are notified, none is left to which a notification could be passed on. So
-    -- this notification needs no records, and the earlier records may go.
+    -- this notification needs no records, and the earlier records can be deleted.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0

@@ -85,8 +85,8 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock was not logged within the last minute. If so, notes the line
-    /// as logged now.
+    /// Whether a line about a deadlock was not logged within the last minute. If the line is new,
+    /// notes it as logged now.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);

@@ -174,7 +174,8 @@ impl fmt::Debug for Session {
 
 impl Core {
     /// Makes the thread that opens the first connection check whether this library can work with
-    /// the server. If not, the connection is closed, and each call returns the reason.
+    /// the server. If the library cannot work with the server, the connection is closed, and each
+    /// call returns the reason.
     fn greet_at_first_contact(&self, node: &Node) {
         let core = Weak::clone(&self.itself);
         node.endpoint.on_first_contact(move |endpoint, server, ask| {

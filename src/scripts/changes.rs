@@ -86,7 +86,7 @@ impl Log {
     }
 
     /// Whether this run of the server made the sequence's last change, as far as this client knows.
-    /// If so, and the server does not remember the change, the record was evicted or deleted.
+    /// If this run made the change and does not remember it, the record was evicted or deleted.
     pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }

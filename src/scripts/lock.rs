@@ -138,7 +138,7 @@ pub(crate) struct Refused {
     pub(crate) left: Duration,
     /// The number of entries ahead in the queue.
     pub(crate) place: u32,
-    /// Whether a Redisson client holds the lock. If so, the message of its release arrives on the
+    /// Whether a Redisson client holds the lock, so that the message of its release arrives on the
     /// public channel.
     pub(crate) by_redisson: bool,
     pub(crate) is_new: bool,

@@ -157,7 +157,7 @@ fn query<T>(
 }
 
 /// Like [`call`], but the copy may differ from the first command. Also returns whether the copy was
-/// sent. If so, the first command may still run, even after the reply to the copy.
+/// sent, in which case the first command may still run, even after the reply to the copy.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -179,8 +179,8 @@ fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, T
 
 const BROKE: &str = "the connection broke after the request was sent; then: ";
 
-/// A reply, and whether its request was sent twice. If so, the first copy may still run. If the
-/// request was not granted, the client must undo the first copy.
+/// A reply, and whether its request was sent twice, in which case the first copy may still run. If
+/// the request was not granted, the client must undo the first copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,

@@ -182,8 +182,9 @@ impl<K: Keys> Redis<K> {
         }
     }
 
-    /// Runs a command of a connection, and sends the reply if it must not be lost. A lost reply
-    /// breaks the connection: otherwise the client would take the next reply for the lost reply.
+    /// Runs a command of a connection, and sends the reply unless a fault loses the reply. A lost
+    /// reply breaks the connection: otherwise the client would take the next reply for the lost
+    /// reply.
     pub fn answer(&mut self, peer: usize, now: i64, command: &[&[u8]]) {
         let reply = self.run(peer, now, command);
         let is_script = matches!(command.first(), Some(&(b"EVAL" | b"EVALSHA")));

@@ -36,8 +36,8 @@ struct Mended {
 }
 
 impl Renewer {
-    /// Connects, and checks whether this is another run of the server or another server. If so,
-    /// plans to repeat earlier changes of semaphores.
+    /// Connects, and checks whether this is another run of the server or another server. If the run
+    /// or the server is new, plans to repeat earlier changes of semaphores.
     pub(super) fn meet_the_server(&mut self) {
         let mut members = self.core.members.all();
         members.retain(|member| member.is_a_count() && self.is_home(member.name()));

@@ -36,7 +36,7 @@ const LONGEST_YIELD: u64 = 100_000_000;
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
-/// One process's turn at one name. Times are by [`clock`], in nanoseconds.
+/// One process's turn at one name. Times are nanoseconds on [`clock`].
 #[derive(Debug)]
 pub(crate) struct PermitTurn {
     /// The time at which the server granted the turn's first permits.
@@ -154,8 +154,8 @@ impl PermitTurn {
         pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
-    /// Returns whether only this process's `own` listeners got the message of the last release. If
-    /// so, no other process wants permits.
+    /// Returns whether only this process's `own` listeners got the message of the last release, so
+    /// that no other process wants permits.
     pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }

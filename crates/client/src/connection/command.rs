@@ -73,8 +73,8 @@ impl Replies {
 
 /// A check that the user has the rights that a request needs. The check runs inside the script of a
 /// connection's first such request, before the request changes anything. The script's reply is then
-/// `{all, reply}`: `all` says whether the user may use all names. If not, the check is repeated
-/// once for each name.
+/// `{all, reply}`: `all` says whether the user may use all names. For a user with rights to only
+/// some names, the check is repeated once for each name.
 #[derive(Debug)]
 pub struct RightsQuestion {
     /// The number of the question, which is below 64. No two questions have the same number.
@@ -372,8 +372,8 @@ impl Command {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether `reply` can be the reply to this command. If not, this reply and all later replies
-    /// may belong to other commands, and must not count as grants or releases.
+    /// Whether `reply` can be the reply to this command. After `false`, this reply and all later
+    /// replies may belong to other commands, and must not count as grants or releases.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }

@@ -56,7 +56,7 @@ struct LaneState {
     /// has been asked to combine. If the queue has only posts and no thread combines, there is no
     /// link, or the link has too many unread replies.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended. If so, the combiner also handles posts.
+    /// Whether the background thread has ended, so that the combiner also handles posts.
     closed: bool,
     /// The number of threads that the last packet served.
     served: usize,

@@ -1,4 +1,4 @@
-//! Connections to Redis that threads share: commands and their replies.
+//! Connections to Redis that threads share, with commands and their replies.
 
 mod address_map;
 mod cluster;

@@ -32,7 +32,7 @@ pub struct Cause {
     pub error: Arc<RedisError>,
     /// The server's address for errors and the log.
     pub address: Arc<str>,
-    /// Whether the client has ever connected to the server. If so, the address is right.
+    /// Whether the client has ever connected to the server, so that the address is right.
     pub met: bool,
     /// The command that the server refused, if that is known.
     pub command: Option<Box<str>>,

@@ -124,7 +124,7 @@ impl Refusal {
     /// Whether a later attempt may succeed.
     fn is_transient(&self) -> bool {
         match self {
-            // A wrong certificate will not become right.
+            // If a certificate is wrong, a later attempt cannot succeed.
             Self::NotReached(error) => error.kind() != ErrorKind::Client,
             Self::Unmapped => true,
             _ => false,

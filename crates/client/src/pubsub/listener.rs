@@ -81,10 +81,10 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots and no thread needs the subscriber. If so, the subscriber
-    /// thread ends, because the server may never come back. If a thread needs the server later, it
-    /// finds no queue and starts a new subscriber. This check and the search for a queue run under
-    /// the mutex of all channels.
+    /// Whether the server has no slots and no thread needs the subscriber. Then the subscriber
+    /// thread ends, because a server without slots may never come back. If a thread needs the
+    /// server later, it finds no queue and starts a new subscriber. This check and the search for a
+    /// queue run under the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }

@@ -335,8 +335,8 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).is_some_and(|entry| entry.is_confirmed())
     }
 
-    /// Whether the server of this key supports tracking, as far as this client knows. If not,
-    /// [`track`](Self::track) has no effect.
+    /// Whether the server of this key supports tracking, as far as this client knows. Without
+    /// tracking, [`track`](Self::track) has no effect.
     pub fn tracks(&self, key: &str) -> bool {
         if !self.may_track || self.channels == Channels::Server {
             return self.may_track && self.sole().tracks();
