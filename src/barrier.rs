@@ -137,7 +137,7 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. Returns the index of the arrival: the
-    /// number of parties less one for the first party, zero for the last.
+    /// number of parties minus one for the first party, and zero for the last party.
     ///
     /// # Errors
     ///

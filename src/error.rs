@@ -53,11 +53,11 @@ pub enum ErrorKind {
     /// The process was forked after its parent had connected a client. The call did nothing, and
     /// the parent keeps its locks. Fork before the first client connects.
     Forked,
-    /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
-    /// by another server. Or the connection broke.
+    /// The connection broke, or the server that has the key is unreachable, is starting, is a
+    /// replica, or is being replaced by another server.
     Unavailable,
-    /// The server did not accept a connection or did not answer in time. Or the server granted the
-    /// lock, but the lease ended before the client read the reply.
+    /// The server did not accept a connection or did not answer in time, or the granted lease ended
+    /// before the client read the reply.
     ResponseTimeout,
     /// The server accepts no more connections (`maxclients`).
     TooManyClients,

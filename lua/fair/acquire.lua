@@ -256,8 +256,8 @@ if not held_by then
     end
 end
 
--- The first reply to a queued owner has already said whether Redisson waiters are ahead of it. An
--- owner that comes back has none ahead.
+-- The first reply to a queued owner has already said whether Redisson waiters are ahead of it. If
+-- an owner comes back, no Redisson waiter is ahead of it.
 local redissons_ahead = was_queued and 0 or redissons()
 local place
 if was_queued then

@@ -29,7 +29,7 @@ pub(crate) enum Message<'a> {
     Notified { database: i64, waiting: &'a str },
 }
 
-/// A script has made an owner the holder.
+/// The message of a grant: a script has made an owner the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantMessage<'a> {
     /// The time of the grant, on the server's clock in ms.

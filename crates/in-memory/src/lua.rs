@@ -228,8 +228,8 @@ fn failure(error: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// Writes whole numbers and halves as C's `%.17g` does. (The scripts use no other numbers, which
-/// are written as Rust does.)
+/// Writes whole numbers and halves as C's `%.17g` does. (Other numbers, which the scripts do not
+/// use, are written as Rust writes them.)
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();

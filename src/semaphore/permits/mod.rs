@@ -309,7 +309,7 @@ fn stay_away<S: PermitSource>(site: &S) -> Duration {
 }
 
 /// The number of this client's listeners to the semaphore's channel: one or zero. The server's
-/// count of listeners includes them.
+/// count of listeners includes this client's.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }

@@ -13,7 +13,7 @@ use super::transport::Dialer;
 /// The settings of a client's connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of the connections. It is set when the client gets its id.
+    /// The name of the connections, which is set when the client gets its id.
     pub name: Arc<str>,
     /// The longest time that opening a connection may take.
     pub connect_timeout: Duration,
@@ -23,7 +23,7 @@ pub struct Settings {
     pub sharded_channels: bool,
     /// The user and password that replace those of the URL.
     pub credentials: Option<Credentials>,
-    /// The source of credentials. It is set when the client connects.
+    /// The source of credentials, which is set when the client connects.
     pub credential_source: Option<Arc<Source<Credentials>>>,
     /// The user and password for the Sentinels. These replace the user and password of the URL.
     pub sentinel_credentials: Option<Credentials>,
@@ -75,7 +75,7 @@ pub struct TlsSettings {
     pub authorities: Option<Vec<u8>>,
     /// The client's identity.
     pub identity: Option<Identity>,
-    /// The source of the identity, which replaces `identity`. It is set when the client connects.
+    /// The source of the identity, which replaces `identity` and is set when the client connects.
     pub identity_source: Option<Arc<Source<Identity>>>,
 }
 

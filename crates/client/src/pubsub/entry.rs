@@ -27,7 +27,7 @@ pub(crate) enum ChannelKind {
     /// The channel of one waiter. No other thread listens to it.
     Single,
     /// The channel to which all clients of a cluster with the same kind of channels listen. Clients
-    /// with the other kind count its listeners.
+    /// with the other kind of channels count the listeners to this channel.
     Common,
     /// The client's own channel, at one server or for one name. Each message names its owner, and
     /// does not change the channel's version.
