@@ -739,7 +739,7 @@ struct Term {
 }
 
 enum Progress {
-    /// The term has not ended. Has the callbacks for a deposition.
+    /// The term has not ended. The callbacks run when the leader is deposed.
     Leads(Vec<LossCallback>),
     /// The leader was deposed for this reason, at this time on [`clock`].
     Deposed(LostReason, u64),

@@ -101,10 +101,10 @@ impl InMemoryServer {
 
     /// Moves the clock forward by `time`, as if all clients had stood still in the meantime. When
     /// this returns, all leases that end before the new time are over, on the server and for their
-    /// guards ([`LostReason::LeaseExpired`]). A watched lease that is not over is renewed. So to
-    /// keep a lock, a test moves the clock in steps shorter than the lease. Call this while no
-    /// client's call is running: the lease of a grant or a renewal during the jump may begin before
-    /// the jump.
+    /// guards ([`LostReason::LeaseExpired`]). If a lease is not over and has a watchdog, the
+    /// watchdog renews it. So to keep a lock, a test moves the clock in steps shorter than the
+    /// lease. Call this while no client's call is running: the lease of a grant or a renewal during
+    /// the jump may begin before the jump.
     ///
     /// The clock moves by a millisecond more than `time`, because a lease on a server lasts until
     /// the end of its last millisecond.

@@ -83,7 +83,8 @@ pub trait Observer: Send + Sync + 'static {
     /// A wait begins. `time` is zero, or the length of a first request.
     fn wait_started(&self, _event: &Event<'_>) {}
 
-    /// The wait has succeeded. `time` is its length. `how` says how the lock was granted.
+    /// The wait has succeeded. `time` is the length of the wait. `how` says how the lock was
+    /// granted.
     fn acquired(&self, _event: &Event<'_, Way>) {}
 
     /// The wait has failed. `time` is the length of the wait. `how` is the kind of the caller's

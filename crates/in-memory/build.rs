@@ -1,5 +1,5 @@
-//! Sets `cfg(models)`, for the models of all interleavings, in a build with shuttle. It is not in
-//! the published package.
+//! Sets `cfg(models)`, for the models of all interleavings, in a build with shuttle. The published
+//! package does not contain this file.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -111,8 +111,8 @@ local function line_up(redissons_ahead, stays)
 end
 
 -- Adds the owners in `ids` that have no entry at the head of the queue, in the order of their
--- numbers. Only waiters of the same client that came earlier remain ahead of them. (Waiters behind
--- a Redisson waiter do not count as earlier.)
+-- numbers. Only earlier waiters of the same client remain ahead of the added owners. (Waiters
+-- behind a Redisson waiter do not count as earlier.)
 local function come_back(ids)
     local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do

@@ -9,10 +9,10 @@
 --        than the usual period (otherwise -1); first = the owner that is first in the queue of a
 --        free lock and must ask for it now, or ''; then those owners that have no entry
 --
--- Each process sends this for all its waiters of a name at once, at every third of the fair wait.
--- It also sends this at least once during the lease of a grant by message, because the process that
--- got the grant may be stopped: from the reply, the first waiter's process knows when that lease
--- ends.
+-- Each process sends this script for all its waiters of a name at once, at every third of the fair
+-- wait. Each process also sends it at least once during a lease that was granted by message,
+-- because the process that got the grant may be stopped. The reply tells the first waiter's process
+-- when that lease ends.
 --
 -- The new scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters
 -- ahead:

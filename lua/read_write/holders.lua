@@ -129,7 +129,7 @@ local function others(owner, size)
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
-            -- `owner` does not count, and `mode` is no owner.
+            -- Skip the caller's own hold, and the field `mode`, which names no owner.
         elseif writes(field) then
             writer = true
         else
@@ -179,8 +179,8 @@ end
 -- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether only
 -- Redisson's readers hold it now. The third result is the server's refusal, after which nothing has
 -- changed. As in Redisson, the lock gets the longest remaining lease of the other readers as its
--- time to live, and is free if all their leases have expired. All reads come before the first
--- change. A server that is out of memory allows DEL and HDEL.
+-- time to live, and is free if all their leases have expired. The function does all its reads
+-- before its first change. A server that is out of memory allows DEL and HDEL.
 local function drop(owner)
     -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
     -- writer's own read hold.)

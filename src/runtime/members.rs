@@ -161,7 +161,7 @@ impl Members {
         self.kinds().iter().for_each(|kind| kind.sweep());
     }
 
-    /// From now on, drops the state of a name with its last handle.
+    /// After this call, the state of a name is dropped together with the name's last handle.
     pub(super) fn close(&self) {
         self.kinds.lock().closed = true;
         self.kinds().iter().for_each(|kind| kind.close());

@@ -328,7 +328,7 @@ impl Core {
         }
         let posted = lane.post(command, receiver);
         if self.closed.load(Ordering::SeqCst) {
-            // The client ended between the check and the write.
+            // The client ended after the check above, perhaps before the command was written.
             lane.drain(self.deadline(lane));
         } else if posted == Posted::NeedsService {
             self.watchdog.service(lane);

@@ -71,7 +71,8 @@ impl Core {
 
 impl Session {
     pub(crate) fn model(core: Arc<Core>) -> Self {
-        // There is no thread to wait for.
+        // A model's session has no background threads, so the channel for their end is closed from
+        // the start.
         let ended = crossbeam_channel::bounded(0).1;
         Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }))
     }

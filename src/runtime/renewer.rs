@@ -154,7 +154,8 @@ impl Renewer {
         done
     }
 
-    /// The outcome for the receivers of a job that panicked: a broken connection.
+    /// Returns the outcome for the receivers of a job that panicked. They receive the same failure
+    /// as after a broken connection.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
@@ -165,8 +166,8 @@ impl Renewer {
             Job::Renew(renewals) => self.renew_each(renewals),
             Job::RenewAll => {
                 self.ask_again = None;
-                // The server at the other end of the old connection may still answer, but be no
-                // longer the master.
+                // Close the old connection: its server may still answer although it is no longer
+                // the master.
                 self.own.close();
                 self.cleanups.iter_mut().for_each(Cleanup::start_anew);
                 let mut members = self.core.members.all();
@@ -277,8 +278,8 @@ impl Renewer {
 
     fn service(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip().saturating_mul(4);
-        // Renewals wait while this runs. So in an outage this opens no connection: a posted command
-        // then fails, and is sent again as a cleanup.
+        // No renewal is sent while this function runs. So during an outage the function opens no
+        // connection: a posted command then fails, and is sent again as a cleanup.
         let to_open = if self.own.endpoint.health().is_out() {
             Duration::ZERO
         } else {

@@ -60,7 +60,7 @@ pub(crate) fn forgotten() -> Error {
 #[repr(u8)]
 pub(crate) enum Comes {
     Waits = b'0',
-    /// The party waits. If it is the last party, it runs an action.
+    /// The party waits, and runs an action if it is the last party to arrive.
     Acts = b'1',
     /// The party does not wait or has stopped waiting, and breaks its generation.
     Leaves = b'2',

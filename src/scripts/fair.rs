@@ -66,8 +66,8 @@ pub(crate) enum Others<'a> {
     /// the entries behind it.
     Company {
         owners: &'a [Owner],
-        /// Whether the client does not listen yet and has no other waiter in the queue. Each of
-        /// these owners asks again when the client listens.
+        /// Whether the client does not listen yet and has no other waiter in the queue. If so, each
+        /// of `owners` asks again when the client listens.
         just_come: bool,
     },
     /// The owner was queued before, and its request names no other owners.
@@ -225,8 +225,7 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
 
 /// Returns the time after which a lease with `left` ms remaining has certainly ended. `None`:
 /// `left` is no time. A script's time is rounded down to whole milliseconds, and a lease lasts
-/// until the end of its last millisecond. So a request after exactly `left` ms may find the lock
-/// still held.
+/// until the end of its last millisecond. So the lock may still be held after exactly `left` ms.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }

@@ -99,7 +99,8 @@ impl ClientId {
     }
 
     /// Returns the present time, followed by a counter. If the clock was set back, or the
-    /// millisecond has no number left, returns the last number plus one. So numbers always rise.
+    /// millisecond has no number left, returns the last number plus one. So each owner's number is
+    /// higher than the number before.
     fn next_owner_number(&self) -> u64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = (now.as_millis() as u64) << BELOW_MILLIS;

@@ -28,8 +28,8 @@ pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
 const IDLE: u64 = 120_000_000_000;
 /// The usual time of use of a name that is used only once.
 const USED: u64 = 500_000_000;
-/// The largest number of changes that are kept for a client. (It is lower in tests: a test must
-/// reach it before a change is too old, even on a busy machine.)
+/// The largest number of changes that are kept for a client. (The number is lower in tests, because
+/// a test must reach it before a change is too old, even on a busy machine.)
 const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
 /// The number of milliseconds by which the server's clock is ahead of this process's clock,

@@ -229,7 +229,7 @@ pub(crate) fn released(
     }
 }
 
-/// A result, and the mark in the reply if anything was changed.
+/// A script's result, and the mark in its reply if the script changed the semaphore.
 pub(crate) type Marked<T> = (T, Option<Mark>);
 
 pub(super) fn marked<T>(

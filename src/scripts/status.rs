@@ -25,7 +25,7 @@ pub(crate) struct KeyData {
     pub(crate) left: i64,
     /// The value of a string key, or the beginning of a value that is longer than any number.
     pub(crate) value: Vec<u8>,
-    /// The last fencing token. Below 0: there is none.
+    /// The last fencing token, or a number below 0 if the name has no token.
     pub(crate) token: i64,
     /// The owners in a hash, or the ids of taken permits. For each: whether it reads, its levels,
     /// and its remaining lease.
@@ -69,7 +69,8 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
 
 /// Whether this client should ask why a name's waiters wait. Only one client a second asks: if each
 /// of a thousand clients asked, the server would read the whole queue and list its connections a
-/// thousand times. If the server refuses to write the key, each client asks.
+/// thousand times. If the server refuses to write the key that selects one client, each client
+/// asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);

@@ -92,7 +92,7 @@ impl From<Failure> for Trouble {
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(
             match failure {
-                // A new connection may work, so the error counts as transient.
+                // The error counts as transient, because the next connection may work.
                 _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
                 Failure::TimedOut(_) => Error::new(ErrorKind::ResponseTimeout, what),
                 _ => Error::new(ErrorKind::Unavailable, what),

@@ -29,7 +29,7 @@ struct Data {
     store: Store,
     /// The server's connections, while a script runs.
     peers: Peers,
-    /// The server's time in µs when the script began. It does not change during a script.
+    /// The server's time in µs when the script began. The scripts see this time until they end.
     now: i64,
 }
 

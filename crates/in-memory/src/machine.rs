@@ -30,8 +30,8 @@ pub trait Keys: Send + 'static {
         arguments: &[&[u8]],
     ) -> Value;
 
-    /// Returns the time when a key ends, if it is known. The server then notifies the connections
-    /// that track the key.
+    /// Returns the time when a key ends, if it is known. At this time the server notifies the
+    /// connections that track the key.
     fn ends(&self, key: &[u8]) -> Option<i64> {
         let _ = key;
         None

@@ -181,8 +181,8 @@ impl<L> PermitGate<L> {
 
     /// Returns `Some` if the server would refuse the leader: the server has just refused as many
     /// permits or fewer to an earlier leader, and no message has arrived after this. (If `version`
-    /// is `None`, no message counts as arrived.) The value is the time for which the server would
-    /// refuse, if it is known.
+    /// is `None`, no message counts as arrived.) The value in `Some` is the time for which the
+    /// server would refuse, if this time is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,

@@ -213,9 +213,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let clients = clients(&**self);
             let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
             // An unmet need is not always a refusal: in two cases the next leader must ask. The
-            // server may have left permits for other processes, which may not want them. And if the
-            // server granted permits, its reply does not say when the next lease ends, so the next
-            // leader would sleep for too long.
+            // server may have left permits for other processes, which may not want them. The reply
+            // to a grant does not say when the next lease ends, so the next leader would sleep for
+            // too long.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
             let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -263,8 +263,8 @@ struct Answered<L> {
     left: Option<Duration>,
 }
 
-/// Sends one request for `needs`: first the thread's own need, then the needs of the threads behind
-/// it.
+/// Sends one request for `needs`. The first need is the calling thread's own, and the others are
+/// those of the threads behind it in the queue.
 fn request_for<S: PermitSource>(
     site: &Arc<S>,
     own: PermitNeed,

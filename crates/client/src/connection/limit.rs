@@ -87,7 +87,8 @@ impl Limit {
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
     }
 
-    /// Sleeps until the waker is woken, or until the limit is over. A cancel wakes the waker.
+    /// Sleeps until the waker is woken, or until the limit is over. If the token is cancelled, the
+    /// waker is woken.
     pub(super) fn sleep_on(&self, waker: &Waker) {
         let token = self.token.as_ref();
         let _registration = token.map(|token| Registration::of(token, waker.clone()));

@@ -208,8 +208,8 @@ impl Sentinels {
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, ServerInfo)> {
-        // The reason why the last reported master could not be used. The error has this reason even
-        // if the last search fails because the Sentinels had too little time to answer.
+        // The reason why the last reported master could not be used. The call returns this error
+        // even if the last search fails because the Sentinels had too little time to answer.
         let mut failed = None;
         loop {
             let FoundMaster { master, doubt } = match self.find(deadline) {
@@ -332,8 +332,8 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel reports a newer master. Use the known master, as open connections do.
-            // `ROLE` shows whether it is still a master.
+            // No Sentinel reports a newer master. Use the known master, as open connections do. The
+            // command `ROLE` then shows whether this server is still a master.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }

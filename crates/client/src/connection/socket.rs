@@ -143,7 +143,8 @@ impl Socket {
         self
     }
 
-    /// Lets the next read poll before it sleeps. A call that sets a deadline cancels this.
+    /// Lets the next read poll before it sleeps. If a deadline is set before this read, the read
+    /// does not poll.
     pub(super) fn poll_first(&mut self) {
         self.busy_poll.is_due = !self.busy_poll.longest.is_zero();
     }

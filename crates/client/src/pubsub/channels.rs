@@ -12,8 +12,8 @@ pub(super) struct ChannelsState {
     pub(super) entries: HashMap<Arc<str>, Arc<ChannelEntry>>,
     /// The queue for each server with channels, by the server's number.
     pub(super) queues: HashMap<usize, SubscriberQueue>,
-    /// The first version of a new entry. It is higher than all versions of dropped entries, so that
-    /// no channel ever has the same version twice.
+    /// The first version of a new entry. This version is higher than all versions of dropped
+    /// entries, so that no channel ever has the same version twice.
     pub(super) first_version: u64,
 }
 

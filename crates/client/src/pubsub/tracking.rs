@@ -13,8 +13,8 @@
 //! no longer exists at the server either. Only the reply to a renewal proves a loss.
 //!
 //! A question follows every reported change, and pushed messages and replies arrive in the order of
-//! the server's events. So no change is missed on one connection. On a new connection, the
-//! subscriber first asks about all keys.
+//! the server's events. So as long as the connection is open, the subscriber misses no change. On a
+//! new connection, the subscriber first asks about all keys.
 //!
 //! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
 //! slot redirects the next question. The key then becomes a new key of the new server's subscriber.

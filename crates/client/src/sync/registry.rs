@@ -27,7 +27,8 @@ const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// Removes the outdated entries. The caller must drop them after it has released all mutexes.
+    /// Removes the outdated entries. The caller must release all mutexes before it drops these
+    /// entries.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -102,7 +103,7 @@ impl<T> Registry<T> {
         one
     }
 
-    /// The entry of this name, if there is one.
+    /// Returns the entry of this name, if the name has one.
     pub fn known(&self, name: &str) -> Option<Arc<T>> {
         self.names()?.get(name).and_then(Weak::upgrade)
     }

@@ -111,8 +111,8 @@ impl Waker {
         Self(Thread::current())
     }
 
-    /// Wakes the waiter. If the waiter does not sleep, its next sleep ends at once. If the waiter
-    /// has ended, does nothing.
+    /// Wakes the waiter. If the waiter does not sleep, its next sleep ends at once. If the waiter's
+    /// thread has ended, the call does nothing.
     #[inline]
     pub fn wake(&self) {
         self.0.parker.unpark();

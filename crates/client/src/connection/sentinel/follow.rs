@@ -19,7 +19,8 @@ use crate::connection::host_port::HostPort;
 /// is over. The leading Sentinel publishes on the second channel when the new server becomes a
 /// master, which is up to 1 s earlier.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
-/// After this silence the thread sends a PING to the Sentinel. The reply may take the same time.
+/// After a silence of this length the thread sends a PING to the Sentinel. The thread waits equally
+/// long for the reply.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
 const CHECK: Duration = Duration::from_secs(3);
