@@ -1,9 +1,9 @@
-//! Which results callers must use, checked from the signatures in the API.
+//! Checks the signatures of the API for results that callers must use.
 
 use std::fs;
 use std::path::Path;
 
-/// The compiler warns only if the call itself is a statement, but then it prints the reason.
+/// The compiler warns only if the call is a whole statement. The warning has the reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
     // Functions that only ask, and functions after which the state is the same for either result:

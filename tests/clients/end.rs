@@ -1,4 +1,4 @@
-//! How a client ends: its threads end, none of its holds stays, and no thread is left waiting.
+//! The end of a client: its threads end, its holds are released, and no thread is left waiting.
 //!
 //! The tests count threads, so each test has its own process.
 
@@ -20,7 +20,7 @@ fn wait_no_threads() {
     wait_until("the background threads have ended", SOON, || own_threads().is_empty());
 }
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -438,7 +438,8 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     assert_eq!(own_threads(), [""; 0]);
 }
 
-/// The client has not noticed yet, so it sends its first command over a broken connection.
+/// The client has not noticed the break yet, so it sends its first command over a broken
+/// connection.
 #[test]
 fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     if !has_own_process() {
@@ -491,7 +492,7 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     server.resume();
 }
 
-/// There are more permits than one round gives back.
+/// There are more permits than the client gives back in one round.
 #[test]
 fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     if !has_own_process() {
@@ -535,7 +536,7 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
     wait_no_threads();
 }
 
-/// Takes more holds than the number of commands that may be unanswered on one connection.
+/// Takes more holds than the maximum number of unanswered commands on a connection.
 fn hold_many(client: &Client) -> Vec<OwnedLockGuard> {
     (0..6_000).map(|at| client.reentrant_lock(&at.to_string()).lock_owned().unwrap()).collect()
 }

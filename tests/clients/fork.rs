@@ -1,7 +1,7 @@
-//! A forked child has its parent's memory, but not the parent's threads and holds.
+//! A forked child has its parent's memory, but not its threads and holds.
 //!
-//! Each test has its own process: if a thread of another test had locked a mutex, even one of the C
-//! library, the mutex would stay locked in the child for ever.
+//! Each test has its own process. If a thread of another test had locked a mutex at the fork, even
+//! a mutex of the C library, the mutex would stay locked in the child for ever.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -22,12 +22,12 @@ use redlatch::{
 use redlatch_testkit::Cluster;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A forked child, which does some work and ends.
+/// A forked child. It does some work and ends.
 #[must_use]
 struct Child(i32);
 
 impl Child {
-    /// Forks. The child does `work` on its only thread, as a worker of a forking server does.
+    /// Forks. The child runs `work` on its only thread, like a worker of a forking server.
     fn of(work: impl FnOnce()) -> Self {
         match fork().unwrap() {
             Fork::Parent(pid) => Self(pid),
@@ -57,7 +57,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// If the child hangs, it must not outlive its test.
+    /// A child that hangs must not survive its test.
     fn drop(&mut self) {
         Pid::from_raw(self.0).inspect(|child| kill_process(*child, Signal::KILL).unwrap());
     }
@@ -70,7 +70,7 @@ fn is_forked<T>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("before the first client connects"), "{error}");
 }
 
-/// Uses all verbs of a lock, in the child.
+/// Calls all methods of a lock in the child.
 fn use_lock<L: Lock + Debug>(lock: &L) {
     let token = CancelToken::new();
     is_forked(lock.lock());
@@ -97,7 +97,7 @@ fn use_lock<L: Lock + Debug>(lock: &L) {
     assert!(!lock.name().is_empty() && !format!("{lock:?}").is_empty());
 }
 
-/// Uses all verbs of a guard that leave the guard unchanged.
+/// Calls all methods of a guard that leave the guard unchanged.
 fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
@@ -107,7 +107,7 @@ fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
 }
 
 /// The holds of one kind that a thread has when the process forks: several levels of one lock, and
-/// other locks by owned guards.
+/// other locks with owned guards.
 struct Held {
     levels: Vec<LockGuard>,
     owned: Vec<OwnedLockGuard>,
@@ -132,7 +132,7 @@ impl Held {
         is_forked(self.owned.pop().unwrap().leave_to_expire());
     }
 
-    /// Asserts that nothing has changed in the parent, and unlocks.
+    /// Asserts that nothing has changed in the parent, and releases the locks.
     fn unlock(self) {
         assert!(self.levels.iter().all(LockGuard::is_held));
         assert!(self.owned.iter().all(LockGuard::is_held));
@@ -141,7 +141,7 @@ impl Held {
     }
 }
 
-/// In the child: uses the verbs of everything that a client makes, and drops all of it.
+/// Calls, in the child, the methods of all values that a client makes, and drops these values.
 fn use_all(client: Client, several: MultiLock) {
     let (lock, fair) = (client.reentrant_lock("lock"), client.fair_lock("fair"));
     let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
@@ -430,7 +430,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// Forks when a thread begins to wait.
+/// An observer that forks when a thread begins to wait.
 struct Forks(Arc<Mutex<Option<Child>>>);
 
 impl Observer for Forks {
@@ -441,7 +441,7 @@ impl Observer for Forks {
     }
 }
 
-/// The child is in the middle of a wait. Only the parent does the work that follows a failed wait.
+/// The child begins in the middle of a wait. Only the parent cleans up after the wait.
 #[test]
 fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     if !has_own_process() {
@@ -604,7 +604,8 @@ fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     fork_in_the_middle(&client, &cluster.url());
 }
 
-/// At each fork, another thread has locked some mutex, which no thread unlocks in the child.
+/// Forks several times. Each time, another thread has locked some mutex, which stays locked in the
+/// child.
 fn fork_in_the_middle(client: &Client, url: &str) {
     client.semaphore("semaphore").try_set_permits(3).unwrap();
     let over = Arc::new(AtomicBool::new(false));
@@ -663,8 +664,8 @@ impl Observer for ForksInTurn {
     }
 }
 
-/// The child's thread waits for a name. A mutex of that name may be locked by a thread that does
-/// not exist in the child.
+/// The child's thread waits for a name. The name's mutex may be locked by a thread that does not
+/// exist in the child.
 #[test]
 fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     if !has_own_process() {

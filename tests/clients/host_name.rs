@@ -1,4 +1,4 @@
-//! A host name that later leads to another server, while the old one lives on.
+//! A host name that later leads to another server, while the old server lives on.
 
 use std::net::SocketAddr;
 use std::time::Duration;

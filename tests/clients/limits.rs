@@ -1,5 +1,5 @@
-//! Limits: how a wait's time limit, deadline or cancel token ends a call whose request the server
-//! has not answered.
+//! Limits: how a wait's time limit, deadline or cancel token ends a call while the server has not
+//! answered.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -13,10 +13,10 @@ use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 /// How long the calls may wait. They may also be late by this time.
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
-/// How long a call still waits for a reply after its own time is over.
+/// How long a call waits for a reply after its own time is over.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// A call that waits. It returns whether it got its lock or permit. (It must not get two.)
+/// A call that waits. It returns whether it got its lock or permit. (It must never get two.)
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -53,7 +53,7 @@ fn calls(client: &Client) -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Whether everything that these calls may have taken is free again.
+/// Whether all locks and permits that these calls may have taken are free again.
 fn is_all_free(server: &Server) -> bool {
     let mut redis = server.connection();
     let names = ["plain", "owned", "fair", "fenced", "read", "write", "one", "other"];
@@ -63,22 +63,22 @@ fn is_all_free(server: &Server) -> bool {
     free && queues.is_empty() && (pool, leased) == (5, 5)
 }
 
-/// A client that waits long for its server. Its connections are open.
+/// Returns a client that waits long for its server. Its connections are open.
 fn patient(url: &str) -> Client {
     let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
     builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
 }
 
-/// Stops a server, and makes calls until the client notices the silence. Until then, a call without
-/// a reply in time ends with "not now".
+/// Pauses a server, and makes calls until the client notices the silence. Until then, a call
+/// without a reply in time ends with `NotTaken`.
 fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     server.pause();
     let noticed = || call(Wait::at_most(Duration::from_millis(1))).is_err();
     wait_until("the silence is noticed", SOON, noticed);
 }
 
-/// If a machine is busy for a moment, that is no outage. A lock that the client cannot ask for in
-/// time counts as taken.
+/// A machine that is busy for a moment is not an outage. If the client cannot ask for a lock in
+/// time, the lock counts as taken.
 #[test]
 fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
     let server = server();
@@ -160,7 +160,7 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
     wait_until("all is given back", SOON, || is_all_free(&server));
 }
 
-/// The server is stopped and its socket is full. With a unix socket, this happens soon.
+/// The server is paused and its socket is full. With a unix socket, this happens soon.
 #[test]
 fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     const NAMES: usize = 100;
@@ -193,8 +193,8 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     });
 }
 
-/// The first waiter asks at once, and again some seconds later. The other waiters become the leader
-/// only at their end.
+/// The first waiter asks at once, and again some seconds later. The other waiters become leaders
+/// only at the end of their time.
 #[test]
 fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() {
     const CALLS: usize = 30;
@@ -220,7 +220,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// There is one connection. The call that leaves writes and reads for all later calls.
+/// There is one connection. The call that leaves was writing and reading for all later calls.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
@@ -299,7 +299,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     wait_free(&server, "reopened", SOON);
 }
 
-/// If a limit ends the question for the key's type, the call still returns the server's error.
+/// A limit may end the request for the key's type. The call then still returns the server's error.
 #[test]
 fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     let server = server();
@@ -322,7 +322,8 @@ fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     proxy.release();
 }
 
-/// Asserts that the calls for a lock end in time. `hangs`: the server is stopped meanwhile.
+/// Asserts that the calls for a lock end in time. If `hangs` is true, the server is paused at that
+/// time.
 fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     let lock = client.reentrant_lock("hangs");
     if hangs {
@@ -356,7 +357,7 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has run the command, and waits for an absent replica. Then the release comes.
+/// The server has run the command, and waits for an absent replica. Then the release is sent.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
@@ -416,9 +417,9 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
 }
 
-/// A call that is cut off leaves a request to give its entry up. The client repeats that request
-/// with back-off, although the server has answered it. If each new connection hurried all such
-/// requests, a bad network would multiply them.
+/// A call that its limit ends leaves a request that gives up its entry. The client repeats this
+/// request with back-off, although the server has answered it. If each new connection sent all such
+/// requests at once, a bad network would multiply them.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

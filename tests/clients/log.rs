@@ -1,4 +1,4 @@
-//! The lines of the log. A logger that blocks stops no other thread.
+//! The lines of the log. A logger that blocks must not stop other threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -82,7 +82,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// The log's lines about outages.
+/// Returns the log's lines about outages.
 fn outages() -> Vec<(Level, String)> {
     let mut lines = LOGGER.lines("the server at");
     lines.retain(|(_, line)| {
@@ -101,13 +101,13 @@ fn wait_outages(count: usize) {
     assert_eq!(outages().len(), count, "{:?}", outages());
 }
 
-/// A client with many connections, a subscription and a renewed hold.
+/// Returns a client with many connections, a subscription and a renewed hold.
 fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url), RENEWED)
 }
 
-/// As [`busy_client`], with a client that waits for replies for longer than a busy machine delays
-/// them. (For replies to renewals that is a sixth of the lease.)
+/// Does the same as [`busy_client`], with a client whose wait for replies is longer than the delays
+/// of a busy machine. (For replies to renewals, this wait is a sixth of the lease.)
 fn patient_busy_client(server: &Server) -> Client {
     let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
     busy(server, patient, RENEWED * 4)
@@ -178,7 +178,7 @@ fn a_server_that_does_not_answer_is_an_outage() {
     assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
 }
 
-/// The clients notice the outage, and its end, one after another.
+/// The clients notice the outage, and its end, one after the other.
 #[test]
 fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     if !has_own_process() {
@@ -241,7 +241,7 @@ fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     wait_outages(2);
 }
 
-/// After this, the master's replica has the slots.
+/// Afterwards the master's replica has the slots.
 #[test]
 fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     if !has_own_process() {
@@ -279,7 +279,8 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     );
 }
 
-/// Otherwise each lost hold would be a line, and the first thousand would hide all others.
+/// Otherwise each lost hold would be a line, and the first thousand lines would hide all other
+/// lines.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
@@ -518,7 +519,7 @@ fn a_lease_that_ran_out_says_why() {
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
 }
 
-/// Opening a connection may take longer than the client's end waits.
+/// Opening a connection may take longer than the end of the client waits.
 #[test]
 fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
@@ -567,7 +568,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     }
 }
 
-/// Takes locks and loses them, each for a different reason. Each loss is a line of the log.
+/// Takes locks and loses each of them for a different reason. Each loss is a line of the log.
 fn lose(client: &Client, prefix: &str, locks: usize) {
     let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
     let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
@@ -607,8 +608,8 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// A managed service may not have INFO, CLIENT or CONFIG. The client works, and the log lists the
-/// missing features.
+/// A managed service may not have INFO, CLIENT or CONFIG. The client must work without them, and
+/// the log must list the missing features.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     if !has_own_process() {
@@ -715,7 +716,8 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
-/// Other threads wait for the name, too, and one asks why. The log already has a line about it.
+/// Other threads also wait for the name, and one of them asks for the reason. The log already has a
+/// line about the name.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     if !has_own_process() {
@@ -742,7 +744,7 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     assert_eq!(said().len(), 1, "{:?}", said());
 }
 
-/// It is normal that threads wait long for a latch, but not if other threads wait for them.
+/// Long waits for a latch are normal, but not if other threads wait for the waiting thread.
 #[test]
 fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     if !has_own_process() {
@@ -980,7 +982,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     assert_eq!(said(&client), []);
 }
 
-/// This happens, for example, while the server takes no writes since its replicas are gone.
+/// This happens, for example, if the server takes no writes because its replicas are gone.
 #[test]
 fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() {
     if !has_own_process() {
@@ -1039,7 +1041,7 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// Then no message wakes the other client, although no command fails.
+/// With different kinds of channels, no message wakes the other client, although no command fails.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {

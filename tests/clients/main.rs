@@ -1,4 +1,4 @@
-//! Clients: connections, end, settings, limits, and what they report about themselves.
+//! Clients: their connections, end, settings, limits, and reports about themselves.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

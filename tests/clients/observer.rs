@@ -18,7 +18,7 @@ struct Heard(Arc<Mutex<Vec<Line>>>);
 
 #[derive(Clone, Debug)]
 struct Line {
-    /// The method that was called, and how the lock was taken or why it was not.
+    /// The called method, and how the lock was taken or why it was not taken.
     what: String,
     name: String,
     kind: Kind,
@@ -228,7 +228,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     held.unlock().unwrap();
 }
 
-/// The events of one acquisition of each kind.
+/// Checks the events of one acquisition of each kind.
 #[test]
 fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     let server = server();
@@ -423,7 +423,7 @@ fn a_panic_of_an_observer_harms_no_caller_and_no_other_observer() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The client's holds, each as `name kind levels thread`, and its waits.
+/// Returns the client's holds, each as `name kind levels thread`, and its waits.
 fn now(client: &Client) -> (Vec<String>, Vec<String>) {
     let Snapshot { held, waiting, .. } = client.snapshot();
     let held = held.iter().map(|it| {
@@ -500,7 +500,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     client.shutdown();
 }
 
-/// The positions of the waits in the queue, by the names of their threads.
+/// Returns the positions of the waits in the queue, with the names of their threads.
 fn places(client: &Client) -> Vec<(String, usize)> {
     let waiting = client.snapshot().waiting.into_iter();
     let mut places: Vec<_> = waiting.map(|it| (it.thread.unwrap(), it.place)).collect();
@@ -562,7 +562,7 @@ fn a_leader_is_listed_during_an_outage_too() {
     assert_eq!(waits.join(), ErrorKind::Cancelled);
 }
 
-/// The number of events that the observer got, in the order of its methods.
+/// The number of calls of each of the observer's methods, in their order.
 #[derive(Default)]
 struct Tally([AtomicU32; 10]);
 

@@ -1,4 +1,4 @@
-//! The prefix of a client's names: the server sees it, but people never do.
+//! The prefix of a client's names. The server sees it, but users never do.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,8 +13,8 @@ fn prefixed(server: &Server) -> Client {
     Client::builder(&server.url()).prefix("shop:").connect().unwrap()
 }
 
-/// The keys and channels on a server when `one` has something of each kind and `other` waits for
-/// some of it. `before` is what the program itself puts before each name.
+/// Returns the keys and channels on a server while `one` has something of each kind and `other`
+/// waits for some of it. `before` is the prefix that the program itself puts before each name.
 fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec<String> {
     let name = |name: &str| format!("{before}{name}");
     let held = [
@@ -71,7 +71,7 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     found
 }
 
-/// They are the keys and channels that Redisson has for the name that its `NameMapper` returns.
+/// With the prefix in its `NameMapper`, Redisson has the same keys and channels.
 #[test]
 fn keys_and_channels_are_those_of_the_name_with_the_prefix() {
     let (there, here) = (server(), server());
@@ -121,7 +121,7 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
     wait_free(&server, "shop:orders", SOON);
 }
 
-/// The names in the events.
+/// The names in the observed events.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! What a client reports about a name that others use.
+//! A client's report about a name that other clients use.
 
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn parsed(owner: &str) -> Owner {
     owner.parse().unwrap()
 }
 
-/// The kind of a name, and the number of its holders, waiters and listeners.
+/// Returns the kind of a name, and the number of its holders, waiters and listeners.
 fn seen(client: &Client, name: &str) -> (StatusKind, [u64; 3]) {
     let status = client.status(name).unwrap();
     let counts = [status.holders.len() as u64, status.queue.len() as u64, status.listeners];
@@ -409,7 +409,8 @@ fn a_permit_is_taken_from_its_owner_and_a_holder_that_another_program_wrote_is_a
     assert_eq!((error.kind(), left), (ErrorKind::Config, 1));
 }
 
-/// If a lock's token key holds 0, there is no last token. The next grants still get tokens.
+/// If a lock's token key has the value 0, there is no last token. The next grants still have
+/// tokens.
 #[test]
 fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     let server = server();
@@ -427,8 +428,8 @@ fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     assert!(waiter.join() > 0);
 }
 
-/// Without a waiter, a fair lock looks like any other lock, whose release serves no fair queue. (A
-/// living holder in redlatch notices its loss and serves the queue.)
+/// Without a waiter, a fair lock looks like any other lock, and the release of another lock serves
+/// no fair queue. (A live redlatch holder notices its loss and serves the queue.)
 #[test]
 fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
     let server = server();

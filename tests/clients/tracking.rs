@@ -10,10 +10,10 @@ use redis::Commands as _;
 use redlatch::{Client, ClientBuilder, ErrorKind, LostReason};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
-/// A lease so long that no renewal falls into a test.
+/// A lease so long that there is no renewal during a test.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// The reasons of losses.
+/// The reasons of the reported losses.
 #[derive(Clone, Default)]
 struct Losses(Arc<Mutex<Vec<LostReason>>>);
 
@@ -70,10 +70,10 @@ impl Held {
     }
 }
 
-/// Each way to hold something, and the key under which it is held.
+/// A way to hold something: its name, its key, and a function that takes it.
 type Kind = (&'static str, &'static str, fn(&Client) -> Held);
 
-/// How to remove a key's value.
+/// A way to remove a key's value.
 type Way<'a> = &'a dyn Fn(&str);
 
 const KINDS: [Kind; 8] = [
@@ -457,8 +457,8 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     held.losses.wait();
 }
 
-/// The cases are: a server that does not have such commands, a user who may not run them, and a
-/// client that does not use them.
+/// The cases are: a server without such commands, a user without the right to them, and a client
+/// that does not use them.
 #[test]
 fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     let server = server();
@@ -497,7 +497,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     }
 }
 
-/// A proxy may do this if it does not know a command.
+/// A proxy may do this when it does not know a command.
 #[test]
 fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
     let server = server();

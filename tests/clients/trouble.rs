@@ -1,5 +1,5 @@
-//! Bad input either works, or is a clear error of the first call that can notice it. There is no
-//! panic, no overflow and no hang, and no output shows a password.
+//! Bad input either works, or causes a clear error in the first call that can notice it. It never
+//! causes a panic, an overflow or a hang, and no output shows a password.
 
 use std::error::Error as _;
 use std::io::{Read as _, Write as _};
@@ -99,7 +99,7 @@ fn every_other_name_works() {
 
 // Leases and waits.
 
-/// Calls that must work with every valid lease.
+/// Makes calls that must work with every valid lease.
 fn works(lock: &ReentrantLock) -> Result<(), Error> {
     let guard = lock.lock()?;
     let _ = (guard.remaining(), guard.state(), guard.check(Duration::MAX).is_ok());
@@ -323,7 +323,7 @@ fn tls_is_used_or_said_to_be_missing() {
     }
 }
 
-/// A port without a listener: it was free a moment ago.
+/// Returns a port without a listener, which was free a moment ago.
 fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -350,7 +350,7 @@ fn an_absent_server_is_said_so_soon() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// Asserts that neither the error nor its causes show the password.
+/// Asserts that the error and its causes do not show the password.
 #[track_caller]
 fn shows_no_secret(error: &Error) {
     let mut shown = format!("{error} {error:?} {error:#?}");
@@ -542,7 +542,7 @@ struct Impostor {
 }
 
 impl Impostor {
-    /// Answers every command with `answer`, or not at all if it is `None`.
+    /// Answers every command with `answer`. If `answer` is `None`, answers nothing.
     fn answering(answer: Option<&'static [u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -693,7 +693,8 @@ fn a_refusal_says_which_server_refused() {
     says_where("a replica");
 }
 
-/// The error names the type of the key, which another program uses, but not the script that met it.
+/// The error names the type of the key, which another program uses. It does not name the script
+/// that found this out.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
     let server = server();

@@ -1,8 +1,8 @@
-//! Connections that were idle for long.
+//! Connections that were idle for a long time.
 
 use super::*;
 
-/// A firewall silently drops a connection that was idle for long. Time must pass here.
+/// A firewall silently drops a connection that was idle for a long time. The test must wait.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();
@@ -22,7 +22,7 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// While nothing is held, there are no renewals. Time must pass here.
+/// While nothing is held, there are no renewals. The test must wait.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();
@@ -56,12 +56,13 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     guard.unlock().unwrap();
 }
 
-/// Threads with guards that share one idle lane.
+/// Threads with guards that share an idle lane.
 struct IdleDrops {
-    /// The threads pass this when all have begun, and again when they may drop their guards.
+    /// A barrier that the threads pass when all have begun, and again when they may drop their
+    /// guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
-    /// The client, whose end waits for the server.
+    /// The client. Its end waits for the server.
     _client: Client,
 }
 
@@ -93,7 +94,7 @@ impl IdleDrops {
         Self { gate, threads, _client: client }
     }
 
-    /// Drops all guards. Returns the longest time that one drop took.
+    /// Drops all guards. Returns the longest time of a single drop.
     fn drop_all(&mut self) -> Duration {
         self.gate.wait();
         self.threads.drain(..).map(Running::join).max().unwrap()

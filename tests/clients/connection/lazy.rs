@@ -1,4 +1,4 @@
-//! A client that starts although its server is out of reach.
+//! A client that starts while its server is unreachable.
 
 use super::strangers::{Stranger, greeting};
 use super::*;
@@ -7,7 +7,7 @@ fn lazy(url: &str) -> Client {
     Client::builder(url).watchdog_timeout(LONG).connect_lazy().unwrap()
 }
 
-/// A server that was started and has ended.
+/// Returns a server that was started and has ended.
 fn absent() -> Server {
     let server = server();
     server.kill();
@@ -46,8 +46,9 @@ fn a_server_may_start_after_its_client() {
     next.join();
 }
 
-/// The first connection leads to the first run of the server. Otherwise "not held", the server's
-/// reply to the second copy of the release, would not prove that the first copy has run.
+/// The first connection leads to the first run of the server. Otherwise the client could not know
+/// whether the first copy of the release has run: "not held", the reply to the second copy, would
+/// not prove it.
 #[test]
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();
@@ -159,7 +160,7 @@ fn a_quorum_begins_with_a_majority() {
     });
 }
 
-/// Until the clients have met their server, only its addresses identify it.
+/// Before the clients connect, only its addresses identify a server.
 #[test]
 fn two_names_of_one_server_do_not_vote_twice() {
     let server = server();
@@ -194,7 +195,7 @@ fn threads_may_make_the_first_call_together() {
     }
 }
 
-/// Of the waiting threads, only the leader learns why its time was in vain.
+/// Of the waiting threads, only the leader sends requests and gets their errors.
 #[test]
 fn an_absent_server_is_not_hammered() {
     bound();

@@ -9,7 +9,7 @@ use super::*;
 
 const HOLDS: usize = 20;
 
-/// The ids of the user's connections, without those for messages.
+/// Returns the ids of the user's connections, except those for messages.
 fn commands_of(server: &Server) -> HashSet<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let own = list.lines().filter(|line| line.contains("user=tokens") && line.contains(" sub=0 "));
@@ -47,7 +47,7 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// The waiter need not wait for its next request: its client listens with the new password.
+/// The client listens with the new password, so the waiter need not wait for its next request.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
     let server = server();
@@ -77,7 +77,7 @@ fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscript
     });
 }
 
-/// The server may end connections opened with credentials that have expired.
+/// The server may close connections whose credentials have expired.
 #[test]
 fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let server = server();
@@ -103,7 +103,8 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     waiter.join();
 }
 
-/// The new credentials are sent between other threads' commands, which still get their own replies.
+/// The new credentials are sent between other threads' commands. These threads must still get their
+/// own replies.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let server = server();
@@ -138,7 +139,7 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// A user's code may fail, panic or never return. No hold and no thread depends on it.
+/// A user's function may fail, panic or never return. No hold and no thread depends on it.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let server = server();

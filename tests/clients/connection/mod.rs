@@ -1,5 +1,5 @@
 //! Connections: signals, idle connections, servers that change their role, and programs that are
-//! not a Redis server.
+//! not Redis servers.
 
 mod idle;
 mod lazy;
@@ -63,7 +63,8 @@ fn server_keys(server: &Server) -> u64 {
 
 // A user without rights, and a process that is stopped.
 
-/// The client cannot tell whether each connection leads to another run of the server.
+/// Without `INFO`, the client cannot find out whether a connection leads to another run of the
+/// server.
 #[test]
 fn without_the_right_to_info_connections_come_to_an_end() {
     let server = server();
@@ -83,7 +84,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
     assert!(guard.is_held());
 }
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -124,7 +125,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
 
 // Other programs in a server's place.
 
-/// However many calls wait for one connection to a silent server, each gets its error in time.
+/// However many calls wait for one connection to a silent server, each call gets its error in time.
 #[test]
 fn a_call_that_waits_for_others_ends_in_time() {
     let server = server();
@@ -150,7 +151,7 @@ fn a_call_that_waits_for_others_ends_in_time() {
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// Each connection takes its time to open, and breaks with the first command's reply.
+/// Each connection is slow to open, and breaks at the reply to the first command.
 #[test]
 fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     let server = server();

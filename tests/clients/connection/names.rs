@@ -1,10 +1,10 @@
-//! The names of a client's connections on the server, and of a client and its threads.
+//! The names of a client's connections at the server, and the names of the client's threads.
 
 use redlatch::Taken;
 
 use super::*;
 
-/// The fields of each connection that the server knows, except this one.
+/// Returns the fields of each connection that the server knows, except this connection.
 fn connections(server: &Server) -> Vec<HashMap<String, String>> {
     let mut redis = server.connection();
     let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut redis).unwrap();
@@ -85,7 +85,7 @@ fn a_name_that_is_too_long_is_an_error_that_says_so() {
     assert!(error.to_string().contains("201 bytes"), "{error}");
 }
 
-/// The system keeps fifteen bytes of a thread's name.
+/// The system stores only fifteen bytes of a thread's name.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_names_of_its_threads_are_whole() {

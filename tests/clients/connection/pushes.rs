@@ -1,8 +1,8 @@
-//! Messages that a server sends between two replies without a request.
+//! Messages that a server sends between two replies, without a request.
 
 use super::*;
 
-/// The ids of the connections that use RESP3.
+/// Returns the ids of the connections that use RESP3.
 fn speaking_resp3(server: &Server) -> Vec<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let field = |line: &str, name: &str| {
@@ -13,8 +13,7 @@ fn speaking_resp3(server: &Server) -> Vec<String> {
     resp3.map(|line| field(line, "id")).collect()
 }
 
-/// Makes the server report every key that changes to these connections, although they have not
-/// asked for that.
+/// Makes the server report every changed key to these connections, which have not asked for this.
 fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
     let redirect = |id: &String| {
         let mut redis = server.connection();

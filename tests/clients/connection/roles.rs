@@ -10,7 +10,7 @@ fn replicate(replica: &Server, master: Option<&Server>) {
     let () = redis::cmd("REPLICAOF").arg(host).arg(port).query(&mut replica.connection()).unwrap();
 }
 
-/// The old master now refuses writes, and the address leads to the new one.
+/// The old master now refuses writes, and the address leads to the new master.
 #[test]
 fn a_hold_is_renewed_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -35,8 +35,8 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     wait_free(&new, "moved", SOON);
 }
 
-/// The client has already checked at the new server which holds are gone when it reads the old
-/// server's reply.
+/// When the client reads the old server's reply, it has already asked the new server which holds
+/// are gone.
 #[test]
 fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
     if !has_own_process() {
@@ -130,8 +130,8 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The old master lives on and closes no connection. If a waiter listened there, the new master
-/// would count it as dead, since it counts its own listeners.
+/// The old master lives on and closes no connection. The new master counts only its own listeners,
+/// so it would count a waiter that listens at the old master as dead.
 #[test]
 fn a_waiter_listens_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -187,7 +187,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
 }
 
-/// A replica takes no writes, and each new connection leads to the same server.
+/// A replica takes no writes, and each new connection leads to the same replica.
 #[test]
 fn a_release_that_a_replica_refuses_opens_few_connections() {
     let (server, master) = (server(), server());
@@ -205,7 +205,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     wait_free(&server, "demoted", SOON);
 }
 
-/// The replica was the master before. The new master may have holds that the replica does not know.
+/// The replica was the master before. The new master may have holds that the replica does not have.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let (server, master) = (server(), server());

@@ -1,8 +1,8 @@
-//! Calls while signals arrive.
+//! Calls during which signals arrive.
 
 use super::*;
 
-/// Sends a thousand signals a second to every thread of this process, until it is dropped.
+/// Sends a thousand signals a second to every thread of this process, until the value is dropped.
 #[cfg(target_os = "linux")]
 struct Signals {
     stop: Arc<AtomicBool>,
@@ -42,7 +42,7 @@ impl Drop for Signals {
 }
 
 /// Signals only make a call slower. They cause no error, and no connection is opened again. (The
-/// test has its own process, since the signals go to all threads.)
+/// test has its own process, because all threads receive the signals.)
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_interrupt_no_call() {

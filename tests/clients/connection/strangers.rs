@@ -1,4 +1,4 @@
-//! Other programs in a server's place.
+//! Other programs in place of a server.
 
 use super::*;
 
@@ -28,7 +28,8 @@ fn a_unix_socket_that_is_full_is_waited_for() {
     drop(waiting);
 }
 
-/// A program on its own port that treats each connection in the same way, until it is dropped.
+/// A program on its own port that handles each connection in the same way, until the value is
+/// dropped.
 pub(super) struct Stranger {
     pub(super) address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -36,7 +37,7 @@ pub(super) struct Stranger {
 }
 
 impl Stranger {
-    /// `answer` is called for each connection. It reads the client's commands and answers them.
+    /// Calls `answer` for each connection. `answer` reads the client's commands and answers them.
     pub(super) fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -55,8 +56,8 @@ impl Stranger {
         Self { address, stop, thread: Some(thread) }
     }
 
-    /// The error of a client that connects to the stranger, within this time. If the connect never
-    /// ends, the test hangs.
+    /// Returns the error of a client that connects to this program, within the given time. If the
+    /// call never ends, the test hangs.
     fn connect(&self, within: Duration) -> Error {
         refused(&format!("redis://{}", self.address), within)
     }
@@ -118,14 +119,14 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
     }
 }
 
-/// The replies of this version to a client's first questions. The connection gets no name.
+/// Returns this version's replies to a client's first questions. The connection gets no name.
 pub(super) fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
     let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);
     format!("${}\r\n{info}\r\n{refusals}", info.len())
 }
 
-/// This is the reply of a Valkey that was built without scripts.
+/// A Valkey that was built without scripts replies like this.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     bound();
@@ -151,7 +152,8 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
 }
 
-/// Redis sends this to a client from another machine, without a request, and closes the connection.
+/// Redis sends this text to a client from another machine, without a request, and closes the
+/// connection.
 #[test]
 fn a_server_in_protected_mode_says_so() {
     bound();
@@ -168,7 +170,7 @@ fn a_server_in_protected_mode_says_so() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// The reply is that of Redis 6.2, whatever version the server reports, since a proxy may report
+/// The reply is that of Redis 6.2. The reported version does not matter, because a proxy may report
 /// any version.
 #[test]
 fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
@@ -195,7 +197,7 @@ fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     assert!(!error.is_transient(), "{said}");
 }
 
-/// A real Sentinel, which ends with the test.
+/// A real Sentinel. It ends with the test.
 struct Sentinel {
     child: Child,
     port: u16,
@@ -203,7 +205,7 @@ struct Sentinel {
 }
 
 impl Sentinel {
-    /// Starts a Sentinel. Returns `None` if this server's program cannot be one.
+    /// Starts a Sentinel. Returns `None` if this server's program cannot run as a Sentinel.
     fn start(server: &Server) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -241,8 +243,8 @@ impl Drop for Sentinel {
     }
 }
 
-/// This is like a cut by `CLIENT KILL`, or by a server that is just starting. The client has sent
-/// only questions.
+/// The effect is the same as that of `CLIENT KILL`, or of a server that is just starting. The
+/// client has sent only questions.
 #[test]
 fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     let server = server();

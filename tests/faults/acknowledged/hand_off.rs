@@ -4,7 +4,7 @@ use redlatch::Taken;
 
 use super::*;
 
-/// Processes grant each other the lock, so another process's connection has written the grant.
+/// Processes grant each other the lock, so another process's connection writes each grant.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
@@ -39,7 +39,8 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader is a grant to all readers behind it, and each of them asks for itself.
+/// A grant to one reader is a grant to all readers behind it, and each of them must wait for the
+/// replica itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let pair = Pair::start(UNIT / 20);
@@ -96,8 +97,8 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
     }
 }
 
-/// If a process asks in vain, it passes the lock to those behind it at once, and not only at the
-/// end of the lease.
+/// If too few replicas have a grant, the process passes the lock to the next waiter at once, and
+/// not only at the end of the lease.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let pair = Pair::start(Duration::ZERO);
@@ -124,8 +125,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     }
 }
 
-/// When the turn of its process is over, a reader joins the others by a request to the server. The
-/// writer starts to read by such a request, too.
+/// After the turn of its process, a reader joins the other readers with a request to the server.
+/// The writer also begins to read with such a request.
 #[test]
 fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let pair = Pair::start(Duration::ZERO);
@@ -185,8 +186,8 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Up to 7.0, Redis also counts the writes of other connections if this connection has seen them.
-/// But it promises this only for the connection's own writes.
+/// Until 7.0, Redis also counts the writes of other connections that this connection has seen. But
+/// Redis guarantees this only for the connection's own writes.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let pair = Pair::start(Duration::ZERO);

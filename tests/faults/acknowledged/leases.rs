@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A renewal waits for a twenty-fourth of the lease. A busy machine needs as much.
+/// A renewal waits for replicas for a twenty-fourth of the lease. On a busy machine, this must be
+/// as long as here.
 const LEASE: Duration = Duration::from_millis(60 * UNIT.as_millis() as u64);
 
 #[test]

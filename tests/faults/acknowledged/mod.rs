@@ -21,7 +21,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 const WITHIN: Duration = Duration::from_millis(3 * UNIT.as_millis() as u64);
 
-/// A server with a replica that gets all commands through a network with a small delay.
+/// A server and its replica, which gets all commands through a network with a small delay.
 struct Pair {
     replica: Server,
     network: Proxy,
@@ -37,17 +37,17 @@ impl Pair {
         Self { replica, network, master }
     }
 
-    /// The builder of a client that waits for the replica without a limit.
+    /// Returns the builder of a client whose wait for the replica has no limit.
     fn patient(&self) -> ClientBuilder {
         Client::builder(&self.master.url()).watchdog_timeout(LONG).replica_acks(1, LONG)
     }
 
-    /// The builder of a client that does not wait for the replica for long.
+    /// Returns the builder of a client whose wait for the replica is short.
     fn impatient(&self) -> ClientBuilder {
         settings(&self.master.url())
     }
 
-    /// Cuts the replica off, or connects it again. The master still counts it as a replica.
+    /// Cuts the replica off, or connects it again. The master always counts it as a replica.
     fn cut_off(&self, cut: bool) {
         if cut { self.network.freeze() } else { self.network.thaw() }
     }
@@ -56,7 +56,7 @@ impl Pair {
         !self.master.connection().exists::<_, bool>(name).unwrap()
     }
 
-    /// The holder, if the master and the replica agree on it.
+    /// Returns the holder, if the master and the replica agree on it.
     fn agreed(&self, name: &str) -> Option<(String, String)> {
         let held = holder(&mut self.master.connection(), name);
         let known = holder(&mut self.replica.connection(), name);
@@ -71,7 +71,7 @@ fn settings(url: &str) -> ClientBuilder {
 
 const KINDS: [&str; 5] = ["reentrant", "fenced", "fair", "read", "write"];
 
-/// A lock of a kind, with this lease if there is one.
+/// Returns a lock of a kind, with this lease if there is one.
 fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> Box<dyn Lock> {
     let name = format!("{name} {kind}");
     macro_rules! on_terms {
@@ -91,7 +91,7 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
     }
 }
 
-/// Such a request takes the whole time for which it waits for replicas.
+/// Each request takes the whole time for which it waits for replicas.
 #[test]
 fn a_wait_ends_though_each_request_takes_longer_than_the_failover_timeout() {
     let server = server();
@@ -121,7 +121,7 @@ fn a_script_without_enough_replicas_has_run_and_says_so() {
     pair.cut_off(false);
 }
 
-/// A hold that keeps a lock of this kind and name from others.
+/// Returns a hold that keeps other threads out of the lock of this kind and name.
 fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     match kind {
         "read" => Box::new(client.read_write_lock(&format!("{name} read")).writer().clone()),
@@ -134,7 +134,7 @@ fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
     KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
 }
 
-/// Takes a lock once the replica has all data, which may take a moment after its absence.
+/// Takes a lock when the replica has all data. After an absence, the replica may need a moment.
 #[track_caller]
 fn taken(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
@@ -151,7 +151,7 @@ fn taken(lock: &dyn Lock) -> LockGuard {
     guard.unwrap()
 }
 
-/// Waits until the lock's queue has this many entries, the last one for this thread.
+/// Waits until the lock's queue has this many entries, the last of which is this thread's entry.
 fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Running<T>) {
     let queue = match kind {
         "fair" => "redisson_lock_queue",
@@ -254,7 +254,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     drop(replica);
 }
 
-/// Locks and permits of each kind, while no replica answers for a moment.
+/// Locks and permits of each kind are requested while no replica answers for a moment.
 #[test]
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
     let pair = Pair::start(Duration::ZERO);
@@ -326,7 +326,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
     taken(&lock).unlock().unwrap();
 }
 
-/// A refusal promises nothing, so no replica needs to have it.
+/// A refusal changes nothing, so no replica needs to have it.
 #[test]
 fn a_refused_request_waits_for_no_replica() {
     let pair = Pair::start(Duration::ZERO);
@@ -387,8 +387,8 @@ fn one_question_serves_all_threads_that_ask_together() {
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
 }
 
-/// Each server of a quorum has its own time limit. If the client waits for the replicas of a
-/// server, that time does not count twice.
+/// Each server of a quorum has its own time limit. The time for which the client waits for the
+/// replicas of a server must not count twice.
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);

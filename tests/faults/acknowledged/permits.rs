@@ -34,8 +34,8 @@ fn permits_count_when_the_replica_has_them() {
     wait_until("all are back", SOON, || free(&pair.master) == 3);
 }
 
-/// A release waits for the replica as an acquire does. Even without an acknowledgement the release
-/// is valid.
+/// Like an acquire, a release waits for the replica. A release without an acknowledgement is valid,
+/// too.
 #[test]
 fn a_release_waits_for_the_replica_and_a_drop_does_not() {
     let pair = Pair::start(Duration::ZERO);
@@ -89,7 +89,7 @@ fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
     pair.cut_off(false);
 }
 
-/// The second copy of the request finds the permits that the first one took.
+/// The second copy of the request finds the permits that the first copy took.
 #[test]
 fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let pair = Pair::start(Duration::ZERO);

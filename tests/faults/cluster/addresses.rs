@@ -6,11 +6,12 @@ use redis::Value;
 
 use super::*;
 
-/// The port that all servers announce, each with a different host.
+/// The port that all servers announce. Each announces another host.
 const ANNOUNCED: u16 = 7_000;
 
-/// A cluster whose servers announce `127.0.0.2:7000`, `127.0.0.3:7000` and `127.0.0.4:7000`. They
-/// do not listen on these addresses, and use their bus to reach each other.
+/// Returns a cluster whose servers announce `127.0.0.2:7000`, `127.0.0.3:7000` and
+/// `127.0.0.4:7000`. They do not listen at these addresses. They reach each other over the cluster
+/// bus.
 fn announced_elsewhere() -> Cluster {
     let cluster = cluster();
     for (at, server) in cluster.servers().iter().enumerate() {

@@ -4,7 +4,7 @@ use redlatch::NotTaken;
 
 use super::*;
 
-/// The removed server says that no server has any slot, and would never stop saying so.
+/// The removed server reports that no server has any slot, and would report this for ever.
 #[test]
 fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     let cluster = cluster();
@@ -30,7 +30,7 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
 }
 
-/// The server still says that it has its former slots.
+/// The server still reports that it has its former slots.
 #[test]
 fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let cluster = with_replicas();
@@ -149,7 +149,7 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
 }
 
-/// The call ends when the wait's own time is over, and not after the two timeouts of one request.
+/// The call ends when its own time is over, and not after the two timeouts of one request.
 #[test]
 fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     let cluster = with_replicas();
@@ -215,7 +215,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     }
 }
 
-/// If the client ends, that does not count as the end of the wait's time.
+/// The end of the client does not count as the end of the wait's time.
 #[test]
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     let cluster = cluster();

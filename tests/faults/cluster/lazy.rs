@@ -13,7 +13,7 @@ fn url(servers: &[&Server]) -> String {
     format!("redis-cluster://{}", hosts.join(","))
 }
 
-/// Takes and releases a lock at each server, and is handed one by another client.
+/// Takes and releases a lock at each server, and gets a lock that another client hands over.
 fn works(client: &Client, cluster: &Cluster) {
     let other = self::client(cluster);
     for name in names(cluster) {
@@ -57,7 +57,8 @@ fn the_first_calls_find_the_servers() {
     }
 }
 
-/// The hold's first commands are as good as later ones: a kill in between is no loss.
+/// The hold's first commands are as good as later ones. If the connection is killed between them,
+/// no hold is lost.
 #[test]
 fn a_hold_of_the_first_call_is_renewed_and_handed_on() {
     let cluster = cluster();
@@ -84,7 +85,7 @@ fn the_first_server_of_the_url_may_be_away() {
     works(&lazy(&url(&[&gone, &cluster.servers()[1]])), &cluster);
 }
 
-/// A wait goes on until the cluster has its slots. Any other call fails meanwhile.
+/// A wait goes on until the cluster has its slots. Until then, any other call fails.
 #[test]
 fn a_cluster_may_be_created_after_its_client() {
     bound();

@@ -41,7 +41,7 @@ fn with_replicas() -> Cluster {
     Cluster::start().unwrap()
 }
 
-/// Two clients, one for each protocol. Both use sharded channels, or neither does.
+/// Returns two clients, one for each protocol. Both use sharded channels, or neither does.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // In the second client's protocol, messages differ from replies.
     ["2", "3"].map(|protocol| {
@@ -53,7 +53,7 @@ fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     })
 }
 
-/// Names in slots of different servers.
+/// Returns names in slots of different servers.
 fn names(cluster: &Cluster) -> Vec<String> {
     let mut names: Vec<(u16, String)> = Vec::new();
     for number in 0.. {
@@ -264,7 +264,7 @@ fn a_server_and_a_cluster_are_told_apart() {
     assert!(error.to_string().contains("redis-cluster://"), "{error}");
 }
 
-/// Threads of two clients that contend for one lock, with a record of those that have it.
+/// Threads of two clients that contend for one lock, with a record of the threads that have it.
 struct Contest {
     over: Arc<AtomicBool>,
     inside: Arc<AtomicU32>,
@@ -274,7 +274,7 @@ struct Contest {
 }
 
 impl Contest {
-    /// `loses`: holds may be lost without a fault.
+    /// If `loses` is true, holds may be lost without a fault.
     fn start(clients: &[Client], name: &str, fair: bool, loses: bool) -> Self {
         let mut contest = Self {
             over: Arc::default(),
@@ -307,8 +307,8 @@ impl Contest {
         contest
     }
 
-    /// Waits for this number of further turns. If a holder does not know of its hold, it keeps the
-    /// lock for a minute.
+    /// Waits for this number of further turns. If a holder did not know of its hold, it would keep
+    /// the lock for a minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;
         wait_until("the threads go on", SOON, || self.turns.load(Ordering::SeqCst) >= until);
@@ -380,7 +380,7 @@ fn a_password_is_that_of_all_servers() {
     assert!(!error.to_string().contains("another"), "{error}");
 }
 
-/// The user of the URL is used even for servers that the cluster names.
+/// The client uses the user of the URL even for servers that the cluster names.
 #[test]
 fn the_urls_user_is_that_of_all_servers() {
     let cluster = cluster();
@@ -408,7 +408,7 @@ fn the_urls_user_is_that_of_all_servers() {
     }
 }
 
-/// All servers get new passwords, including one to which a slot has moved.
+/// All servers get new passwords, including a server to which a slot has moved.
 #[test]
 fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
     let cluster = cluster();

@@ -32,7 +32,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
     assert_eq!(semaphore.available_permits().unwrap(), 1);
 }
 
-/// While the slot is moving, its keys are on two servers. Only the lock's own key can be used.
+/// While the slot moves, its keys are on two servers. Scripts may use only the lock's own key.
 #[test]
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     let cluster = cluster();
@@ -55,8 +55,8 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     guard.unlock().unwrap();
 }
 
-/// A reader's timeout is a separate key. If the lock's key has moved and the timeout's key has not,
-/// the move would replace the timeout that a renewal has made with the older one.
+/// A reader's timeout is a separate key. If only the lock's key has moved, a renewal would create a
+/// new timeout key, and the move would then replace it by the old one.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let cluster = cluster();
@@ -153,7 +153,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
     }
 }
 
-/// By then the client has not noticed the move.
+/// At that time, the client has not noticed the move.
 #[test]
 fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
     let cluster = cluster();

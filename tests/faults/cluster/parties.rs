@@ -1,4 +1,4 @@
-//! Barriers and elections: all others learn that a party or a leader was killed.
+//! Barriers and elections: all others notice that a party or a leader was killed.
 
 use redlatch::Waited;
 
@@ -29,8 +29,8 @@ fn start(cluster: &Cluster, role: &str, name: &str) -> Worker {
     Worker::spawn_test("cluster::parties::worker", "worker", &[&cluster.url(), role, name])
 }
 
-/// Runs the test for a name on each server and for both kinds of channels, all at the same time,
-/// since the tests mostly wait.
+/// Runs the test for a name on each server and for both kinds of channels. All run at the same
+/// time, because the tests mostly wait.
 fn everywhere(test: impl Fn(&Cluster, [Client; 2], &str) + Sync) {
     let cluster = &cluster();
     thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Holds a lock, waits for another one in its slot, and reports the number of its threads.
+/// Holds a lock, waits for another lock in its slot, and reports the number of its threads.
 #[test]
 fn follower() {
     let Some(job) = Job::from_env() else { return };
@@ -66,7 +66,8 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
 const PROCESSES: usize = 3;
 const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 
-/// Takes locks of one slot again and again. A separate server counts the processes that hold one.
+/// Takes locks of one slot again and again. A separate server counts the processes that hold a
+/// lock.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -125,7 +126,7 @@ fn process() {
     job.done();
 }
 
-/// The processes' work, while slots move.
+/// The processes, which work while slots move.
 struct Processes {
     workers: Vec<Worker>,
     /// The server that counts the holders. It is not a part of the cluster.
@@ -162,7 +163,7 @@ impl Processes {
         });
     }
 
-    /// The processes' reports, each with its longest waits last.
+    /// Ends the processes, and returns their reports. Each report ends with the longest waits.
     fn end(mut self) -> Vec<String> {
         let mut said = Vec::new();
         for worker in &mut self.workers {

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A client whose renewals are too rare to find a loss in a test, so that tracking reports it.
+/// Returns a client whose renewals are too rare to detect a loss during a test, so that only
+/// tracking reports it.
 fn tracking(cluster: &Cluster) -> Client {
     let lease = Duration::from_secs(3_600);
     Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap()

@@ -1,4 +1,5 @@
-//! A holder hears on the own channel of its name that others wait, also where the slot has moved.
+//! A holder is notified on the own channel of its name that others wait, even after the slot has
+//! moved.
 
 use super::*;
 

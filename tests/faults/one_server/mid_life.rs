@@ -1,8 +1,8 @@
 //! A client loses rights while it uses a lock, between two of its scripts.
 //!
 //! Whichever right is taken away, and whenever, the call fails or has done all of its work. No
-//! client gets the lock while another one holds it. Other clients get the lock when a lease has
-//! ended. Every key of the lock expires.
+//! client gets the lock while another client holds it. After the end of a lease, other clients get
+//! the lock. Every key of the lock expires.
 
 mod failover;
 mod others;
@@ -15,10 +15,12 @@ type Make = fn(&Client, &str) -> Box<dyn Lock>;
 
 struct Kind {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, besides every client's rows.
+    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
+    /// every client.
     rows: &'static [&'static str],
     make: Make,
-    /// Makes the lock of the other clients: these and the client of few rights exclude each other.
+    /// Makes the lock of the other clients. Their locks and the restricted client's lock exclude
+    /// each other.
     other: Make,
 }
 
@@ -43,13 +45,13 @@ const KINDS: [Kind; 6] = [
     Kind { what: "reader", rows: &["read-write locks"], make: reads, other: writes },
 ];
 
-/// The lease of the client of few rights, except in [`When::Waits`].
+/// The lease of the restricted client, except in [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The lease of the other clients. It is longer than a provisional lease, so a hold that was
-/// granted by a message is extended.
+/// The lease of the other clients. It is longer than a provisional lease, so a renewal extends a
+/// hold that was granted by a message.
 const LONGER: Duration = Duration::from_millis(2_500);
 
-/// The rights to take away: each right of these rows in `docs/operations.md`, some whole
+/// Returns the rights to take away: each right of these rows in `docs/operations.md`, some whole
 /// categories, and some channels or keys.
 fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
     let text =
@@ -78,26 +80,26 @@ fn taken_away(rows: &[&str]) -> Vec<Vec<String>> {
     all
 }
 
-/// Whether these rights may matter if the server does not know the scripts. Then the client sends
+/// Whether these rights may matter if the server does not have the scripts. The client then sends
 /// the scripts' texts, whose commands need the same rights.
 fn is_of_texts(rules: &[String]) -> bool {
     rules[0].contains("eval") || rules[0].contains('@') || rules[0].starts_with("reset")
 }
 
-/// The time when the rights are taken away.
+/// The moment at which the rights are taken away.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
     /// Before a request for the lock.
     Before,
     /// While the client holds the lock and another client waits for it.
     Held,
-    /// As [`Held`](Self::Held), and the server has forgotten the scripts.
+    /// The same as [`Held`](Self::Held), but the server has also forgotten the scripts.
     HeldAndFlushed,
     /// While the client holds the lock and has to renew it.
     Renewed,
     /// While the client waits for the lock, which another client holds.
     Waits,
-    /// When the client has just been granted the lock by a message and another client waits for it.
+    /// Just after a message has granted the client the lock, while another client waits for it.
     HandedOn,
 }
 
@@ -109,7 +111,7 @@ struct Case {
     lock: Box<dyn Lock>,
     other: Box<dyn Lock>,
     third: Box<dyn Lock>,
-    /// The lock of a client that takes the lock only to check whether it is free.
+    /// The lock of a client that takes it only to check whether it is free.
     judge: Box<dyn Lock>,
     id: String,
 }
@@ -126,7 +128,7 @@ impl Case {
         self.ends();
     }
 
-    /// Asserts that each key of the lock expires, at the latest at the end of the longest lease.
+    /// Asserts that each key of the lock expires, no later than the end of the longest lease.
     fn ends(&self) {
         let mut redis = self.server.connection();
         let keys: Vec<String> = redis.keys(format!("*{}*", self.name)).unwrap();
@@ -144,13 +146,13 @@ impl Case {
         }
     }
 
-    /// Whether the client of few rights has the lock, according to the server.
+    /// Whether the restricted client has the lock, according to the server.
     fn has_it(&self) -> bool {
         let fields: Vec<String> = self.server.connection().hkeys(&self.name).unwrap();
         fields.iter().any(|owner| owner.starts_with(&self.id))
     }
 
-    /// The client of few rights releases the lock. The release fails or is done.
+    /// Releases the lock of the restricted client. The release either fails or is done.
     fn unlock(&self, guard: LockGuard) {
         match guard.unlock() {
             Ok(()) => assert!(!self.has_it(), "{}: it was not released", self.what),
@@ -175,14 +177,14 @@ impl Case {
     }
 
     /// Asserts that no client took the lock away from this guard. On a busy machine the hold may
-    /// have ended by itself.
+    /// have expired.
     fn had_it(&self, guard: LockGuard) {
         if let Err(error) = guard.unlock() {
             assert!(error.to_string().contains("its lease ran out"), "{}: {error}", self.what);
         }
     }
 
-    /// Waits until this number of waiters wait. (A reader is granted the lock before a writer whose
+    /// Waits until this number of waiters wait. (A reader gets the lock before a writer whose
     /// client does not listen yet, and may have ended by then.)
     fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
         let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
@@ -201,7 +203,8 @@ struct Rich {
     judge: Client,
 }
 
-/// On a machine that stands still, a grant may end before the client reads the reply.
+/// Takes a lock. On a machine that stands still, a grant may end before the client reads the reply,
+/// so this tries again.
 fn held(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
     wait_until("it is held", SOON, || {
@@ -337,8 +340,8 @@ fn takes_each_away(when: When) {
     many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
 }
 
-/// Tests with hundreds of threads run one at a time. If all ran at once, a server would have no
-/// time to answer within its clients' limits.
+/// Lets tests with hundreds of threads run one at a time. If all ran at the same time, a server
+/// could not answer within its clients' limits.
 fn takes_turns() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -387,8 +390,8 @@ fn a_right_that_is_taken_away_from_a_waiter_keeps_no_other_from_the_lock() {
     takes_each_away(When::Waits);
 }
 
-/// A release and a grant to a waiter need no free memory: Redis lets a script continue if it has
-/// written before it needs memory.
+/// A release and a grant to a waiter need no free memory, because Redis lets a script continue that
+/// has written before it needs memory.
 #[test]
 fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
     let server = server();

@@ -1,8 +1,8 @@
 //! Faults of one server and of its network. Each fault ends in a grant, a clear error or a lost
-//! guard. No fault ends in a hang, two holders, or a hold that no guard has.
+//! guard. No fault causes a hang, two holders, or a hold without a guard.
 //!
-//! Unless a test says otherwise, the leases are so long that the test does not see their end. So if
-//! a lock is free again, it was released.
+//! Unless a test says otherwise, the leases do not end during the test. So if a lock is free again,
+//! it was released.
 
 mod connections;
 mod mid_life;
@@ -26,10 +26,10 @@ use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// A lease that is short enough to see its end.
+/// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -185,7 +185,7 @@ fn new_user(server: &Server) -> User {
     User::new(server, &format!("user{}", NUMBER.fetch_add(1, Ordering::SeqCst)))
 }
 
-/// A client whose user has these rights.
+/// Returns a client whose user has only these rights.
 fn user(server: &Server, rights: &[&str]) -> Client {
     let mut user = new_user(server);
     user.set(rights);

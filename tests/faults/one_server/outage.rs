@@ -1,4 +1,4 @@
-//! A server that is out of reach for some time.
+//! A server that is unreachable for some time.
 
 use std::sync::Barrier;
 
@@ -6,12 +6,12 @@ use redlatch::{CancelToken, Error, ExpirablePermit, MultiLock, OwnedLockGuard, W
 
 use super::*;
 
-/// A server that keeps its data when it restarts.
+/// Starts a server that keeps its data when it restarts.
 fn lasting() -> Server {
     Server::with_args(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap()
 }
 
-/// A client that tries for `failover_timeout` to reach a server.
+/// Returns a client that tries to reach a server for `failover_timeout`.
 fn enduring(server: &Server, failover_timeout: Duration) -> Client {
     impatient(&server.url()).failover_timeout(failover_timeout).connect().unwrap()
 }
@@ -19,7 +19,7 @@ fn enduring(server: &Server, failover_timeout: Duration) -> Client {
 /// A wait that ends only when the other client releases the lock or the permits that it has `kept`.
 type Waits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
-/// A client's waits, of every kind that there is, until the token is cancelled.
+/// Returns a client's waits of every kind, which last until the token is cancelled.
 fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Waits)> {
     let wait = |wait: fn(&Client, Wait<'_>) -> Result<(), Error>| -> Waits {
         let (client, token) = (client.clone(), token.cloned());
@@ -47,7 +47,7 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
     ]
 }
 
-/// Waits until the server has answered the leader of each wait. The waits began in an outage.
+/// Waits until the server has answered the leader of each wait. The waits began during an outage.
 fn wait_answered(server: &Server) {
     let mut redis = server.connection();
     for queue in [
@@ -67,7 +67,7 @@ fn wait_answered(server: &Server) {
     }
 }
 
-/// A client's holds of everything, so that every other client has to wait.
+/// A client's holds of all kinds, so that every other client has to wait.
 struct Kept {
     locks: Vec<OwnedLockGuard>,
     permit_lease: ExpirablePermit,
@@ -102,7 +102,7 @@ impl Kept {
 }
 
 /// The waiters are threads that sleep during the restart, threads that ask during it, and threads
-/// that come during it.
+/// that begin to wait during it.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     bound();
@@ -153,8 +153,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.join().unwrap();
 }
 
-/// The next thread in the process's queue shares the first outage with its leader. In the second
-/// outage it asks by itself.
+/// The next thread in the process's queue gets the first outage's error from its leader. In the
+/// second outage it asks by itself.
 #[test]
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     bound();
@@ -190,7 +190,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
 }
 
 /// The leader gets an answer between the outages. It is cancelled before the server has confirmed
-/// the channel that it listens to.
+/// the leader's channel.
 #[test]
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let server = server();
@@ -288,7 +288,7 @@ fn a_wait_that_is_let_in_no_more_ends_at_once() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// The server behind a name may become a replica and later a master again.
+/// The server at a name may become a replica, and later a master again.
 #[test]
 fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_all() {
     let server = server();

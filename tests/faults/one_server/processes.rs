@@ -1,4 +1,4 @@
-//! Processes that are stopped, killed or forked.
+//! Processes that are paused, killed or forked.
 
 use super::*;
 

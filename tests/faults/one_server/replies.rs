@@ -77,7 +77,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     }
 }
 
-/// There are more holds than one packet has room for.
+/// There are more holds than fit into one packet.
 #[test]
 fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     let server = server();
@@ -187,7 +187,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     }
 }
 
-/// Drops the next request that takes the lock of this name, and returns its bytes for [`deliver`].
+/// Drops the next request that takes the lock of this name. Returns the bytes of the request for
+/// [`deliver`].
 fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&kept);
@@ -201,7 +202,7 @@ fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
     kept
 }
 
-/// Sends the server bytes that a network kept for some time.
+/// Sends the server bytes that a network has kept for some time.
 fn deliver(server: &Server, request: &Mutex<Vec<u8>>) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     socket.write_all(&request.lock().unwrap()).unwrap();
@@ -389,7 +390,8 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
     }
 }
 
-/// The release or its reply is lost, so the client repeats it while other threads hold the lock.
+/// The release or its reply is lost, so the client repeats the release while other threads hold the
+/// lock.
 #[test]
 fn a_release_that_comes_late_touches_no_later_hold() {
     for action in [Action::LoseRequest, Action::LoseReply] {

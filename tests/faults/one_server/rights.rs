@@ -4,7 +4,7 @@ use redlatch::Error;
 
 use super::*;
 
-/// A client whose user had all rights when it connected, and now has only these.
+/// Returns a client whose user had all rights when it connected, and now has only these rights.
 fn restricted(server: &Server, rights: &[&str]) -> Client {
     let mut user = new_user(server);
     let client = user.client();
@@ -12,7 +12,7 @@ fn restricted(server: &Server, rights: &[&str]) -> Client {
     client
 }
 
-/// The first requests of each kind, which take or make something.
+/// Makes the first requests of each kind, which take or create something.
 fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), Error>)> {
     let read_write = client.read_write_lock(name);
     vec![
@@ -31,7 +31,7 @@ fn first_requests(client: &Client, name: &str) -> Vec<(&'static str, Result<(), 
     ]
 }
 
-/// A new user of Redis may use no channels, so its releases would be refused.
+/// A new user of Redis may use no channels, so the server would refuse its releases.
 #[test]
 fn without_channels_nothing_is_granted_and_the_error_names_the_right() {
     let server = server();
@@ -75,7 +75,7 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
     }
 }
 
-/// The names of a condition's keys contain the condition's name after that of the lock.
+/// After the lock's name, the names of a condition's keys contain the condition's name.
 #[test]
 fn a_user_of_one_condition_alone_may_wait_for_it() {
     let server = server();
@@ -97,7 +97,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
     }
 }
 
-/// The number of `EVAL` calls so far. A question about rights is sent with a script's text.
+/// Returns the number of `EVAL` calls so far. A question about rights is sent with a script's text.
 fn texts(server: &Server) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -184,8 +184,8 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
     assert_eq!(pttl(&mut server.connection(), "endless"), -2, "a key has stayed");
 }
 
-/// A release works without the public message that the lock is free: Redisson's clients find out
-/// later. But a message to a waiter in redlatch grants it the lock.
+/// A release succeeds without the public message that the lock is free, and Redisson's clients find
+/// out later. But the message to a redlatch waiter grants it the lock, so it is necessary.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Servers that the Sentinels name by addresses at which the client cannot reach them.
+//! Sentinels that name servers by addresses at which the client cannot reach them.
 
 use std::collections::HashMap;
 
@@ -43,7 +43,7 @@ fn a_failover_is_followed_to_where_the_map_says() {
     drop(client);
 }
 
-/// Even the Sentinels cannot reach the master at that address.
+/// Not even the Sentinels can reach the master at this address.
 #[test]
 fn a_master_that_is_named_where_nobody_reaches_it_needs_the_map() {
     let sentinels = sentinels();

@@ -4,8 +4,8 @@ use redlatch::{Attempt, Taken};
 
 use super::*;
 
-/// If the new master knows a hold, the hold stays and is renewed there. Other holds are reported as
-/// lost. Waiters continue.
+/// If the new master has a hold, the hold stays and is renewed. Other holds are reported as lost.
+/// Waiters keep waiting.
 fn outlasts(end: End) {
     let sentinels = sentinels();
     let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
@@ -92,7 +92,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     guard.unlock().unwrap();
 }
 
-/// The old master has run the release, and the new one does not know of it.
+/// The old master has run the release, and the new master does not know of it.
 #[test]
 fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     let sentinels = sentinels();
@@ -151,7 +151,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     }
 }
 
-/// The failover takes longer than any call waits for a connection or a reply.
+/// The failover takes longer than a call waits for a connection or a reply.
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     bound();
@@ -226,7 +226,8 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
     assert!(waiter.join().unwrap());
 }
 
-/// If a command reaches a server that has become a replica, the same call sends it to the master.
+/// If a command reaches a server that has become a replica, the same call sends the command to the
+/// master.
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let sentinels = sentinels();
@@ -271,7 +272,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.join();
 }
 
-/// Only the messages of the Sentinels are missing, so the client asks them at intervals.
+/// Only the messages of the Sentinels are missing, so the client asks the Sentinels at intervals.
 #[test]
 fn a_failover_is_found_without_the_sentinels_messages() {
     let sentinels = sentinels();
@@ -367,7 +368,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// The same for permits, for each way of returning them.
+/// The same for permits, for each way of giving them back.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let sentinels = sentinels();
@@ -457,9 +458,9 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
     keys.into_iter().map(|key| (key.clone(), redis.get(&key).unwrap())).collect()
 }
 
-/// Every permit that was taken at the failover is returned, and there are as many permits as
-/// before. This holds for permits that the new master did not know as taken, and for those that it
-/// did not know as returned.
+/// Every permit that was taken at the failover is given back, and there are as many permits as
+/// before. This includes permits that the new master did not know as taken, and permits that it did
+/// not know as given back.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();
@@ -489,8 +490,8 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would replace the record of earlier requests, and so hide
-/// which of them are missing.
+/// The first request to the new master would replace the record of earlier requests. Then the
+/// client could not find out which of them are missing.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let (old, new) = (server(), server());
@@ -562,7 +563,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// When the server becomes the master, its memory is full. This client is idle by then.
+/// When the server becomes the master, its memory is full. By then this client is idle.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
@@ -593,8 +594,8 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
-/// Threads take and return permits all the time. The new master has the state of one moment. When
-/// the old master ends, the threads have more or fewer permits than at that moment.
+/// Threads take and give back permits all the time. The new master has the state of one moment.
+/// When the old master ends, the threads have more or fewer permits than at that moment.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     for (then, later) in [(1, 4), (4, 1)] {

@@ -41,7 +41,7 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
     }
 }
 
-/// The first call asks the Sentinels.
+/// The first call asks the Sentinels for the master.
 #[test]
 fn a_client_may_start_before_the_sentinels_answer() {
     let sentinels = sentinels();
@@ -161,8 +161,8 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// A Sentinel that was restarted knows only its file, and not yet the other Sentinels. It names the
-/// old master, which still says that it is a master.
+/// A restarted Sentinel knows only its configuration file, and not yet the other Sentinels. It
+/// names the old master, which still reports that it is a master.
 #[test]
 fn a_sentinel_that_knows_less_leads_no_client_back() {
     let sentinels = sentinels();
@@ -194,7 +194,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
     builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
 
-/// After a failover the service has another address. The order must stay the same.
+/// After a failover the service has another address, but the order of the locks must stay the same.
 #[test]
 fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let sentinels = sentinels();
@@ -210,7 +210,7 @@ fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     waiter.join();
 }
 
-/// Both the master and its successor refuse a client with an earlier password.
+/// Both the master and its successor refuse a client with the old password.
 #[test]
 fn holds_outlast_new_passwords_and_a_failover() {
     let sentinels = sentinels();
@@ -242,7 +242,8 @@ fn holds_outlast_new_passwords_and_a_failover() {
     }
 }
 
-/// The last search has little time, so often no Sentinel answers. The error names the master.
+/// The last search has little time, so often no Sentinel answers. The error must still name the
+/// master.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
     let sentinels = sentinels();

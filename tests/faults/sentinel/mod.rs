@@ -1,4 +1,4 @@
-//! Servers with Sentinels: how clients find the master, and what a failover does to locks.
+//! Servers with Sentinels: how clients find the master, and the effects of a failover on locks.
 
 mod addresses;
 mod failover;
@@ -19,7 +19,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
-/// A lease whose first renewal, after a third of the lease, is due after the end of any test.
+/// A lease whose first renewal, after a third of the lease, comes later than the end of any test.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
 
 fn sentinels() -> Sentinels {
@@ -43,7 +43,7 @@ fn refused(url: &str) -> Error {
     builder(url).connect_timeout(UNIT * 20).connect().map(drop).unwrap_err()
 }
 
-/// A receiver that gets the reason of a guard's loss.
+/// Returns a receiver that gets the reason of a guard's loss.
 fn losses(guard: &LockGuard) -> Receiver<LostReason> {
     let (sender, lost) = mpsc::channel();
     guard.on_lost(move |why| sender.send(why).unwrap());
@@ -76,7 +76,7 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     }
 }
 
-/// Sets `keys` on the replicas to their earlier values, as if no command had come since.
+/// Sets `keys` on the replicas to their earlier values, as if no command had come since then.
 fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
@@ -124,8 +124,8 @@ enum End {
 }
 
 impl End {
-    /// Ends the master. Returns the time when this began, and the time when the Sentinels have
-    /// chosen another master.
+    /// Ends the master. Returns the time at which this began, and the time at which the Sentinels
+    /// have chosen another master.
     fn of(self, sentinels: &Sentinels) -> (Instant, Instant) {
         let old = sentinels.master();
         let begun = Instant::now();

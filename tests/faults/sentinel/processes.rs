@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Takes the lock again and again, and reports when it had the lock, in microseconds.
+/// Takes the lock again and again, and reports the times at which it had the lock, in microseconds.
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
@@ -60,7 +60,8 @@ impl Processes {
         Self { workers, had: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads until each process has had the lock after `time`. Returns the time when this is so.
+    /// Reads until each process has had the lock after `time`. Returns the time at which this is
+    /// true.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
         let until = Instant::now() + SOON * 2;
@@ -89,8 +90,8 @@ impl Processes {
         first.into_iter().flatten().max().unwrap()
     }
 
-    /// Asserts that no two processes had the lock at the same time. Leaves out the periods whose
-    /// guard reported a loss.
+    /// Asserts that no two processes had the lock at the same time. Periods whose guard reported a
+    /// loss are left out.
     fn check(&mut self) {
         self.had.sort_by_key(|had| had.since);
         let kept: Vec<_> = self.had.iter().filter(|had| had.kept).collect();
@@ -101,7 +102,7 @@ impl Processes {
     }
 }
 
-/// Makes one failover. Returns the time that the Sentinels took, and the time after that until all
+/// Makes one failover. Returns the time that the Sentinels took, and the time from then until all
 /// processes have had the lock again.
 fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Duration; 2] {
     processes.wait_all_since(now());

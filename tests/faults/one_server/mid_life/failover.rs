@@ -1,7 +1,8 @@
-//! As in the parent module, but after a failover to a server on which the user has other rights.
+//! The same as in the parent module, but after a failover to a server on which the user has other
+//! rights.
 //!
-//! At the end the user gets the rights back, and then all permits are free again. All other clients
-//! have continued before that, unless only the client of few rights could let them.
+//! At the end the user gets the rights back, and then all permits are free again. Before that, all
+//! other clients have continued, unless only the restricted client could let them.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -9,7 +10,8 @@ use std::sync::Barrier;
 use super::others::{ALL_RIGHTS, Play, TOTAL, permits};
 use super::*;
 
-/// The three moments at which each case waits until the others have come and the test has acted.
+/// The three moments at which each case waits until the other cases have come and the test has
+/// acted.
 struct Moments<'a> {
     all: &'a Barrier,
     new: &'a Server,
@@ -66,8 +68,8 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     all
 }
 
-/// (This does not check that only one client has the lock: the old master may have extended a
-/// lease, and the new one does not know that.)
+/// (This does not check that only one client has the lock. The old master may have extended a
+/// lease, and the new master does not know this.)
 fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     let guard = held(&*(kind.make)(&it.poor, &it.name));
     moments.is_cut_off();
@@ -94,7 +96,7 @@ fn semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.all_come_back(false);
 }
 
-/// A semaphore of which the client sends no further request.
+/// Uses a semaphore for which the client then sends no further request.
 fn idle_semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.make_permits(false);
     moments.is_cut_off();

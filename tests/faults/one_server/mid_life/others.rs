@@ -1,7 +1,7 @@
-//! As in the parent module, for synchronizers that are not locks.
+//! The same as in the parent module, for synchronizers that are not locks.
 //!
 //! Whichever right is taken away, and whenever, the call fails or has done all of its work, and
-//! other clients continue. Once the rights are back, no permit, count or notification is lost, and
+//! other clients continue. After the rights are back, no permit, count or notification is lost, and
 //! none has been given twice.
 
 use redlatch::{Condition, CyclicBarrier, Error, ExpirablePermit, NotTaken, ReentrantLock, Taken};
@@ -10,9 +10,10 @@ use super::*;
 
 struct Other {
     what: &'static str,
-    /// The synchronizer's rows in the table of `docs/operations.md`, besides every client's rows.
+    /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
+    /// every client.
     rows: &'static [&'static str],
-    /// The plays. In each one, a right is taken away at a different moment.
+    /// The plays. Each takes a right away at a different moment.
     plays: &'static [fn(&Play<'_>)],
 }
 
@@ -60,7 +61,7 @@ const OTHERS: [Other; 6] = [
 
 pub(super) const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 
-/// One case: a client of few rights, and other clients.
+/// A case: a restricted client, and other clients.
 pub(super) struct Play<'a> {
     pub(super) server: &'a Server,
     pub(super) rich: &'a Rich,
@@ -93,7 +94,7 @@ impl Play<'_> {
         self.user.lock().unwrap().set(&ALL_RIGHTS);
     }
 
-    /// Asserts that a result of the client of few rights is a success or a clear error.
+    /// Asserts that a result of the restricted client is a success or a clear error.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
             // (A lease may also have ended by itself, or be about to.)
@@ -124,7 +125,7 @@ pub(super) type Permits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 pub(super) const TOTAL: i64 = 4;
 
-/// Takes permits. `leased`: the semaphore is expirable.
+/// Takes permits. If `leased` is true, the semaphore is expirable.
 fn take(
     client: &Client,
     name: &str,
@@ -143,7 +144,7 @@ fn take(
     })
 }
 
-/// The number of free permits, and the number of taken ones that the server knows.
+/// Returns the number of free permits, and the number of taken permits that the server knows.
 pub(super) fn permits(server: &Server, name: &str) -> (i64, i64) {
     let mut both = redis::pipe();
     both.atomic().get(name).zcard(format!("{{{name}}}:timeout"));
@@ -304,7 +305,8 @@ fn awaited_count(it: &Play<'_>) {
 }
 
 impl Play<'_> {
-    /// A barrier of two parties, for the client of few rights and for the one with all rights.
+    /// Returns a barrier of two parties, for the restricted client and for the client with all
+    /// rights.
     pub(super) fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
         let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
         // With this call the connection asks for its rights.
@@ -324,7 +326,7 @@ impl Play<'_> {
     }
 
     /// Asserts that both parties have passed, or that the other clients know that the barrier is
-    /// broken. Then asserts that it works again.
+    /// broken. Then asserts that the barrier works again.
     pub(super) fn is_met(
         &self,
         barrier: &CyclicBarrier,
