@@ -24,20 +24,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) use redlatch_testkit::wait_until;
 
-/// The unit of every short lease and wait in the tests. Raise it for a slow machine.
+/// The unit of every short lease and wait in the tests. Increase it for a slow machine.
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
-/// The longest time for an event that should come at once.
+/// The time limit for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease that is renewed in time even on a machine that stands still for nearly two seconds (at
-/// least two thirds of it are left), and whose end a test can wait for.
+/// A lease whose end a test can wait for. It is renewed in time even on a machine that stands still
+/// for nearly two seconds, because at least two thirds of it remain at any time.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
-/// A lease whose end no test sees.
+/// A lease that does not end during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock asks
 /// again after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. So
-/// if a waiter is granted within this time after its last request, a message woke it.
+/// if a waiter is granted the lock within this time after its last request, a message woke it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// The longest time for a test. If a test takes longer, it hangs.
+/// The time limit for a test. A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
 thread_local! {
@@ -45,8 +45,8 @@ thread_local! {
     static RUNS: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
 }
 
-/// Bounds the calling test. If the test does not end in time, this prints a message and ends the
-/// process, since a hang is a failure.
+/// Sets a time limit for the calling test. If the test does not end in time, this prints a message
+/// and ends the process, because a hang is a failure.
 pub(crate) fn bound() {
     let test = thread::current().name().unwrap_or("?").to_owned();
     // On the first thread, other tests may have run before.
@@ -58,8 +58,7 @@ pub(crate) fn bound() {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
             let mut threads = BTreeMap::<_, usize>::new();
             thread_names().into_iter().for_each(|name| *threads.entry(name).or_default() += 1);
-            // `eprintln!` would not do: the test harness keeps its output until the end of the
-            // test.
+            // The test harness would keep the output of `eprintln!` until the end of the test.
             let _ =
                 writeln!(io::stderr(), "{test} hangs; the process ends. Its threads: {threads:?}");
             std::process::exit(101);
@@ -68,13 +67,13 @@ pub(crate) fn bound() {
     RUNS.set(Some(sender));
 }
 
-/// Whether the calling test has a process of its own, which a test needs if it counts threads or
-/// sets a logger. If not, this runs the test in a new process, and returns `false` when the test
-/// has passed there.
+/// Whether the calling test has its own process. A test needs one if it counts threads or sets a
+/// logger. If the test does not have one, this runs the test in a new process, and returns `false`
+/// when the test has passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();
-    // Tests that run one after the other on the first thread are alone anyway.
+    // Tests that run one after the other on the first thread are alone in any case.
     if env::var_os(OWN).is_some() || test == "main" {
         return true;
     }
@@ -87,10 +86,10 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
-/// Runs `work` while the system cannot create a thread in this process. Only for a test that has a
-/// process of its own.
+/// Runs `work` while the system cannot create a thread in this process. Only for a test that has
+/// its own process.
 pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
-    // These threads take the stacks of ended threads, which new threads could get otherwise.
+    // These threads use the stacks of ended threads, which new threads could otherwise use.
     let all = Arc::new(Barrier::new(33));
     let wait = |_| {
         let all = Arc::clone(&all);
@@ -98,7 +97,7 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     };
     let waiting: Vec<_> = (1..33).map(wait).collect();
     let before = getrlimit(Resource::As);
-    // From now on there is no memory for a thread's stack, but enough for all other allocations.
+    // From here on there is no memory for a thread's stack, but enough for all other allocations.
     let size = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
     let full = pages * page_size() as u64 + (1 << 20);
@@ -112,32 +111,34 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Starts a server for the calling test, and [bounds](bound) that test. If there is no server
-/// program, the test kit ends the process with a message.
+/// Starts a server for the calling test, and [sets a time limit](bound) for the test. If there is
+/// no server program, the test kit ends the process with a message.
 pub(crate) fn server() -> Server {
     bound();
     unbounded_server()
 }
 
-/// As [`server`], for a test whose length is set from outside.
+/// Does the same as [`server`], for a test whose length the user sets.
 pub(crate) fn unbounded_server() -> Server {
     Server::start().expect("a server to test on")
 }
 
-/// A client with leases whose end no test sees.
+/// Returns a client with leases that do not end during a test.
 pub(crate) fn client(server: &Server) -> Client {
     Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap()
 }
 
-/// A client with this watchdog timeout.
+/// Returns a client with this watchdog timeout.
 pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// An impatient client's wait for a reply or connection: longer than a busy machine stands still.
+/// An impatient client's wait for a reply or connection. It is longer than a busy machine stands
+/// still.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
-/// A client that waits briefly for replies, and not at all for a server that is out of reach.
+/// Returns the settings of a client that waits briefly for replies, and never waits for an
+/// unreachable server.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
         .watchdog_timeout(LONG)
@@ -146,26 +147,27 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// A number of threads. If their waits of [`IMPATIENT`] came one after another, they would take
+/// A number of threads. If their waits of [`IMPATIENT`] came one after the other, they would take
 /// more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
-/// A client behind a network, with one open connection. The server knows `warm_up`'s scripts.
+/// Returns a client behind a network, with one open connection. The server has the scripts that
+/// `warm_up` uses.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     client
 }
 
-/// A lease of an hour. No test sees its end.
+/// A lease of an hour, which does not end during a test.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
-/// After the next grant by message, does `action` to the next `shots` requests that contain a lease
-/// of about an hour.
+/// After the next grant by message, applies `action` to the next `shots` requests with a lease of
+/// about an hour.
 pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     let granted = Arc::new(AtomicBool::new(false));
     let hears = Arc::clone(&granted);
-    // This rule only watches, and never fires.
+    // This rule only watches the replies, and never fires.
     proxy.on(Direction::Reply, 1, Action::LoseReply, move |bytes| {
         hears.fetch_or(contains(bytes, "grant "), Ordering::SeqCst);
         false
@@ -176,8 +178,8 @@ pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     });
 }
 
-/// The result of a call whose limit is so short that a busy machine may not answer in time. Repeats
-/// the call until there is an answer.
+/// Returns the result of a call whose limit is so short that a busy machine may not answer in time.
+/// Repeats the call until there is an answer.
 #[track_caller]
 pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     let until = Instant::now() + SOON;
@@ -189,7 +191,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
-/// The error of such a call. Repeats the call until it fails with an answer.
+/// Returns the error of such a call. Repeats the call until it fails with an answer.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));
@@ -201,13 +203,13 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     error.expect("an error")
 }
 
-/// The result of such a call. Returns `None` if there was no answer.
+/// Returns the result of such a call, or `None` if there was no answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Attempt<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap().into_option()
 }
 
-/// Returns `NotTaken` if the error says that the call's own time was over.
+/// Returns `NotTaken` if the error says that the call's own time had passed.
 pub(crate) fn unanswered<T>(error: Error) -> Result<Attempt<T>, Error> {
     if is_unanswered(&error) { Ok(NotTaken) } else { Err(error) }
 }
@@ -225,7 +227,7 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
 }
 
 /// Whether this is a server's error for a command that the user may not run, alone or in a script.
-/// The texts are those since Redis 7.2, and the text of Redis 7.0 for a script.
+/// The texts are those since Redis 7.2, and for a script also the text of Redis 7.0.
 pub(crate) fn forbids_a_command(error: &str) -> bool {
     ["no permissions to run", "can't run", "may not run"].iter().any(|said| error.contains(said))
 }
@@ -235,8 +237,8 @@ pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Asserts that in these rounds a message wakes the waiter before its next request. For this, each
-/// round must be shorter than the pause before that request.
+/// Asserts that in these rounds a message wakes the waiter before its next request. So each round
+/// must be shorter than the pause before that request.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
     once_within(BEFORE_A_QUESTION, || {
@@ -246,8 +248,8 @@ pub(crate) fn at_once(mut round: impl FnMut()) {
     });
 }
 
-/// Asserts that at least one of these rounds takes less than `bound`. Broken code takes longer in
-/// each round, while a busy machine delays only some of them.
+/// Asserts that at least one of these rounds takes less than `bound`. Wrong code takes longer in
+/// each round, while a busy machine delays only some rounds.
 #[track_caller]
 pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
     let (since, mut took) = (Instant::now(), Vec::new());
@@ -277,21 +279,21 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 impl<T> Running<T> {
-    /// Waits until the thread has slept for a few milliseconds, so that it waits for something,
+    /// Waits until the thread has slept for a few milliseconds. It then waits for something,
     /// perhaps for the reply to a request.
     pub(crate) fn wait_asleep(&self) {
         self.wait_still(sleeps, || self.is_finished());
     }
 
-    /// Waits until the thread has slept for a few milliseconds, but not for a reply, so that it is
-    /// in a queue. (While its first request is in flight, a later thread may still be granted
+    /// Waits until the thread has slept for a few milliseconds, but not for a reply. It is then in
+    /// a queue. (While its first request is in flight, a later thread may still be granted the lock
     /// before it.)
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    /// As [`wait_queued`](Self::wait_queued), for a thread that has done its work, while the
-    /// destructor of a thread-local waits.
+    /// Does the same as [`wait_queued`](Self::wait_queued), for a thread that has done its work,
+    /// while the destructor of a thread-local waits.
     pub(crate) fn wait_queued_at_its_end(&self) {
         self.wait_still(sleeps_in_line, || false);
     }
@@ -320,7 +322,7 @@ impl<T> Running<T> {
     }
 }
 
-/// Runs `work` on a thread of its own and waits for it.
+/// Runs `work` on a new thread and waits for its end.
 pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn(work).join()
 }
@@ -340,7 +342,7 @@ fn thread_number() -> u64 {
     path.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
-/// How often the thread has fallen asleep. Returns `None` if it does not sleep now.
+/// Returns how many times the thread has fallen asleep, or `None` if it does not sleep now.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
@@ -351,7 +353,7 @@ fn sleeps(thread: u64) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// As [`sleeps`], but also returns `None` if the thread sleeps for a reply.
+/// Does the same as [`sleeps`], but also returns `None` if the thread sleeps for a reply.
 fn sleeps_in_line(thread: u64) -> Option<u64> {
     sleeps(thread).filter(|_| is_parked(thread))
 }
@@ -362,7 +364,7 @@ fn is_parked(thread: u64) -> bool {
     let futex = match env::consts::ARCH {
         "x86_64" => "202",
         "aarch64" => "98",
-        // The number of the system call is unknown here, so any sleep counts.
+        // The number of the system call is unknown on this system, so any sleep counts.
         _ => return true,
     };
     let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
@@ -374,7 +376,7 @@ fn thread_number() -> u64 {
     0
 }
 
-/// This system does not show whether a thread sleeps, so a pause must suffice.
+/// This system does not show whether a thread sleeps, so a pause must be enough.
 #[cfg(not(target_os = "linux"))]
 fn sleeps(_thread: u64) -> Option<u64> {
     thread::sleep(UNIT);
@@ -386,12 +388,13 @@ fn is_parked(_thread: u64) -> bool {
     true
 }
 
-/// The names of this process's threads (their first 15 characters).
+/// Returns the names of this process's threads (their first 15 characters).
 pub(crate) fn thread_names() -> Vec<String> {
     tasks().map(|(_, name)| name).collect()
 }
 
-/// The ids and names of this process's threads. There are none if the system does not show them.
+/// Returns the ids and names of this process's threads, or nothing if the system does not show
+/// them.
 fn tasks() -> impl Iterator<Item = (u64, String)> {
     fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(|task| {
         let task = task.ok()?;
@@ -400,7 +403,7 @@ fn tasks() -> impl Iterator<Item = (u64, String)> {
     })
 }
 
-/// How often clients and scripts have called each command on this server.
+/// The number of calls of each command on this server, by clients and scripts.
 pub(crate) struct Commands(HashMap<String, u64>);
 
 impl Commands {
@@ -418,7 +421,7 @@ impl Commands {
         self.0.get(command).copied().unwrap_or(0)
     }
 
-    /// All commands that a lock can send: scripts, and reads of keys.
+    /// The number of commands that a lock can send: scripts, and reads of keys.
     pub(crate) fn of_locks(&self) -> u64 {
         ["evalsha", "eval", "exists", "pttl"].iter().map(|name| self.of(name)).sum()
     }
@@ -428,7 +431,7 @@ impl Commands {
     }
 }
 
-/// The owner in the lock's hash, with its count. There must be only one.
+/// Returns the owner in the lock's hash, with its count. There must be only one owner.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
     let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
     // This field is a read-write lock's mode, and not an owner.
@@ -437,7 +440,7 @@ pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String,
     fields.into_iter().next()
 }
 
-/// The key's time to live in ms: -1 if it does not expire, -2 if there is no key.
+/// Returns the key's time to live in ms: -1 if it does not expire, -2 if there is no key.
 pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
 }
@@ -454,7 +457,7 @@ pub(crate) fn wait_renewed(server: &Server, name: &str) {
     });
 }
 
-/// As [`wait_renewed`], for the holds under all these names on their servers.
+/// Does the same as [`wait_renewed`], for the holds under all these names on their servers.
 #[track_caller]
 pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, String)>) {
     let last = |(server, name): (&'a Server, String)| {
@@ -482,7 +485,7 @@ pub(crate) fn wait_free(server: &Server, name: &str, timeout: Duration) {
     });
 }
 
-/// An owner as a Java service writes it.
+/// An owner in the form that a Java service uses.
 pub(crate) const FOREIGN: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd:53";
 
 /// Takes the lock as a Java service would.
@@ -499,7 +502,7 @@ fn hold_as(connection: &mut Connection, name: &str, owner: &str, lease: Duration
         .unwrap();
 }
 
-/// Gives the lock back as a Java service would, on this channel.
+/// Releases the lock as a Java service would, with a message on this channel.
 pub(crate) fn release_as_redisson(connection: &mut Connection, name: &str, channel: &str) {
     let () = redis::pipe().atomic().del(name).publish(channel, "0").query(connection).unwrap();
 }
@@ -515,7 +518,7 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
-/// Waits until the server counts no listener to a channel. The server notices the death of a
+/// Waits until the server counts no listener on a channel. The server notices the death of a
 /// process a moment late.
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
@@ -527,12 +530,12 @@ pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     });
 }
 
-/// The channel on which scripts send messages to the client of this owner.
+/// Returns the channel on which scripts send messages to the client of this owner.
 pub(crate) fn own_channel(owner: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
 }
 
-/// Waits until this number of clients listens to their own channels.
+/// Waits until this number of clients listen to their own channels.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
@@ -546,7 +549,7 @@ pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     });
 }
 
-/// Waits until this number of processes has an entry in the lock's queue.
+/// Waits until this number of processes have an entry in the lock's queue.
 pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     let key = if name.contains('{') {
         format!("redlatch_queue_tagged:{name}")
@@ -561,9 +564,9 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
 }
 
 /// Waits until the client of `owner` has read all earlier messages. For this, it sends grants for
-/// unknown owners after these messages, and the client gives such grants back. It sends several,
-/// since a thread may wait for a reply on one of the client's two connections, and commands on that
-/// connection wait, too.
+/// unknown owners after these messages, and the client gives such grants back. It sends several
+/// grants, because a thread may wait for a reply on one of the client's two connections, and
+/// commands on that connection wait, too.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);
@@ -580,9 +583,9 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// How often the lock of this name expires during `work`. If it does not expire, a message granted
-/// it to the waiter, and not the end of a lease. (Other keys do not count, since they may expire
-/// meanwhile.)
+/// Returns how many times the lock of this name expires during `work`. If it never expires, a
+/// message granted it to the waiter, and not the end of a lease. (Other keys do not count, because
+/// they may expire in the meantime.)
 pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let set = ["SET", "notify-keyspace-events", "Ex"];
@@ -597,7 +600,7 @@ pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize 
     until_then.filter(|message| message.get_payload_bytes() == name.as_bytes()).count()
 }
 
-/// The channel of a name without braces.
+/// Returns the channel of a name without braces.
 pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
@@ -606,8 +609,8 @@ pub(crate) fn channel(name: &str) -> String {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A generator whose seed comes from `REDLATCH_SEED` or the clock. It prints the seed, so that
-    /// a failed run can be repeated.
+    /// Returns a generator whose seed comes from `REDLATCH_SEED` or the clock. It prints the seed,
+    /// so that a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {
@@ -655,8 +658,8 @@ impl User {
         set.unwrap();
     }
 
-    /// Gives the user the rights on a name's keys that an error lists as those that `who` (such as
-    /// "a latch") needs.
+    /// Gives the user the rights that an error lists for `who` (such as "a latch"), on a name's
+    /// keys.
     pub(crate) fn set_as_said(&mut self, error: &str, who: &str, name: &str) {
         let named = error.split(&format!("{who} needs ")).nth(1).unwrap();
         let named = named.split(" on its key").next().unwrap();
@@ -675,14 +678,14 @@ impl User {
         impatient(&self.url).connect().unwrap()
     }
 
-    /// A client of this user, behind a network.
+    /// Returns a client of this user, behind a network.
     pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()
     }
 }
 
-/// A user whose password changes, and the user's present credentials, which a client asks for.
+/// A user whose password changes, with the user's present credentials. A client asks for them.
 #[derive(Clone)]
 pub(crate) struct Vault {
     password: Arc<Mutex<String>>,
@@ -731,7 +734,7 @@ impl Vault {
         })
     }
 
-    /// How often the client has asked for credentials.
+    /// Returns how many times the client has asked for credentials.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }

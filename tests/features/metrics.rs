@@ -8,7 +8,7 @@ use redlatch::observe::MetricsObserver;
 
 use crate::common::*;
 
-/// Each series so far, with the value of a gauge or counter, or the number of values in a
+/// Each series so far, with the value of a gauge or counter, or with the number of values in a
 /// histogram. (A snapshot of the recorder resets all of them.)
 struct Seen(Snapshotter, BTreeMap<String, f64>);
 
@@ -30,7 +30,7 @@ impl Seen {
     }
 }
 
-/// A process has one recorder.
+/// A process has only one recorder.
 #[test]
 fn each_wait_hold_and_loss_is_counted_under_its_kind_and_the_label_of_its_name() {
     if !has_own_process() {

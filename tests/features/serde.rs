@@ -1,4 +1,4 @@
-//! What a program may ask and hear, as JSON.
+//! The reports and events of the library, as JSON.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, from_value, json, to_value};
 
 use crate::common::*;
 
-/// Takes the value of a time, which another look would find changed.
+/// Removes and returns a time, which would differ at the next read.
 fn take_millis(object: &mut Value, name: &str) -> u128 {
     object[name].take().as_u64().unwrap().into()
 }

@@ -1,4 +1,4 @@
-//! A client over TLS. The tests run where the server's build has TLS.
+//! A client over TLS. The tests run only if the server's build has TLS.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -45,7 +45,7 @@ fn locks_work_over_tls() {
     wait_until("it is free", Duration::from_secs(20), || !lock.is_locked().unwrap());
 }
 
-/// A certificate without a trusted authority is refused, unless the URL says `#insecure`.
+/// The client refuses a certificate without a trusted authority, unless the URL has `#insecure`.
 #[test]
 fn an_unknown_certificate_is_refused() {
     if !Server::supports_tls() {
@@ -61,7 +61,7 @@ fn an_unknown_certificate_is_refused() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// Each side reads the other side's bytes in its own protocol, and one of them only waits.
+/// Each side reads the other side's bytes in its own protocol, and one of the two only waits.
 #[test]
 fn tls_on_one_side_only_is_said_so() {
     if !Server::supports_tls() {
@@ -140,7 +140,7 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
 }
 
-/// From now on the server trusts another authority, as after a change of all certificates.
+/// From here on the server trusts another authority, as after a change of all certificates.
 #[test]
 fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     if !Server::supports_tls() {
@@ -180,7 +180,7 @@ fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     guard.unlock().unwrap();
 }
 
-/// A user's code may fail, panic or never return. No hold and no thread depends on it.
+/// A user's function may fail, panic or never return. No hold and no thread depends on it.
 #[test]
 fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     if !Server::supports_tls() {
@@ -322,7 +322,8 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     }
 }
 
-/// Asserts that a call got no reply, or "not now" if the server had answered just before.
+/// Asserts that a call got no reply, or returned `NotTaken` because the server had answered just
+/// before.
 #[track_caller]
 fn is_unanswered(outcome: Result<bool, Error>) {
     match outcome {
@@ -361,7 +362,7 @@ fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before
     drop((cut, next, client));
 }
 
-/// A network that stops in the middle of the server's bytes of any kind.
+/// A network that stops in the middle of the server's bytes.
 struct Relay {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -380,7 +381,7 @@ struct Shared {
 }
 
 impl Relay {
-    /// Starts a relay before a server. Returns it with the URL that leads through it.
+    /// Starts a relay in front of a server. Returns the relay, and the URL that leads through it.
     fn before(server: &Server) -> (Self, String) {
         let url = server.tls_url();
         let (_, rest) = url.split_once("://").unwrap();
@@ -456,7 +457,7 @@ impl Shared {
 }
 
 impl Drop for Relay {
-    /// Drop the relay after its clients.
+    /// The relay must be dropped after its clients.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         // A test that fails may have left half of the bytes in the relay.
@@ -492,18 +493,18 @@ fn server(args: &[&str]) -> Server {
     Server::builder().tls().args(args).start().unwrap()
 }
 
-/// The server's URL without `#insecure`.
+/// Returns the server's URL without `#insecure`.
 fn strict(server: &Server) -> String {
     server.tls_url().split('#').next().unwrap().to_owned()
 }
 
-/// A client of the server that trusts its authority.
+/// Returns the settings for a client that trusts the server's authority.
 fn trusting(server: &Server) -> ClientBuilder {
     let authority = fs::read(server.tls_authority()).unwrap();
     Client::builder(&strict(server)).tls_ca_certificates(authority)
 }
 
-/// The certificate and the key of the server's clients.
+/// Returns the certificate and the key of the server's clients.
 fn identity(server: &Server) -> (Vec<u8>, Vec<u8>) {
     let [certificate, key] = server.tls_client().map(|file| fs::read(file).unwrap());
     (certificate, key)

@@ -1,8 +1,8 @@
-//! A holder's process is killed, or is stopped for longer than its lease.
+//! A holder's process is killed, or is paused for longer than its lease.
 
 use super::*;
 
-/// The kind of lock that a waiter asks for: a reader's hold excludes a writer.
+/// Returns the kind of lock that a waiter asks for. A writer waits for a reader's hold.
 fn rival(kind: Kind) -> Kind {
     if kind == Kind::Read { Kind::Write } else { kind }
 }

@@ -1,18 +1,18 @@
-//! The fair lock: threads of both libraries are in one queue, which some of them leave in every
+//! The fair lock: threads of both libraries are in one queue, and some of them leave it in every
 //! possible way.
 
 use redis::Commands as _;
 
 use super::*;
 
-/// The longest time for which a redlatch waiter may be silent. A dead Redisson waiter behind it
-/// blocks the queue for as long. No living waiter is silent for longer, even on a machine that
+/// The maximum time for which a redlatch waiter may be silent. A dead Redisson waiter behind it
+/// blocks the queue for this time. No live waiter is silent for longer, even on a machine that
 /// stands still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
 /// The limit of a Redisson wait that ends by itself, or whose process is killed.
 const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
-/// The waiters in the tests that kill or stop one more waiter, which is placed at each position
-/// among these.
+/// The waiters in the tests that kill or pause another waiter. That waiter is placed at each
+/// position among these.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Whose {
     Theirs,
 }
 
-/// A waiter in a queue. It has the lock until the test makes it leave.
+/// A waiter in a queue. When it gets the lock, it keeps the lock until the test makes it release.
 enum Waiter {
     Ours {
         is_in: mpsc::Receiver<bool>,
@@ -31,7 +31,7 @@ enum Waiter {
     Theirs {
         thread: String,
     },
-    /// A waiter in another process, which the test kills or stops.
+    /// A waiter in another process, which the test kills or pauses.
     Victim,
 }
 
@@ -46,7 +46,7 @@ struct Line {
 }
 
 impl Line {
-    /// A queue whose first waiter holds the lock. `holder` says which library that waiter is of.
+    /// Returns a queue whose first waiter holds the lock. `holder` is the library of this waiter.
     fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
         let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
         let (name, url) = (name.to_owned(), server.url());
@@ -68,7 +68,7 @@ impl Line {
         }
     }
 
-    /// Adds a redlatch waiter with its own client. For the server it is another process.
+    /// Adds a redlatch waiter with its own client. The server sees it as another process.
     fn add_ours(&mut self) {
         let client = Client::builder(&self.url)
             .watchdog_timeout(RENEWED)
@@ -96,7 +96,7 @@ impl Line {
         self.added(Waiter::Theirs { thread });
     }
 
-    /// Waits until the waiter is in the queue, behind the others.
+    /// Waits until the waiter is in the queue, behind the other waiters.
     fn added(&mut self, waiter: Waiter) {
         let (queue, before) =
             (format!("redisson_lock_queue:{{{}}}", self.name), self.waiters.len());
@@ -122,7 +122,8 @@ impl Line {
         }
     }
 
-    /// The lock's state on the server: its holder, its queue with the scores, and the listeners.
+    /// Returns the lock's state on the server: its holder, its queue with the scores, and the
+    /// listeners.
     fn seen(&mut self) -> String {
         const SEEN: &str = r"
             local name = ARGV[1]
@@ -149,8 +150,8 @@ impl Line {
         }
     }
 
-    /// Asserts that these waiters get the lock one after another in this order. Each keeps the lock
-    /// until the test waits for the next one, so no other waiter gets it.
+    /// Asserts that these waiters get the lock one after the other in this order. Each waiter keeps
+    /// the lock until the test waits for the next, so no other waiter gets it.
     fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
             self.comes_in(place);
@@ -172,7 +173,7 @@ impl Line {
         }
     }
 
-    /// Asserts that no key and no thread is left.
+    /// Asserts that no key and no thread remains.
     fn ends(mut self) {
         self.here.drain(..).for_each(Running::join);
         for key in ["redisson_lock_queue", "redisson_lock_timeout"] {
@@ -216,7 +217,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
     });
 }
 
-/// One queue for each position that a victim can have among the others.
+/// Returns one queue for each position of a victim among the other waiters.
 fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec<Line> {
     let at = |place: usize| {
         let name = format!("line{place}");
@@ -236,8 +237,8 @@ fn lines(version: Version, server: &Server, mut victim: impl FnMut(&str)) -> Vec
     (0..=OTHERS.len()).map(at).collect()
 }
 
-/// Makes the holders leave, and asserts that all waiters but the victims get the lock in the order
-/// of their arrival.
+/// Makes the holders release, and asserts that all waiters except the victims get the lock in the
+/// order of their arrival.
 fn others_come_in(lines: &mut [Line]) {
     thread::scope(|scope| {
         for line in lines {
@@ -307,7 +308,7 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
     });
 }
 
-/// For the server, a stopped waiter may still take the lock.
+/// For the server, a paused waiter may still take the lock.
 #[test]
 fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     if !is_long() {

@@ -1,8 +1,8 @@
 //! Processes with the real Redisson: the program in `interop/`.
 //!
 //! A Java process takes most of a second to start, so the tests share one process for each version
-//! of Redisson. Each test has its own clients in that process. A test that kills or stops a process
-//! starts its own.
+//! of Redisson. Each test has its own clients in that process. A test that kills or pauses a
+//! process starts its own process.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ impl Version {
     }
 }
 
-/// Whether the calling test can run. If not, prints the reason.
+/// Whether the calling test can run. If it cannot run, prints the reason.
 pub(crate) fn is_beside_redisson() -> bool {
     if let Err(why) = built() {
         let test = thread::current().name().unwrap_or("?").to_owned();
@@ -44,7 +44,7 @@ pub(crate) fn is_beside_redisson() -> bool {
     built().is_ok()
 }
 
-/// Runs the test with each version at the same time. If Java or Maven is missing, prints that and
+/// Runs the test with all versions at the same time. If Java or Maven is missing, prints this and
 /// does not run the test.
 pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     if !is_beside_redisson() {
@@ -107,7 +107,7 @@ impl Jvm {
         Arc::new(Self { child, pid, stdin, clients, guard })
     }
 
-    /// The process that all tests share. No test harms it.
+    /// Returns the process that all tests share. No test may harm it.
     pub(crate) fn shared(version: Version) -> Arc<Self> {
         // If this process ends, the input of the Java process ends, and so does the Java process.
         static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -122,7 +122,7 @@ impl Jvm {
         let _ = self.child.lock().unwrap().wait();
     }
 
-    /// Stops the process until [`go_on`](Self::go_on).
+    /// Pauses the process until [`go_on`](Self::go_on).
     pub(crate) fn stop(&self) {
         self.guard.lock().unwrap().get_or_insert_with(|| Guard::of(self.pid));
         signal::stop(self.pid);
@@ -139,7 +139,7 @@ impl Drop for Jvm {
     }
 }
 
-/// A Redisson client, as a Java service has.
+/// A Redisson client like that of a Java service.
 #[derive(Debug)]
 pub(crate) struct Redisson {
     jvm: Arc<Jvm>,
@@ -154,7 +154,7 @@ pub(crate) struct Redisson {
 }
 
 impl Redisson {
-    /// A client whose leases are so long that no test sees their end.
+    /// Returns a client whose leases do not end during a test.
     pub(crate) fn on(jvm: &Arc<Jvm>, server: &Server) -> Self {
         Self::at(jvm, &server.url(), LONG)
     }
@@ -163,7 +163,7 @@ impl Redisson {
         Self::on(&Jvm::shared(version), server)
     }
 
-    /// A client with this watchdog timeout, at any URL.
+    /// Returns a client with this watchdog timeout, at any URL.
     pub(crate) fn at(jvm: &Arc<Jvm>, url: &str, watchdog: Duration) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("client{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -188,7 +188,7 @@ impl Redisson {
         self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// The thread's next line. (Java is slow on a busy machine.)
+    /// Returns the thread's next line. (Java is slow on a busy machine.)
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
         self.reply_within(thread, SOON * 2).unwrap_or_else(|| {
@@ -197,7 +197,7 @@ impl Redisson {
         })
     }
 
-    /// The thread's next line, if it comes within this time.
+    /// Returns the thread's next line if it comes within this time.
     pub(crate) fn reply_within(&mut self, thread: &str, time: Duration) -> Option<String> {
         let of_thread = |line: &String| line.split(' ').next() == Some(thread);
         let until = Instant::now() + time;
@@ -222,7 +222,7 @@ impl Redisson {
         self.reply(thread)
     }
 
-    /// Runs a command whose only answer is `ok`.
+    /// Runs a command whose only valid answer is `ok`.
     #[track_caller]
     pub(crate) fn run(&mut self, thread: &str, command: &str) {
         assert_eq!(self.ask(thread, command), "ok", "{thread} {command}");
@@ -254,8 +254,8 @@ pub(crate) fn quoted(name: &str) -> String {
     name.bytes().map(quote).collect()
 }
 
-/// The folder of the program, which the first test that asks for it builds. The error says why
-/// there is no program.
+/// Returns the folder of the program. The first test that needs it builds the program. The error
+/// says why there is no program.
 pub(crate) fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
     BUILT.get_or_init(build)

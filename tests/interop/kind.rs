@@ -12,7 +12,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The kinds with one holder that this version of Redisson has.
+    /// Returns the kinds with one holder that this version of Redisson has.
     pub(crate) fn exclusive(version: Version) -> Vec<Self> {
         let mut kinds = vec![Self::Plain, Self::Fair, Self::Write];
         if version == Version::New {
@@ -27,7 +27,7 @@ impl Kind {
         kinds
     }
 
-    /// The kind's name in a command of the Java program.
+    /// Returns the kind's name in a command of the Java program.
     pub(crate) fn java(self) -> &'static str {
         match self {
             Self::Plain => "lock",
@@ -43,12 +43,12 @@ impl Kind {
         all.into_iter().find(|kind| kind.java() == word).expect("a kind that both have")
     }
 
-    /// The end of a command: the kind and the name.
+    /// Returns the end of a command: the kind and the name.
     pub(crate) fn named(self, name: &str) -> String {
         format!("{} {}", self.java(), quoted(name))
     }
 
-    /// redlatch's lock of this kind.
+    /// Returns redlatch's lock of this kind.
     pub(crate) fn ours(self, client: &Client, name: &str) -> Arc<dyn Lock> {
         match self {
             Self::Plain => Arc::new(client.reentrant_lock(name)),
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// redlatch's lock of this kind, with a lease that is not renewed.
+    /// Returns redlatch's lock of this kind, with a lease that is not renewed.
     pub(crate) fn leased(self, client: &Client, name: &str, lease: Duration) -> Arc<dyn Lock> {
         match self {
             Self::Plain => Arc::new(client.reentrant_lock(name).with_lease(lease)),
@@ -70,8 +70,8 @@ impl Kind {
         }
     }
 
-    /// Makes these Redisson threads ask for the lock, which another owner has, and sleep. Until the
-    /// lease ends, only a message can wake them then.
+    /// Makes these Redisson threads ask for the lock, which another owner has, and sleep. Only a
+    /// message or the end of the lease can then wake them.
     pub(crate) fn redisson_waits(self, java: &mut Redisson, threads: &[&str], name: &str) {
         for thread in threads {
             java.tell(thread, &format!("lock {}", self.named(name)));
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Redisson's rule for keys and channels.
+/// Returns the name of a key or channel, by Redisson's rule.
 pub(crate) fn derived(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }

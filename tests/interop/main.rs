@@ -30,17 +30,17 @@ use redlatch_testkit::{Job, Server, Worker};
 
 /// If a message wakes a Redisson waiter, it gets the lock within this time. Without a message the
 /// waiter asks at the end of the lease that it has read, which was [`RENEWED`]. A single slow round
-/// proves nothing: the message of a writer's release, `1`, wakes only those Redisson threads that
-/// already sleep, and no thread that is about to sleep.
+/// proves nothing, because the message of a writer's release, `1`, wakes only Redisson threads that
+/// already sleep, and none that are about to sleep.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
-/// The least time on this process's clock that a wait or a lease of this length takes. Redisson and
-/// the server count whole milliseconds, and Redisson subtracts each of its pauses.
+/// Returns the minimum time on this process's clock that a wait or a lease of this length takes.
+/// Redisson and the server count whole milliseconds, and Redisson subtracts each of its pauses.
 fn lasts(length: Duration) -> Duration {
     length.mul_f64(0.9)
 }
 
-/// Whether to run the soaks, and the tests in which processes die or are stopped together with
+/// Whether to run the soaks, and the tests in which processes die or are paused together with
 /// Redisson's processes. In those tests Redisson 3.16.8 itself may leave a waiter asleep for
 /// minutes. `.ci/long interop` runs them.
 fn is_long() -> bool {
@@ -51,7 +51,7 @@ fn is_long() -> bool {
     is_long
 }
 
-/// The processes that the tests start, in their roles.
+/// The processes that the tests start, each in its role.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -1,12 +1,12 @@
-//! Several locks at once. Both libraries take them one after another. redlatch takes them in the
-//! order of their names.
+//! Several locks at a time. Both libraries take them one after the other. redlatch takes them in
+//! the order of their names.
 
 use redlatch::MultiLock;
 
 use super::*;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// All locks together, as they are written in a command of the Java program.
+/// All locks together, as a command of the Java program names them.
 const NAMED: &str = "multiLock a%2Cb%2Cc";
 
 fn ours(client: &Client) -> MultiLock {

@@ -8,8 +8,8 @@ const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 /// The names of the waiting threads of each library.
 const WAITERS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Waits until a Redisson client listens to this semaphore and all its threads have asked after
-/// that. The threads then sleep, or are about to.
+/// Waits until a Redisson client listens to this semaphore and all its threads have then asked. The
+/// threads then sleep, or are about to sleep.
 fn wait_until_redisson_waits(server: &Server, channel: &str, scripts: u64) {
     wait_subscribed(server, channel);
     wait_until("they have asked", SOON, || {

@@ -118,7 +118,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
     });
 }
 
-/// When a writer downgrades to a reader, Redisson publishes nothing.
+/// When a writer downgrades to a reader, Redisson publishes no message.
 #[test]
 fn a_writer_that_goes_on_as_a_reader_keeps_writers_of_the_other_out_and_lets_readers_in() {
     beside_redisson(|version| {

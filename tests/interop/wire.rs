@@ -1,4 +1,4 @@
-//! The keys and messages of each library at the server. The same calls produce the same bytes.
+//! The keys and messages of each library at the server. The same calls must produce the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use redis::{Commands as _, Connection};
 
 use super::*;
 
-/// Names that a library might escape, cut or split. The last three are useless in a cluster, but
-/// ordinary on one server.
+/// Names that a library might escape, cut or split. The last three are not usable in a cluster, but
+/// are ordinary names on one server.
 const NAMES: [&str; 11] = [
     "job",
     "two words",
@@ -23,7 +23,7 @@ const NAMES: [&str; 11] = [
     "{}a",
 ];
 
-/// The names, and a very long one.
+/// Returns the names, and a very long name.
 fn names() -> Vec<String> {
     let mut names: Vec<_> = NAMES.map(str::to_owned).into();
     names.push("long ".repeat(2_000));
@@ -31,7 +31,7 @@ fn names() -> Vec<String> {
 }
 
 /// A server as an observer sees it: all keys that both libraries know, with their types, values and
-/// remaining times, and all messages since the last look.
+/// remaining times, and all messages since the last call.
 struct Observer {
     redis: Connection,
     messages: mpsc::Receiver<(String, String)>,
@@ -64,8 +64,8 @@ impl Observer {
         Self { redis: server.connection(), messages }
     }
 
-    /// The state on the server. The owners of this client are renamed, so that they look like those
-    /// of any other client.
+    /// Returns the state on the server. The owners of this client are renamed, so that they look
+    /// like those of any other client.
     fn look(&mut self, id: &str) -> Seen {
         let () = self.redis.publish("end", "").unwrap();
         let said = self.messages.iter().take_while(|(channel, _)| channel != "end");
@@ -102,7 +102,7 @@ impl Observer {
         Seen { keys, messages }
     }
 
-    /// The members with their remaining times. (Of a permit's id, only the length.)
+    /// Returns the members with their remaining times. (For a permit's id, only its length.)
     fn sorted_set(&mut self, name: &str) -> String {
         let members: Vec<(Vec<u8>, f64)> = self.redis.zrange_withscores(name, 0, -1).unwrap();
         let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(&mut self.redis).unwrap();
@@ -118,7 +118,7 @@ impl Observer {
         format!("{:?}", members.into_iter().map(member).collect::<Vec<_>>())
     }
 
-    /// Removes everything that the observer sees.
+    /// Removes all keys and messages that the observer sees.
     fn clear(&mut self) {
         let () = redis::cmd("FLUSHALL").query(&mut self.redis).unwrap();
         let _ = self.look("");
@@ -135,8 +135,8 @@ fn without_owner(text: &str, id: &str) -> String {
     })
 }
 
-/// The steps: the lock is held with a renewed lease, free, held with a fixed lease, free, held, and
-/// taken away.
+/// In these steps, the lock is held with a renewed lease, free, held with a fixed lease, free,
+/// held, and taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -223,8 +223,8 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
     });
 }
 
-/// All but the times are the same. A Redisson waiter may be silent for five minutes, and a redlatch
-/// waiter for ten seconds.
+/// All values except the times are equal. A Redisson waiter may be silent for five minutes, and a
+/// redlatch waiter for ten seconds.
 #[test]
 fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
     beside_redisson(|version| {
@@ -305,7 +305,7 @@ fn a_semaphore_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// The ids of Redisson 3.16 are texts, and twice as long.
+/// The ids of Redisson 3.16 are texts, and are twice as long.
 #[test]
 fn a_semaphore_with_leases_of_either_has_the_same_keys_and_messages() {
     beside_redisson(|version| {
@@ -393,8 +393,8 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// Redisson's semaphores have their own verbs for a time to live. Its latches use the verbs of any
-/// key. (Redisson 3.16 sets permits only without a time to live.)
+/// Redisson's semaphores have their own methods for a time to live. Its latches use the methods of
+/// all keys. (Redisson 3.16 can set permits only without a time to live.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
     let seconds = Duration::from_secs;

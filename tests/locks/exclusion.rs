@@ -1,11 +1,11 @@
 //! Two holders never have the lock at the same time. Several processes with several threads run,
-//! and a checker reads their record and the server's record.
+//! and a checker reads their records and the server's record.
 //!
 //! A run's history must have two properties:
 //!
 //! - *server*: the server grants the name only if the previous grant is released or has expired.
 //! - *client*: the times that threads spend inside never overlap. Such a time begins when "acquire"
-//!   has returned. It ends when "release" is called or at the deadline that the guard knows.
+//!   has returned. It ends when "release" is called, or at the deadline that the guard knows.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -21,10 +21,10 @@ use redlatch::{Client, ErrorKind, LockGuard, ReentrantLock, Taken};
 use redlatch_testkit::{Job, Server, Worker};
 
 const NAME: &str = "exclusive";
-/// A lease that is short enough to see its end.
+/// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// Nanoseconds on the clock of leases. All processes share that clock.
+/// Returns nanoseconds of the clock of leases, which all processes share.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
@@ -46,7 +46,7 @@ impl Diary {
     }
 }
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -164,11 +164,11 @@ struct Stay {
     #[allow(dead_code)]
     who: String,
     begin: u64,
-    /// The time when the release was called, the deadline came, or the process was killed.
+    /// The time at which release was called, the deadline came, or the process was killed.
     end: u64,
 }
 
-/// The stays in a diary. `killed` has the times when processes were killed.
+/// Returns the stays in a diary. `killed` has the times at which processes were killed.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64)> = HashMap::new();
     let mut stays = Vec::new();
@@ -212,7 +212,7 @@ fn check_stays(stays: &[Stay]) {
     }
 }
 
-/// Records everything that the server does.
+/// Records all commands that the server runs.
 struct Monitor {
     server_url: String,
     thread: Running<Vec<String>>,
@@ -240,7 +240,7 @@ impl Monitor {
         Self { server_url: server.url(), thread }
     }
 
-    /// The actions of the scripts so far.
+    /// Returns the actions of the scripts so far.
     fn stop(self) -> Vec<String> {
         let mut connection =
             redis::Client::open(self.server_url).unwrap().get_connection().unwrap();
@@ -340,7 +340,7 @@ impl Run {
         fs::read_to_string(&self.diary).unwrap_or_default()
     }
 
-    /// Waits until `more` more stays have begun.
+    /// Waits until `more` further stays have begun.
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
         let all = count() + more;
@@ -352,7 +352,7 @@ impl Run {
         }
     }
 
-    /// The worker that has the lock at this moment.
+    /// Returns the worker that has the lock at this moment.
     fn wait_inside(&self) -> usize {
         let mut found = None;
         wait_until("somebody is inside", SOON, || {
@@ -366,7 +366,7 @@ impl Run {
         found.unwrap()
     }
 
-    /// Whether this stopped process was stopped while it had the lock.
+    /// Whether this paused process was paused while it had the lock.
     fn is_inside(&self, process: u32) -> bool {
         // Other processes finish what they were doing.
         thread::sleep(UNIT / 10);
@@ -449,7 +449,7 @@ fn a_process_that_slept_past_its_lease_is_not_inside_any_more() {
     run.check();
 }
 
-/// The checkers find the errors for which they are made.
+/// The checkers must find the errors for which they are made.
 #[test]
 fn the_checkers_find_two_holders_at_once() {
     let killed = HashMap::from([(7, 150)]);

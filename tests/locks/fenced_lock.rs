@@ -1,5 +1,5 @@
-//! What a fenced lock adds to a re-entrant lock: tokens that increase with each grant, whatever
-//! kind of client the holder is.
+//! The addition of a fenced lock to a re-entrant lock: tokens that increase with each grant,
+//! whatever kind of client the holder is.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redis::{Commands as _, Connection};
 use redlatch::{Client, ErrorKind, FencedLock, FencedLockGuard, Lock, LockGuard, Wait};
 use redlatch_testkit::{Action, Job, Proxy, Server, Worker};
 
-/// How often each contending thread takes the lock.
+/// How many times each contending thread takes the lock.
 const TURNS: u64 = 150;
 
 fn token_key(name: &str) -> String {
@@ -19,8 +19,8 @@ fn token_key(name: &str) -> String {
     }
 }
 
-/// The protected resource. It keeps the highest token that it has seen, and panics if the next one
-/// is not higher.
+/// The protected resource. It keeps the highest token so far, and panics if the next token is not
+/// higher.
 fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     let (token, seen) = (guard.token().get(), format!("seen:{name}"));
     let before: Option<u64> = redis.get(&seen).unwrap();
@@ -172,7 +172,8 @@ fn redisson_and_we_count_on_from_each_other() {
     }
 }
 
-/// A release by a re-entrant lock grants the lock to the first in the queue, but makes no token.
+/// A release by a re-entrant lock grants the lock to the first waiter in the queue, but makes no
+/// token.
 #[test]
 fn a_waiter_handed_the_lock_without_a_token_asks_for_one() {
     let server = server();
@@ -223,7 +224,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// The same holds for waiters: each request is refused, and the number stays as it is.
+/// For waiters, too, each request is refused, and the number does not change.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let server = server();
@@ -262,7 +263,8 @@ fn without_the_right_to_the_tokens_nothing_is_taken() {
     }
 }
 
-/// Each thread to which the lock is passed takes one token. The next process's are higher.
+/// Each thread to which the lock is passed takes one token. The tokens of the next process are
+/// higher.
 #[test]
 fn many_threads_use_up_no_tokens_of_others() {
     let server = server();

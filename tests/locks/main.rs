@@ -1,4 +1,4 @@
-//! Locks: the behaviour of all kinds, the additions of each kind, and how a hold stays alive and
+//! Locks: the behaviour of all kinds, the additions of each kind, and how a hold is renewed and
 //! goes to the next waiter.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]

@@ -1,5 +1,5 @@
-//! A holder hears that others wait for its lock: by message, by the answers to its renewals and
-//! questions, and from its own process.
+//! A holder finds out that others wait for its lock: from a message, from the answers to its
+//! renewals and questions, and from threads of its own process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -15,7 +15,7 @@ use crate::common::{
     wait_in_line, wait_subscribed, wait_until, watched,
 };
 
-/// How often a callback was called.
+/// How many times a callback was called.
 #[derive(Clone, Default)]
 struct Calls(Arc<AtomicUsize>);
 
@@ -43,7 +43,7 @@ impl Calls {
     }
 }
 
-/// A process that waits and that no message tells of: as if the message were lost.
+/// Adds a waiting process without a message about it, as if the message were lost.
 fn wait_unsaid(server: &Server, queue: &str) {
     let waiter = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1";
     let _: usize = server.connection().rpush(queue, waiter).unwrap();
@@ -53,12 +53,12 @@ fn listens(server: &Server, guard: &LockGuard) {
     wait_subscribed(server, &own_channel(guard.owner().unwrap().as_str()));
 }
 
-/// Takes the lock, and releases it when the guard is dropped.
+/// Starts a thread that waits for the lock, and releases it as soon as it has the lock.
 fn waits(lock: impl Lock + 'static) -> crate::common::Running<()> {
     spawn(move || drop(lock.lock().unwrap()))
 }
 
-/// Each kind, with the lock for which another client waits.
+/// Returns a guard of each kind, with a function that takes another client's waiting lock.
 fn each_kind(holder: &Client, other: &Client) -> Vec<(LockGuard, Box<dyn FnOnce() + Send>)> {
     fn waiter(lock: impl Lock + 'static) -> Box<dyn FnOnce() + Send> {
         Box::new(move || drop(lock.lock().unwrap()))
@@ -90,7 +90,7 @@ fn each_kind(holder: &Client, other: &Client) -> Vec<(LockGuard, Box<dyn FnOnce(
     ]
 }
 
-/// The lease is an hour, so no renewal tells the holder.
+/// The lease is an hour, so no renewal informs the holder.
 #[test]
 fn a_holder_of_any_kind_hears_by_message() {
     let server = server();
@@ -111,7 +111,7 @@ fn a_holder_of_any_kind_hears_by_message() {
     }
 }
 
-/// No client listens for the message of a waiter that comes at once.
+/// When a waiter comes at once, no client listens for its message yet.
 #[test]
 fn a_holder_listens_first_and_then_looks() {
     let server = server();
@@ -215,7 +215,7 @@ fn a_holder_asks_again_when_it_may_have_missed_a_message() {
     calls.wait(1);
 }
 
-/// The process asks nobody about its own threads.
+/// The process sends no request about its own threads.
 #[test]
 fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
     fn comes(lock: impl Lock + Clone + 'static) {
@@ -306,7 +306,7 @@ fn a_callback_may_unlock_and_panic() {
     assert!(kept.lock().unwrap().is_none());
 }
 
-/// A newer version of a program asks the old leader to go.
+/// A newer version of a program asks the old leader to resign.
 #[test]
 fn a_leader_hears_that_others_campaign() {
     let server = server();
@@ -406,7 +406,7 @@ fn a_writer_may_come_while_the_same_process_reads() {
     waits.join();
 }
 
-/// A hold that nobody wants to hear of costs what it did before.
+/// A hold whose guards do not want to be notified causes no additional requests.
 #[test]
 fn a_holder_that_does_not_want_to_hear_is_told_nothing() {
     if !has_own_process() {

@@ -1,4 +1,4 @@
-//! Each synchronizer once, between two clients, on the server that is first on `PATH`.
+//! Uses each synchronizer once, between two clients, on the server that is first on `PATH`.
 //! `.ci/servers` runs this test on many servers.
 
 use std::sync::mpsc;
@@ -8,11 +8,12 @@ use crate::common::*;
 use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, Waited};
 use redlatch_testkit::Server;
 
-/// A lease or a wait whose end a test sees. (A test sees the end of a wait even on a busy machine.)
+/// A lease or a wait whose end a test waits for. (The end of such a wait is reached even on a busy
+/// machine.)
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
-/// Two clients whose leases outlast a machine that stands still for five seconds. With many servers
-/// a machine may do so.
+/// Returns two clients whose leases are longer than a machine stands still (five seconds). With
+/// many servers a machine may stand still for this long.
 fn two(server: &Server) -> [Client; 2] {
     [(); 2].map(|()| watched(server, RENEWED * 3))
 }
@@ -38,7 +39,8 @@ fn a_server_is_refused_if_and_only_if_its_version_is_too_old() {
     }
 }
 
-/// Asserts what all locks with one holder have in common. `lease` makes a lock with a fixed lease.
+/// Asserts the common behaviour of all locks with one holder. `lease` makes a lock with a fixed
+/// lease.
 fn excludes<L: Lock + Clone + Send + 'static>(
     server: &Server,
     [one, other]: [L; 2],

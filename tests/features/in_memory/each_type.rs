@@ -7,10 +7,10 @@ use std::time::Duration;
 use redlatch::status::StatusKind;
 use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Script, Value, Waited};
 
-/// A time longer than any test takes. Broken code would wait for that long.
+/// A time longer than any test takes. Wrong code would wait for this time.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Makes each of these functions a test with two clients of a server in memory.
+/// Makes each of these functions a test with two clients of an in-memory server.
 macro_rules! scenarios {
     ($($name:ident)+) => {
         $(#[test]
@@ -49,7 +49,8 @@ fn await_waiters(client: &Client, name: &str, count: usize) {
     }
 }
 
-/// A thread of another client waits for the lock, and gets it when this client's holder leaves.
+/// A thread of another client waits for the lock, and gets it when this client's holder releases
+/// it.
 fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
     let guard = one.lock().unwrap();
     assert!(other.try_lock().unwrap().into_option().is_none());
@@ -71,7 +72,7 @@ fn a_client_of_its_own_has_a_server_of_its_own() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// At the end the guard has outlasted its lease several times.
+/// At the end, the lock has been held for several times its lease.
 #[test]
 fn the_watchdog_renews_leases() {
     let server = InMemoryServer::new().unwrap();

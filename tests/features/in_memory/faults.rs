@@ -22,8 +22,8 @@ fn exactly_as_many_requests_fail_as_asked() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The repeated request finds what the first one has done. If the reply to the repeated request is
-/// lost, too, the client gives back everything that either may have taken.
+/// The repeated request finds the result of the first request. If the reply to the repeated request
+/// is also lost, the client gives back everything that either request may have taken.
 #[test]
 fn what_is_taken_by_a_request_whose_reply_is_lost_is_taken_once_or_given_back() {
     let server = InMemoryServer::new().unwrap();

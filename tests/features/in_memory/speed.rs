@@ -1,4 +1,4 @@
-//! The speed of the server in memory: `cargo test --release --all-features --test features speed --
+//! The speed of the in-memory server: `cargo test --release --all-features --test features speed --
 //! --ignored --nocapture`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECONDS: u64 = 3;
 
-/// The grants per second if `threads` threads take one lock, and the processor time of the threads
-/// for each grant, in ns. (On a busy machine only the second figure is stable.)
+/// Returns the grants per second while `threads` threads take one lock, and the processor time of
+/// the threads for each grant, in ns. (On a busy machine only the second figure is stable.)
 fn rate(client: &Client, threads: usize) -> (u64, u64) {
     let (grants, time, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -22,7 +22,7 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// Except for the hour, no millisecond may pass between the grant and the next request.
+/// Between the grant and the next request, only the hour may pass, and not even a millisecond more.
 #[test]
 fn a_lease_is_over_when_its_time_has_passed_exactly() {
     let server = InMemoryServer::new().unwrap();
@@ -34,7 +34,7 @@ fn a_lease_is_over_when_its_time_has_passed_exactly() {
     }
 }
 
-/// Each step is shorter than the lease, but both together are longer.
+/// Each step is shorter than the lease, but both steps together are longer.
 #[test]
 fn a_watched_lease_is_renewed_while_time_passes_in_steps() {
     let server = InMemoryServer::new().unwrap();

@@ -1,5 +1,5 @@
-//! Processes of both libraries take turns with each kind of synchronizer. Each holder checks on a
-//! server that it is alone.
+//! Processes of both libraries take turns with each kind of synchronizer. Each holder checks with a
+//! separate server that it is alone.
 
 use std::collections::HashMap;
 use std::env;
@@ -10,9 +10,10 @@ use redlatch_testkit::Proxy;
 
 use super::*;
 
-/// A lease longer than in the other tests: a machine that is busy for seconds loses no hold.
+/// This lease is longer than in the other tests, so that a machine that is busy for seconds loses
+/// no hold.
 const LEASE: Duration = Duration::from_secs(10);
-/// The longest wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
+/// The maximum wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
 /// would then last for ever.)
 const ENOUGH: Duration = Duration::from_secs(10);
 /// The number of threads of each process.
@@ -30,7 +31,7 @@ const KINDS: [(&str, &str); 6] = [
     ("fencedLock", "1"),
 ];
 
-/// The length from `REDLATCH_SOAK`, or a default. Also returns whether the variable is set.
+/// Returns the length from `REDLATCH_SOAK`, or a default. Also returns whether the variable is set.
 fn length() -> (Duration, bool) {
     let set: Option<u64> = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok());
     (Duration::from_secs(set.unwrap_or(3)), set.is_some())
@@ -52,14 +53,14 @@ impl Checks {
         Self { redis, enter, leave }
     }
 
-    /// Asserts that no overlap was noted.
+    /// Asserts that no overlap was recorded.
     fn no_overlap(&mut self) {
         let overlaps: Vec<String> = self.redis.lrange("overlaps", 0, 10).unwrap();
         assert_eq!(overlaps, Vec::<String>::new());
     }
 
-    /// The state of an expirable semaphore on the server: its free permits, and the ends of the
-    /// leases of the taken ones.
+    /// Returns the state of an expirable semaphore on the server: its free permits, and the ends of
+    /// the leases of its taken permits.
     fn permits(&mut self, name: &str) -> String {
         const SEEN: &str = r"
             local held = redis.call('zrange', '{' .. ARGV[1] .. '}:timeout', 0, -1, 'withscores')
@@ -74,7 +75,7 @@ impl Checks {
         seen.unwrap_or_else(|error| error.to_string())
     }
 
-    /// The longest time in ms in which no turn ended.
+    /// Returns the longest time in ms in which no turn ended.
     fn idle(&mut self, name: &str) -> u64 {
         self.redis.get::<_, Option<u64>>(format!("check:{name}:idle")).unwrap().unwrap_or(0)
     }
@@ -108,13 +109,13 @@ impl Default for Late {
 }
 
 impl Late {
-    /// The most by which the thread was late since the last call, in ms.
+    /// Returns the largest delay of the thread since the last call, in ms.
     fn take(&self) -> u64 {
         self.most.swap(0, Ordering::Relaxed)
     }
 }
 
-/// Turns at one name, as they are written in a command (see `Loop.java`).
+/// Turns with one name, as a command describes them (see `Loop.java`).
 #[derive(Clone, Copy)]
 struct Turns<'a> {
     kind: &'a str,
@@ -141,7 +142,7 @@ impl Turns<'_> {
     }
 }
 
-/// A Redisson process with a client for the locks and one for the checks.
+/// A Redisson process with a client for the locks and a client for the checks.
 struct Theirs {
     version: Version,
     locks: Redisson,
@@ -167,7 +168,7 @@ impl Theirs {
         self.locks.tell(turns.name, &command);
     }
 
-    /// Ends the loop. Returns the number of failed calls, if the process is alive.
+    /// Ends the loop. If the process is alive, returns the number of failed calls.
     fn end(&mut self, name: &str) -> u64 {
         self.locks.reply(name).parse().unwrap()
     }
@@ -191,11 +192,12 @@ fn prepare(client: &Client, kind: &str, name: &str) {
 }
 
 /// Two processes of each library take turns, with holds of 20 ms. Without `REDLATCH_SOAK` all kinds
-/// run at the same time for some seconds. With it, the kinds run one after another, and both
-/// libraries must get fair shares.
+/// run at the same time for some seconds. With this variable, the kinds run one after the other,
+/// and both libraries must get fair shares.
 ///
 /// With `REDLATCH_ALONE` two more Redisson processes replace the redlatch processes, to show how
-/// long Redisson's threads wait then. `REDLATCH_KIND` selects the kinds whose names contain it.
+/// long Redisson's threads wait among themselves. `REDLATCH_KIND` selects the kinds whose names
+/// contain its value.
 #[test]
 fn both_libraries_take_turns() {
     if !is_long() {
@@ -277,7 +279,8 @@ fn named(kind: &str, fresh: bool, prefix: &str) -> String {
     format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
 }
 
-/// Takes turns at all these kinds at once. Returns the number of Redisson's failed calls.
+/// Takes turns with all these kinds at the same time. Returns the number of Redisson's failed
+/// calls.
 fn take_turns(
     kinds: &[((&str, &str), bool)],
     time: Duration,
@@ -448,7 +451,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     }
 }
 
-/// What a redlatch thread holds during its turn.
+/// A redlatch thread's hold during its turn.
 enum Held {
     Lock(LockGuard),
     Permit(Permit),

@@ -1,4 +1,4 @@
-//! Locks that stay taken for a least time, whatever happens to their holder.
+//! Locks that stay taken for a minimum time, whatever happens to their holder.
 
 use super::*;
 use redlatch::Taken;
@@ -15,7 +15,7 @@ over_all_kinds! {
     its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that
 }
 
-/// The least time in these tests.
+/// The minimum time in these tests.
 const LEAST: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
@@ -76,7 +76,7 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The server would keep the lock for an hour, and the caller holds nothing.
+/// After the error, the server would keep the lock for an hour, and the caller holds nothing.
 fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -163,7 +163,7 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
 }
 
 /// The waiter knows the end of the longer lease, and the holder's client ends. So only a message
-/// about the earlier end can wake the waiter.
+/// about the earlier end can wake the waiter in time.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);
@@ -204,8 +204,8 @@ fn an_owned_reader_beside_others_reads_for_its_least_time() {
     leaves_nothing(&server);
 }
 
-/// The entry of this executable's workers. A worker takes the lock once in each interval, and
-/// reports what it does.
+/// The test in which this executable's workers run. A worker takes the lock once in each interval,
+/// and reports its runs.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -257,7 +257,7 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     }
 }
 
-/// The server runs the command that shortens the hold only when the hold should have ended. The
+/// The server runs the command that shortens the hold only after the hold should have ended. The
 /// writer continues to read, so the hold does not end by itself.
 #[test]
 fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {

@@ -15,7 +15,7 @@ over_all_kinds! {
     an_extended_lock_is_left_to_the_end_of_its_longer_lease
 }
 
-/// A lease whose end a test waits for, and that a busy machine does not sleep through.
+/// A lease whose end a test waits for. On a busy machine it does not end too early.
 const FIRST: Duration = RENEWED;
 
 fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
@@ -109,7 +109,7 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The server runs the requests that name an hour, and their replies are lost.
+/// The server runs the requests for a lease of an hour, and their replies are lost.
 fn loses_replies(kind: Kind, client: &Client, proxy: &Proxy) {
     // The server learns the script.
     let guard = kind.leased(client, "learns", LEASE).lock_owned().unwrap();
@@ -194,7 +194,7 @@ fn a_lock_that_was_extended_is_not_passed_on_with_its_longer_lease(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Such a lock has 2 s at first. The watchdog raises these to the lease of the handle soon.
+/// Such a lock has 2 s at first. The watchdog soon raises this lease to that of the handle.
 fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -229,7 +229,7 @@ fn an_extended_lock_is_left_to_the_end_of_its_longer_lease(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The release after a short time leaves the lock taken for the least time, and no longer.
+/// After an early release, the lock stays taken for the minimum time, and no longer.
 #[test]
 fn an_extended_lock_with_a_least_time_is_kept_for_that_time() {
     let server = server();
@@ -258,7 +258,7 @@ fn an_extended_fenced_lock_keeps_its_owner_and_token() {
     assert!(!client.fenced_lock("fenced").is_locked().unwrap());
 }
 
-/// Readers of a process share a hold, and each has an end of its own.
+/// Readers of a process share a hold, and each reader's lease has its own end.
 #[test]
 fn a_reader_extends_only_its_own_lease() {
     let server = server();

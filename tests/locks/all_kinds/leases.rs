@@ -114,7 +114,7 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
     });
 }
 
-/// The hold is passed on in the process, so only the guard can report that it is over.
+/// The hold is passed on inside the process, so only the guard can notice that its own use is over.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
     let server = server();
     let client = client(&server);

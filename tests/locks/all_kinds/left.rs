@@ -1,4 +1,4 @@
-//! Locks that are left to the end of their lease. The end of the client does not free them.
+//! Locks that are left to expire. The end of the client does not free them.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Until the raise, the server keeps the lock for 2 s only.
+/// Before the raise, the server keeps the lock for only 2 s.
 fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -211,7 +211,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     assert!(passed.into_inner(), "no hold was passed");
 }
 
-/// Readers of a process share a hold.
+/// The readers of a process share a hold.
 #[test]
 fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     let server = server();
@@ -229,7 +229,7 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     assert!(other.read_write_lock("shared").reader().try_lock().unwrap().into_option().is_some());
 }
 
-/// A reader that has left the hold does not keep it for the longer leases of other readers.
+/// When a reader has left the hold, the longer leases of other readers do not extend its time.
 #[test]
 fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();

@@ -1,4 +1,4 @@
-//! The behaviour of locks of every kind: each test runs over all of them, through the trait.
+//! The behaviour of locks of every kind. Each test runs for all kinds, through the trait.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
-/// A lease that is short enough to see its end.
+/// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
 /// A kind of lock, and how to make one.
@@ -49,7 +49,8 @@ const FAIR: Kind = Kind {
     least: |client, name, least| Arc::new(client.fair_lock(name).with_hold_at_least(least)),
 };
 
-/// The write lock of a read-write lock. It has another hash, channel and queue than a plain lock.
+/// The write lock of a read-write lock. Its hash, channel and queue differ from those of a plain
+/// lock.
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).writer().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).writer().with_lease(lease)),
@@ -59,7 +60,7 @@ const WRITE: Kind = Kind {
     },
 };
 
-/// A `MultiLock`, which can do everything that a lock can.
+/// A `MultiLock`, which can do everything that a lock can do.
 const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
@@ -109,13 +110,13 @@ over_all_kinds! {
     a_frozen_server_is_an_error_in_time_and_leaves_nothing
 }
 
-/// Another client, for tests in which `client` is already a variable.
+/// Returns another client, for tests in which `client` is already a variable.
 fn another(server: &Server) -> Client {
     client(server)
 }
 
-/// The error of a call that waits for the lock and is granted it by a message. The call's next
-/// request contains a lease of an hour. The server runs that request, but its reply is lost.
+/// Returns the error of a call that waits for the lock and is granted it by a message. The call's
+/// next request asks for a lease of an hour. The server runs that request, but its reply is lost.
 fn error_after_a_grant(
     theirs: &Arc<dyn Lock>,
     proxy: &Proxy,
@@ -316,7 +317,7 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     }
 }
 
-/// For `read_write`, the Java service has the write lock.
+/// In the case of `read_write`, the Java service has the write lock.
 #[test]
 fn a_java_services_hold_is_respected() {
     let server = server();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -410,8 +410,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     });
 }
 
-/// The writer's release would have to grant the lock to readers. If that release were refused, the
-/// thread would wait for the end of its own lease.
+/// The writer's release would have to grant the lock to readers. If the server refused that
+/// release, the thread would wait for the end of its own lease.
 #[test]
 fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     let server = server();
@@ -442,7 +442,7 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// The record would outlive its notification, and each check would pass it on again.
+/// The record would outlive its notification, and each check would pass the notification on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let server = server();

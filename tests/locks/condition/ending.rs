@@ -1,4 +1,4 @@
-//! How a wait ends.
+//! The end of a wait.
 
 use redlatch::Waited;
 
@@ -58,8 +58,8 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-/// The last request of a wait finds out whether the thread was notified. This request outlasts
-/// every fault that the lock outlasts.
+/// The last request of a wait finds out whether the thread was notified. If the lock survives a
+/// fault, this request must survive it, too.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));

@@ -1,4 +1,4 @@
-//! Many waiters at once.
+//! Many waiters at the same time.
 
 use super::*;
 
@@ -152,7 +152,7 @@ impl Buffer {
         guard.unlock()
     }
 
-    /// Repairs the work of a thread whose last step may have been unprotected, or not followed by a
+    /// Repairs the work of a thread whose last step may have been unprotected, or may lack its
     /// notification.
     fn make_up(&self) -> Result<(), Error> {
         let guard = self.lock.lock()?;
@@ -202,7 +202,7 @@ pub(super) fn buffer_worker(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Runs makers and takers until `goal` items are made and taken, with `trouble` meanwhile.
+/// Runs makers and takers until `goal` items are made and taken. Calls `trouble` in the meantime.
 fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
     let server = server();
     let proxy = Proxy::before(&server);

@@ -14,9 +14,9 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The longest time by which a notification is late if its receiver is stopped: `PATIENCE` in
-/// `waiters.lua`, and the time until the other waiters check. (They check as often as a lock's
-/// waiters: [`BEFORE_A_QUESTION`].)
+/// The maximum delay of a notification if its receiver is paused: `PATIENCE` in `waiters.lua`, and
+/// the time until the other waiters check. (They check as often as a lock's waiters:
+/// [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
 /// The kind of lock in a test.
@@ -26,7 +26,7 @@ struct Kind {
     make: fn(&Client, &str) -> Monitor,
 }
 
-/// A lock and a condition of it.
+/// A lock and one of its conditions.
 #[derive(Clone)]
 struct Monitor {
     lock: Arc<dyn Lock>,
@@ -121,7 +121,8 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// Asserts that no thread waits, is notified, or holds the lock. (A fenced lock's token stays.)
+/// Asserts that no thread waits, is notified, or holds the lock. (The token key of a fenced lock
+/// remains.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
     wait_until(&format!("nothing of {name:?} is left"), SOON, || {
@@ -130,7 +131,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     });
 }
 
-/// A thread that takes the lock, waits on the condition, and reports its return.
+/// A thread that takes the lock, waits on the condition, and reports the end of its wait.
 struct Guest {
     back: Receiver<Instant>,
     leave: Option<Sender<()>>,
@@ -138,7 +139,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Returns when the guest waits.
+    /// Starts a guest. Returns when the guest waits.
     fn of(server: &Server, name: &str, monitor: &Monitor, wait: Wait<'static>) -> Self {
         let before = waiting(server, name);
         let guest = Self::begin(monitor, wait);
@@ -163,7 +164,7 @@ impl Guest {
         Self { back, leave: Some(leave), thread }
     }
 
-    /// Makes the guest release the lock as soon as it has returned.
+    /// Makes the guest release the lock as soon as its wait has returned.
     fn passes(mut self) -> Self {
         self.leave = None;
         self
@@ -184,7 +185,8 @@ impl Guest {
     }
 }
 
-/// Lets all guests release, in the order of their return. Returns whether each was notified.
+/// Makes all guests release the lock, in the order in which their waits returned. Returns whether
+/// each was notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -320,8 +322,8 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 }
 
-/// When the inner level with the renewed lease has ended, an outer level with a long lease has that
-/// whole lease again.
+/// After the end of the inner level with the renewed lease, an outer level with a long lease has
+/// its whole lease again.
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
@@ -339,7 +341,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// The thread asks for the outer level's lease after its return, perhaps too late.
+/// The thread asks for the outer level's lease after its wait, perhaps too late.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
@@ -430,8 +432,8 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
     assert!(told.recv().is_err(), "once");
 }
 
-/// Another thread has the lock during the wait. A store that has seen the token of that thread
-/// refuses the token from before the wait, and accepts the token from after it.
+/// Another thread has the lock during the wait. After a store has received the token of that
+/// thread, it refuses the token from before the wait, and accepts the token from after it.
 #[test]
 fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     let server = server();
@@ -465,7 +467,7 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// Otherwise the thread could not get the lock back, since its own read hold would be in the way.
+/// Otherwise the thread could not get the lock back, because its own read hold would exclude it.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();

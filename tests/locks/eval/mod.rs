@@ -14,7 +14,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
-/// Adds one to a number, and says what the script got.
+/// Adds one to a number, and returns the script's keys and arguments.
 const ADDS: &str = "return {redis.call('incr', KEYS[1]), #KEYS, #ARGV, ARGV[1]}";
 
 fn adds() -> Script {
@@ -25,7 +25,7 @@ fn number(redis: &mut Connection) -> i64 {
     redis.get::<_, Option<i64>>("number").unwrap().unwrap_or_default()
 }
 
-/// A thread's guard of each kind.
+/// Calls `visit` with a thread's guard of each kind.
 fn guards(client: &Client, name: &str, mut visit: impl FnMut(LockGuard, &str)) {
     let kinds: [(Box<dyn Lock>, &str); 4] = [
         (Box::new(client.reentrant_lock(&format!("{name}:plain"))), "plain"),
@@ -38,8 +38,8 @@ fn guards(client: &Client, name: &str, mut visit: impl FnMut(LockGuard, &str)) {
     }
 }
 
-/// Otherwise a late copy of that request could give the owner the lock again after another owner's
-/// grant, and a late script would run then.
+/// Otherwise a late copy of the lock's request could give the owner the lock again after another
+/// owner's grant. A late script would then run.
 #[test]
 fn no_script_runs_under_a_hold_whose_request_was_sent_twice() {
     let server = server();
@@ -162,7 +162,7 @@ fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
     });
 }
 
-/// As a Redisson writer that goes on as a reader leaves it.
+/// The test begins as when a Redisson writer continues as a reader.
 #[test]
 fn a_write_locks_script_runs_only_while_its_owner_writes() {
     let server = server();
@@ -278,14 +278,14 @@ fn a_server_that_has_forgotten_the_script_gets_its_text_and_runs_it_once() {
     guard.unlock().unwrap();
 }
 
-/// What a thread did with the lock: the owner, and the result of its script.
+/// One turn of a thread: the owner, and the result of its script.
 struct Turn {
     owner: String,
     result: Result<Value, Error>,
 }
 
-/// Threads of one process that take the lock in turn and run the script. A third of the replies to
-/// it is lost. Returns the turns in their order.
+/// Runs threads of one process that take the lock in turn and run the script. A third of the
+/// replies to the script is lost. Returns the turns in their order.
 fn turns(script: &Script) -> Vec<Turn> {
     let server = server();
     let proxy = Proxy::before(&server);

@@ -1,20 +1,20 @@
-//! Processes that are stopped past the end of their leases, or whose networks are, and then write.
-//! Each of two writes is logged by the server: a plain one, and one in a script of the guard. A
-//! process that was stopped mostly knows of its loss before it sends a script. If its network was
-//! stopped, only the server can refuse the script that is on its way. `REDLATCH_STOPS=1000` for
-//! so many stops: `cargo test --test locks stops -- --nocapture`.
+//! Processes that are paused, or cut off from their network, past the end of their leases, and then
+//! write. The server logs two kinds of writes: plain writes, and writes in a script of the guard. A
+//! paused process usually knows of its loss before it sends a script. If its network was paused,
+//! only the server can refuse the script that is on its way. To set the number of pauses, run
+//! `REDLATCH_STOPS=1000 cargo test --test locks stops -- --nocapture`.
 
 use super::*;
 use redlatch_testkit::{Job, Worker};
 
 const LEASE: Duration = UNIT;
-/// The stops, if the variable is not set.
+/// The number of pauses if the variable is not set.
 const STOPS: usize = 40;
-/// Pairs of processes, each pair with a name of its own.
+/// The number of pairs of processes. Each pair has its own name.
 const PAIRS: usize = 4;
 
-/// The entry of this executable's workers. A worker takes the lock again and again, by reply alone,
-/// since a grant by message has a longer lease.
+/// The test in which this executable's workers run. A worker takes the lock again and again, only
+/// by reply, because a grant by message has a longer lease.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -53,7 +53,7 @@ fn log(name: &str) -> String {
     format!("log:{name}")
 }
 
-/// Stops each of two processes or its network in turn, at random points. Returns the log.
+/// Pauses two processes or their networks in turn, at random points. Returns the log.
 fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
     let mut workers = [(); 2].map(|()| {
         let network = Proxy::before(server);

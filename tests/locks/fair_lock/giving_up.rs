@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The two handles have separate queues, but they are the same lock, which one thread has.
+/// The two handles have separate queues, but they are the same lock. Only one thread can have it.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let server = server();

@@ -5,7 +5,7 @@ use redlatch::{NotTaken, Taken};
 use super::*;
 
 /// If a connection is open but dead, each grant costs a part of the provisional lease, until a
-/// thread finds out.
+/// thread notices this.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -57,9 +57,9 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     }
 }
 
-/// A client whose requests may take long. The client already listens. Otherwise its waiter would
-/// begin to listen only after the reply to its first request, and the server drops a waiter that
-/// does not listen from the head of a free lock's queue.
+/// Returns a client whose requests may take long. The client already listens. Otherwise its waiter
+/// would begin to listen only after the reply to its first request, and the server drops a waiter
+/// that does not listen from the head of a free lock's queue.
 fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();

@@ -1,5 +1,5 @@
-//! The behaviour of the fair lock beyond that of every lock: the order, and everything that can
-//! happen in the queue. The queue and the set of scores agree, and are empty at the end.
+//! The behaviour of the fair lock, in addition to that of every lock: the order, and all events in
+//! the queue. The queue and the set of scores agree, and are empty at the end.
 
 mod giving_up;
 mod losing;
@@ -20,21 +20,21 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock, Lock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The time that a dead waiter at the head may cost the others in these tests. A waiter sends a
-/// keep-alive request every third of this time, so it keeps its place on a machine that stands
+/// The time that a dead waiter at the head may cost the other waiters in these tests. A waiter
+/// sends a keep-alive every third of this time, so it keeps its place on a machine that stands
 /// still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
 /// The lease of a grant by message.
 const PROVISIONAL: Duration = Duration::from_secs(2);
-/// A lease that is short enough to see its end.
+/// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// A client for which dead waiters cost little time.
+/// Returns a client for which dead waiters cost little time.
 fn quick(server: &Server) -> Client {
     quick_at(&server.url())
 }
 
-/// A client for which dead waiters cost more time than a test waits.
+/// Returns a client for which dead waiters cost more time than a test waits.
 fn slow(server: &Server) -> Client {
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
     builder.fair_wait_timeout(LONG).connect().unwrap()
@@ -52,7 +52,7 @@ fn timeouts_key(name: &str) -> String {
     format!("redisson_lock_timeout:{{{name}}}")
 }
 
-/// The owners in the queue, in its order.
+/// Returns the owners in the queue, in their order.
 fn queue(server: &Server, name: &str) -> Vec<String> {
     server.connection().lrange(queue_key(name), 0, -1).unwrap()
 }
@@ -91,7 +91,7 @@ fn leaves_nothing(server: &Server, name: &str) {
     }
 }
 
-/// Threads that take the lock one after another. Each one records its number.
+/// Threads that take the lock one after the other. Each thread records its number.
 struct Line {
     server_url: String,
     served: Arc<Mutex<Vec<usize>>>,
@@ -133,7 +133,7 @@ fn received(redis: &mut redis::Connection) -> u64 {
     bytes.unwrap().parse().unwrap()
 }
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -156,7 +156,7 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// A process that is in the queue, behind those that were there before.
+/// Starts a process that is in the queue, behind the earlier waiters.
 fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
     let before = queue(server, name).len();
     let mut worker =
@@ -174,7 +174,7 @@ fn served(server: &Server) -> Vec<usize> {
     server.connection().lrange("served", 0, -1).unwrap()
 }
 
-/// A client behind a network. Its connection is open, and the server knows its scripts.
+/// Returns a client behind a network. Its connection is open, and the server has its scripts.
 fn behind(proxy: &Proxy) -> Client {
     let client =
         impatient(&proxy.url()).connections(1).fair_wait_timeout(FAIR_WAIT).connect().unwrap();
@@ -194,7 +194,7 @@ fn on_script(proxy: &Proxy, name: &str, times: usize, action: Action) {
     });
 }
 
-/// A thread that waits for the lock until it is cancelled.
+/// Starts a thread that waits for the lock until it is cancelled.
 fn waits(lock: &FairLock) -> (Running<Result<(), Error>>, CancelToken) {
     let (lock, token) = (lock.clone(), CancelToken::new());
     let cancel = token.clone();

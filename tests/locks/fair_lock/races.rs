@@ -60,8 +60,8 @@ fn timeouts_and_cancels_that_race_with_grants_leave_nothing() {
     leaves_nothing(&server, "races");
 }
 
-/// Makes threads of two clients contend while `trouble` runs. Repeats that until some have been
-/// granted the lock.
+/// Makes threads of two clients contend while `trouble` runs. Repeats this until some threads have
+/// been granted the lock.
 fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Random)) -> (u64, u64) {
     let mut random = Random::new();
     let clients = urls.map(|url| {

@@ -41,7 +41,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     });
 }
 
-/// Adds a waiter of Redisson with this wait to the end of the queue.
+/// Adds a Redisson waiter with this wait at the end of the queue.
 fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait: Duration) {
     let script = redis::Script::new(
         "local time = redis.call('time')
@@ -64,8 +64,8 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
 }
 
 /// Redisson drops waiters that were in the queue for longer than their wait. It does not change the
-/// scores of the waiters behind them, which still contain the time that redlatch's waiters had
-/// added for the dropped ones.
+/// scores of the waiters behind them. These scores still contain the time that redlatch's waiters
+/// had added for the dropped waiters.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
@@ -93,7 +93,7 @@ fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     leaves_nothing(&server, "short");
 }
 
-/// The channel on which Redisson wakes a waiter of redlatch.
+/// Returns the channel on which Redisson wakes a redlatch waiter.
 fn channel_of(name: &str, owner: &str) -> String {
     format!("{}:{owner}", channel(name))
 }
@@ -231,7 +231,7 @@ fn the_rights_that_the_documents_name_suffice() {
     leaves_nothing(&server, name);
 }
 
-/// The server does not say which channel it refuses.
+/// The server's reply does not name the refused channel.
 #[test]
 fn a_refused_unsubscription_is_no_other_channels_refusal() {
     let server = server();

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A free lock with waiters goes to the first in the queue, even if another owner finds it free.
+/// A free lock with waiters goes to the first waiter in the queue, even if another owner finds it
+/// free.
 #[test]
 fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
     let server = server();

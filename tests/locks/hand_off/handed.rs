@@ -131,8 +131,8 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
-/// If the process is killed, others wait for its own lease, and not for the provisional one. This
-/// must hold in at least one of several rounds, since a busy machine may be late.
+/// If the process is killed, others wait for its own lease, and not for the provisional lease.
+/// Because a busy machine may be late, this must be true in only one of several rounds.
 #[test]
 fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
@@ -174,14 +174,14 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
-/// This must hold in at least one of several rounds, since a busy machine may delay replies.
+/// Because a busy machine may delay replies, this must be true in only one of several rounds.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
     wait_until("none is lost", SOON, || lost_at_a_distance(&server) == 0);
 }
 
-/// Grants many holds by message at the same moment. Returns how many are lost.
+/// Grants many holds by message at the same time. Returns how many are lost.
 fn lost_at_a_distance(server: &Server) -> usize {
     let proxy = Proxy::before(server);
     let client = behind(server, &proxy);
@@ -208,7 +208,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
-/// This must hold in at least one of several rounds, since a busy machine may delay a reply.
+/// Because a busy machine may delay a reply, this must be true in only one of several rounds.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let server = server();
@@ -228,9 +228,9 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     }
 }
 
-/// The server's clock was set back by a second between a refusal and the grant after it, so that
-/// the grant seems to be older. In whichever order the client reads the two, it asks at once, and
-/// does not wait for its next poll.
+/// The server's clock was set back by a second between a refusal and the next grant, so that the
+/// grant seems to be older. In whichever order the client reads the two, it asks at once, and does
+/// not wait for its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let server = server();

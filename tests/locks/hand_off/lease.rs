@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// As [`super::handed`], for a lock of this name and a separate client. Waits for `work`.
+/// Does the same as [`super::handed`], for a lock of this name and a separate client. Waits for
+/// `work`.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -15,8 +16,8 @@ fn handed<T: Send + 'static>(
     super::handed(server, proxy, &lock, work).join()
 }
 
-/// A grant by message lasts for two seconds. The client raises the hold after a moment, whatever is
-/// lost on the way.
+/// A grant by message lasts for two seconds. The client raises the hold after a moment, even if
+/// requests or replies are lost.
 #[test]
 fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
     let server = server();
@@ -118,7 +119,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// A thread that asks gets the whole remaining lease, even while the raise is in flight.
+/// A thread that calls `check` gets the whole remaining lease, even while the raise is in flight.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();
@@ -157,8 +158,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// If the server's clock is set, a grant may have an impossible time. Such a time makes no hold
-/// longer than a provisional lease.
+/// If the server's clock is set, a grant may have an impossible time. Such a time never makes a
+/// hold longer than a provisional lease.
 #[test]
 fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A killed waiter costs the next one no time, even if a monitor listens to all channels.
+/// A killed waiter costs the next waiter no time, even if a monitor listens to all channels.
 #[test]
 fn a_waiter_that_was_killed_is_passed_by_the_release() {
     let server = server();
@@ -70,7 +70,7 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
     wait_left(&server, "inherited");
 }
 
-/// Thousands of waiters that give up meet grants to them.
+/// Thousands of waiters give up just as they are granted the lock.
 #[test]
 fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let server = server();
@@ -125,8 +125,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     });
 }
 
-/// A client that ends leaves neither a queue entry nor a hold, whether it waits for the lock, holds
-/// it, or is just being granted it.
+/// A client that ends leaves no queue entry and no hold. This is true while it waits for the lock,
+/// while it holds the lock, and while it is being granted the lock.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let server = server();

@@ -27,8 +27,8 @@ fn a_grant_that_overtakes_the_reply_counts() {
     });
 }
 
-/// The next waiter waits only for the provisional lease. A waiter that slept through its grant is
-/// not inside at the same time.
+/// The next waiter waits only for the provisional lease. A waiter that was paused during its grant
+/// does not hold the lock at the same time.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let server = server();
@@ -69,8 +69,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// The connection of the waiter's subscriber breaks around the grant. When the client listens
-/// again, the waiter asks.
+/// The connection of the waiter's subscriber breaks at the time of the grant. When the client
+/// listens again, the waiter asks.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let server = server();
@@ -108,7 +108,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
-/// If a connection is open but dead, each grant waits for a poll, until a thread finds out.
+/// If a connection is open but dead, each grant waits for a poll, until a thread notices this.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -135,7 +135,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     assert!(rounds >= 1, "the message was heard all the same");
 }
 
-/// If a message on a client's channel is not for this lock, it grants this lock to no waiter.
+/// A message for another lock on a client's channel grants no waiter this lock.
 #[test]
 fn a_message_for_another_lock_or_database_grants_nothing() {
     let server = server();
@@ -171,8 +171,8 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
     wait_left(&server, "mine");
 }
 
-/// A queue entry may have no waiter, for example if a request came late. A grant to it goes to the
-/// next entry at once.
+/// A queue entry may have no waiter, for example if a request came late. A grant to such an entry
+/// goes to the next entry at once.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_at_once() {
     let server = server();
@@ -195,7 +195,7 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// The same, if the server first refuses to take the grant back. The client then tries again.
+/// The same, but the server first refuses to take the grant back. The client then tries again.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();
@@ -242,7 +242,7 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
 }
 
 /// A message grants the lock to a waiter. Before the waiter has read the message, it loses that
-/// hold, and gets another one by asking. Then the message does not apply to the new hold.
+/// hold, and gets another hold by asking. The message then does not apply to the new hold.
 #[test]
 fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let server = server();
@@ -263,8 +263,8 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     wait_left(&server, "anew");
 }
 
-/// The same with one request that was sent twice. The first copy made an entry, which was then
-/// granted the lock by an unread message. The second copy got the lock.
+/// The same with one request that was sent twice. The first copy added an entry, which was then
+/// granted the lock by a message that nobody has read. The second copy got the lock.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let server = server();
@@ -299,9 +299,9 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the previous one has entries that were given up there. A release
-/// that leaves the lock to Redisson sends a message to the first entry. Here no process would come
-/// for it.
+/// A master that lagged behind the previous master has entries that were given up there. A release
+/// that leaves the lock to Redisson sends a message to the first entry. If that entry stayed, no
+/// process would come for it.
 #[test]
 fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Any verb may be the first call of a client.
+/// Any method may be the first call of a client.
 #[test]
 fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     let server = server();

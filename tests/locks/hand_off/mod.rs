@@ -1,7 +1,7 @@
-//! How a lock goes from one process to another. No process is skipped, and none keeps the lock for
-//! too long. Lost messages and replies cost little time and no hold.
+//! The hand-off of a lock from one process to another. No process is skipped, and none keeps the
+//! lock for too long. Lost messages and replies cost little time and no hold.
 //!
-//! `models/lock/` tests the scripts alone. These tests send them through the library.
+//! `models/lock/` tests the scripts alone. These tests run them through the library.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -19,7 +19,8 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// The lease of a grant by message, as in `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// The entry of this executable's workers. A worker keeps a lock until the test ends that.
+/// The test in which this executable's workers run. A worker keeps a lock until the test ends the
+/// hold.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -58,7 +59,7 @@ impl Guest {
         Self { entered, leave, thread }
     }
 
-    /// A guest that waits as the last of `places` in the queue.
+    /// Starts a guest that waits as the last of `places` waiters in the queue.
     fn in_line(server: &Server, client: &Client, name: &str, places: u64) -> Self {
         let guest = Self::of(&client.reentrant_lock(name));
         wait_in_line(server, name, places);
@@ -120,7 +121,7 @@ macro_rules! lock_script {
 }
 
 const RENEW: &[&str] = &[lock_script!("cut.lua", "renew.lua")];
-/// The second text is for a lock that most likely is held.
+/// The texts of the script that acquires. The second text is for a lock that is most likely held.
 const ACQUIRE: &[&str] = &[
     lock_script!(
         "free.lua",
@@ -188,7 +189,7 @@ fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
 }
 
 /// Makes a client behind the proxy wait, and grants it the lock by a message. Runs `work` with that
-/// hold and the time when it came. If the client asked by itself and got the reply before the
+/// hold and the time at which it came. If the client asked by itself and got the reply before the
 /// message, this tries again.
 fn handed<T: Send + 'static>(
     server: &Server,
@@ -234,13 +235,13 @@ fn handed<T: Send + 'static>(
     }
 }
 
-/// A client behind a network. Its connections are open, and the server knows its scripts. It waits
-/// for replies for as long as a test holds them back.
+/// Returns a client behind a network. Its connections are open, and the server has its scripts. It
+/// waits for replies for as long as a test holds them back.
 fn behind(server: &Server, proxy: &Proxy) -> Client {
     behind_by(server, proxy, 1)
 }
 
-/// As [`behind`], with this number of connections.
+/// Does the same as [`behind`], with this number of connections.
 fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LONG)
@@ -271,14 +272,14 @@ fn warm_up(server: &Server, client: &Client) {
     guest.leaves();
 }
 
-/// A client that listens to its own channel.
+/// Returns a client that listens to its own channel.
 fn warm(server: &Server) -> Client {
     let client = client(server);
     warm_up(server, &client);
     client
 }
 
-/// The keys that expire from now on. Keys about answered entries must end in this way.
+/// The keys that expire from here on. Keys about answered entries must end in this way.
 struct Lapses {
     sender: Connection,
     listener: Connection,

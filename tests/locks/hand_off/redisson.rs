@@ -1,4 +1,4 @@
-//! Waiters of redlatch and Redisson for one lock.
+//! Waiters of redlatch and Redisson for the same lock.
 
 use super::*;
 
@@ -32,11 +32,11 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
     }
 }
 
-/// The measured time from a message to Redisson's next request. Unless the lock is left to Redisson
-/// for a moment, its request is always late.
+/// The measured time from a message to Redisson's next request. Its request always comes too late,
+/// unless the lock is left to Redisson for a moment.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
-/// If a program makes a new handle for each call, Redisson gets as many turns as if the program
+/// If a program makes a new handle for each call, Redisson must get as many turns as if the program
 /// kept one handle.
 #[test]
 fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
@@ -76,7 +76,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// The hold ends as it does by Redisson's `forceUnlock`. No process with an entry listens to the
+/// The hold ends as by a call of Redisson's `forceUnlock`. No process with an entry listens to the
 /// public channel.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {

@@ -1,11 +1,11 @@
-//! Silent queue entries: the host has lost power, or the process is stopped.
+//! Silent queue entries: their host has lost power, or their process is paused.
 
 use super::*;
 
-/// The number of stopped processes before a waiting thread in the queue.
+/// The number of paused processes before a waiting thread in the queue.
 const STOPPED: u64 = 8;
 
-/// A process that waits as the last of `places` in the queue, and gets messages.
+/// Starts a process that waits as the last of `places` waiters in the queue, and gets messages.
 fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     let worker = process(server, name);
     wait_in_line(server, name, places);
@@ -14,7 +14,8 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// This must hold in at least one of several rounds: a machine that stands still skips none.
+/// This must be true in at least one of several rounds, because a machine that stands still skips
+/// no entry.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -41,7 +42,7 @@ fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     });
 }
 
-/// The entries are those of readers and writers that receive messages and do nothing.
+/// The entries belong to readers and writers that receive messages and do nothing.
 #[test]
 fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     let server = server();
@@ -79,7 +80,8 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     });
 }
 
-/// Both skipped processes come back: the one that was granted the lock, and one behind it.
+/// Both skipped processes come back: the process that was granted the lock, and the process behind
+/// it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let server = server();
@@ -113,7 +115,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     later.leaves();
 }
 
-/// All requests wait at a stopped server. It may run them in any order.
+/// All requests wait at a paused server, which may later run them in any order.
 #[test]
 fn a_server_that_stands_still_passes_no_waiter() {
     let server = server();

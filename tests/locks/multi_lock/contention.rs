@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Six locks, of two kinds.
+/// Returns one of six locks, of two kinds.
 fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     let name = format!("name {number}");
     if number % 3 == 2 {
@@ -12,7 +12,7 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     }
 }
 
-/// Takes two or three of the locks repeatedly, in any order. Checks that nobody else has them.
+/// Takes two or three of the locks repeatedly, in any order. Checks that no other thread has them.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
     let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)
@@ -73,7 +73,7 @@ fn spawn_plain<T: Send + 'static>(
     thread::spawn(work)
 }
 
-/// The test runs for `REDLATCH_SOAK` seconds, or else for 10.
+/// The test runs for `REDLATCH_SOAK` seconds, or for 10 seconds if the variable is not set.
 #[test]
 fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
     let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(10);
@@ -209,7 +209,7 @@ fn of_many_that_try_exactly_one_has_all() {
     callers.into_iter().for_each(Running::join);
 }
 
-/// Otherwise a call that failed would leave some of the parts taken for an hour.
+/// Otherwise a failed call would leave some of the parts taken for an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let server = server();

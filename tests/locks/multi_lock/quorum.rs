@@ -5,7 +5,8 @@ use redlatch::Taken;
 use super::*;
 
 const FIVE: usize = 5;
-/// The lease of a vote: longer than any wait here, so that no vote expires unnoticed.
+/// The lease of a vote. It is longer than any wait in these tests, so that no vote expires
+/// unnoticed.
 const VOTE: Duration = LONG;
 /// How long the clients wait for a single reply.
 const RESPONSE_TIMEOUT: Duration = SOON;
@@ -18,13 +19,13 @@ fn voting(servers: &[Server]) -> MultiLock {
     voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
 }
 
-/// A quorum whose clients would wait long for a server that does not answer. The quorum itself
-/// waits only for 1.2 s, a fiftieth of the lease.
+/// Returns a quorum whose clients would wait long for a server that does not answer. The quorum
+/// itself waits for only 1.2 s, a fiftieth of the lease.
 fn voting_at(urls: &[String]) -> MultiLock {
     enduring(urls, Duration::ZERO)
 }
 
-/// As [`voting_at`], with clients that wait for servers which are out of reach.
+/// Does the same as [`voting_at`], with clients that wait for unreachable servers.
 fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
     answered(urls, failover_timeout, RESPONSE_TIMEOUT)
 }
@@ -40,7 +41,7 @@ fn answered(urls: &[String], failover_timeout: Duration, within: Duration) -> Mu
     MultiLock::quorum(&locks).unwrap()
 }
 
-/// A quorum of all five servers, for a program that could connect only to these servers.
+/// Returns a quorum of all five servers, for a program that could connect only to these servers.
 fn of_five(servers: &[Server]) -> Result<MultiLock, Error> {
     let clients: Vec<_> = servers.iter().map(client).collect();
     let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("vote")).collect();
@@ -51,8 +52,8 @@ fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
 
-/// Takes the lock with the votes of all servers. This may need several tries, since a quorum does
-/// not wait for a vote that a busy machine delays.
+/// Takes the lock with the votes of all servers. This may need several attempts, because a quorum
+/// does not wait for a vote that a busy machine delays.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
     wait_until("all have voted", SOON, || {
@@ -199,7 +200,8 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
 
-/// The servers that answer do not decide: a server that does not answer may have the missing vote.
+/// The servers that answer do not decide, because a server that does not answer may have the
+/// missing vote.
 #[test]
 fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     let servers = five();
@@ -215,7 +217,7 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     drop(guard);
 }
 
-/// The same holds for a free lock.
+/// The same is true for a free lock.
 #[test]
 fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     let servers = [server()];
@@ -228,7 +230,7 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
 }
 
 /// Some servers do not answer, and their clients would wait for a minute. A vote whose lease could
-/// not be extended is released, and the other votes suffice.
+/// not be extended is released, and the other votes are enough.
 #[test]
 fn a_majority_of_a_quorum_is_left_to_its_end() {
     let servers = [(); 3].map(|()| server());
@@ -304,7 +306,7 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     lock_at_all(&quorum).unlock().unwrap();
 }
 
-/// Each release of a part needs a thread, too.
+/// Each release of a part also needs a thread.
 #[test]
 fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
     if !has_own_process() {
@@ -458,7 +460,7 @@ fn rivals_that_split_the_votes_try_again_until_each_has_had_the_lock() {
     rivals.into_iter().for_each(Running::join);
 }
 
-/// At each time, only a minority of the servers stands still.
+/// At any time, only a minority of the servers stands still.
 #[test]
 fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
     let servers = five();

@@ -4,7 +4,8 @@ use redlatch::{LockGuard, OwnedMultiLockGuard};
 
 use super::*;
 
-/// A client with one connection, which has asked for its rights. The server knows its scripts.
+/// Returns a client with one connection, which has asked for its rights. The server has its
+/// scripts.
 fn warm(server: &Server) -> Client {
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
     let client = client.connect().unwrap();
@@ -28,7 +29,7 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The kinds of locks of which one request takes several.
+/// The kinds of locks of which one request can take several.
 const KINDS: [&str; 3] = ["plain", "fenced", "write"];
 
 fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
@@ -46,7 +47,7 @@ fn of_kind(client: &Client, kind: &str, count: usize) -> MultiLock {
     MultiLock::new(&locks.iter().map(|lock| &**lock).collect::<Vec<_>>()).unwrap()
 }
 
-/// Runs `work`. Returns the number of scripts that the server ran meanwhile, and the result.
+/// Runs `work`. Returns the number of scripts that the server ran in that time, and the result.
 fn scripts_of<T>(server: &Server, work: impl FnOnce() -> T) -> (u64, T) {
     let before = Commands::so_far(server).scripts();
     let done = work();
@@ -135,7 +136,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     outer.unlock().unwrap();
 }
 
-/// The try takes nothing even for a moment: a thread that wants the first lock finds it free.
+/// The call takes nothing even for a moment, so a thread that wants the first lock finds it free.
 #[test]
 fn a_try_that_finds_one_held_touches_none() {
     let server = server();
@@ -183,7 +184,7 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// Otherwise the part's entry would stay in a free lock's queue, and no waiter would come.
+/// Otherwise the part's entry would stay in a free lock's queue, and its waiter would never come.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();
@@ -209,7 +210,7 @@ fn no_part_is_taken_past_its_queue_or_within_a_window() {
     }
 }
 
-/// The call gets all that the first copy of the request has taken.
+/// The call gets all locks that the first copy of the request has taken.
 #[test]
 fn a_reply_that_is_lost_is_asked_for_again() {
     let server = server();
@@ -305,8 +306,8 @@ fn a_user_without_the_rights_of_one_part_takes_none() {
     assert_eq!((asked, Commands::so_far(&server).of("eval") - before), (1, 0));
 }
 
-/// When one client has taken "a" of several locks, this takes "b" away from it, and gives "b" to
-/// the other client.
+/// The state of an observer that takes "b" away when a client has taken "a" of several locks, and
+/// gives "b" to the other client.
 #[derive(Default)]
 struct Robs {
     clients: std::sync::OnceLock<(Client, Client)>,

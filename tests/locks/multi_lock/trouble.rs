@@ -168,7 +168,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
     }
 }
 
-/// The name, as it is encoded in a request.
+/// Returns the name as it is encoded in a request.
 fn name_in(name: &str) -> String {
     format!("\r\n$1\r\n{name}\r\n")
 }

@@ -64,7 +64,7 @@ fn a_time_limit_covers_all_parts_together() {
     taken.into_iter().for_each(|guard| guard.unlock().unwrap());
 }
 
-/// The clients alone would wait far longer for the server's replies.
+/// The clients alone would wait much longer for the server's replies.
 #[test]
 fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     let (here, there) = (server(), server());

@@ -1,8 +1,8 @@
-//! Holds that a process believes to have, but does not have.
+//! Holds that a process believes to have but does not have.
 
 use super::*;
 
-/// A guard still has a deleted hold. A thread that is granted a new one must not join it.
+/// A guard still has a hold that was deleted. A thread that is granted a new hold must not join it.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
@@ -68,7 +68,7 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     wait_free(&server, "both", SOON);
 }
 
-/// A read grant may have ended when its reply comes. This says nothing about the other hold.
+/// A read grant may have ended when its reply arrives. This says nothing about the other hold.
 #[test]
 fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();
@@ -96,7 +96,7 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     wait_left(&server, "too-late");
 }
 
-/// The hash remains for the reader, so the hold that writes does not vanish with its lease alone.
+/// The hash remains for the reader, so the write hold does not vanish when its own lease ends.
 #[test]
 fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
@@ -117,7 +117,7 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// The threads that wanted renewal may leave the hold before another such thread comes.
+/// The threads that wanted renewals may leave the hold before another such thread comes.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The entry of this executable's workers, whose threads read and write, and record that.
+/// The test in which this executable's workers run. Their threads read and write, and record this.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -51,13 +51,13 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// Nanoseconds on the clock of leases. All processes share that clock.
+/// Returns nanoseconds of the clock of leases, which all processes share.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
 }
 
-/// Each line is written at once, so that it survives a kill of the process.
+/// Records a stay. Each line is written at once, so that it survives a kill of the process.
 fn stay(mut diary: &fs::File, guard: &LockGuard, writes: bool, id: &str, random: &mut Random) {
     let begin = now();
     let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
@@ -80,7 +80,8 @@ struct Stay {
     writes: bool,
 }
 
-/// The stays in the threads' record. A killed thread was inside until its death or its deadline.
+/// Returns the stays in the threads' record. A killed thread was inside until its death or its
+/// deadline.
 fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
     let mut open: HashMap<&str, (u64, u64, bool)> = HashMap::new();
     let mut stays = Vec::new();

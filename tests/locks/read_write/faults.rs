@@ -4,7 +4,8 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// The entry of this executable's workers. A worker waits to read, reads, and reports that.
+/// The test in which this executable's workers run. A worker waits for reading, reads, and reports
+/// this.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };
@@ -20,8 +21,8 @@ fn reader() {
     let _ = job.wait_line();
 }
 
-/// The readers are granted the lock together, for two seconds each. One of them stands still for
-/// longer, and the other one keeps the lock meanwhile.
+/// The readers are granted the lock together, for two seconds each. One of them is paused for
+/// longer, and the other keeps the lock in the meantime.
 #[test]
 fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
@@ -92,7 +93,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
     }
 }
 
-/// If the user may not run a command that a lock needs, there is an error, and no key stays.
+/// If the user may not run a command that a lock needs, there is an error, and no key remains.
 #[test]
 fn a_right_that_is_missing_leaves_nothing_half_done() {
     let server = server();

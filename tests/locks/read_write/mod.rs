@@ -1,5 +1,5 @@
-//! The read-write lock: which threads may be inside together, in one process and in several,
-//! together with Redisson, and under faults.
+//! The read-write lock: which threads may be inside together. The tests use one process, several
+//! processes, Redisson's clients, and faults.
 
 mod beliefs;
 mod contention;
@@ -498,8 +498,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_left(&server, "leased");
 }
 
-/// The lease limits a thread that hangs, on the server as well. A second thread with a longer lease
-/// does not change that.
+/// The lease limits a thread that hangs, also on the server. A second thread with a longer lease
+/// must not change this.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Read-write locks shared with Redisson.
+//! Read-write locks that redlatch and Redisson share.
 
 use super::*;
 
@@ -79,7 +79,8 @@ impl Java {
     }
 }
 
-/// Only the reader's own time is cut. Otherwise a writer would enter while the other readers read.
+/// Only the reader's own time is cut. Otherwise a writer would get the lock while the other readers
+/// read.
 #[test]
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();
@@ -161,7 +162,8 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
     }
 }
 
-/// The time until a waiter is granted the lock, by a release that comes right after its request.
+/// Returns the time until a waiter is granted the lock by a release that directly follows its
+/// request.
 fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
     guest.thread.wait_queued();
     let asked = Commands::so_far(server).scripts();

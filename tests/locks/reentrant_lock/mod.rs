@@ -1,4 +1,4 @@
-//! The behaviour of the re-entrant lock: to its threads, to other clients, and on the wire.
+//! The behaviour of the re-entrant lock for its threads, for other clients, and on the wire.
 
 mod cancelling;
 mod others;

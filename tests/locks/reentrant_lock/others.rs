@@ -340,9 +340,9 @@ fn a_hold_on_other_terms_is_not_passed() {
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
-/// Each hold is so long that another thread of its process waits again. So a turn ends by its
-/// length, and not because no thread waits. The number of grants in a turn is not checked, since it
-/// depends on which threads happen to be awake.
+/// Each hold is so long that another thread of its process waits again. So a turn ends because of
+/// its length, and not because no thread waits. The number of grants in a turn is not checked,
+/// because it depends on which threads are awake.
 #[test]
 fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
@@ -407,7 +407,8 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     }
 }
 
-/// After a long hold, a process leaves a free lock to others for a moment. Here are none.
+/// After a long hold, a process leaves a free lock to other clients for a moment. Here there are no
+/// other clients.
 #[test]
 fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     let server = server();

@@ -55,7 +55,7 @@ fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
     assert!(lock.try_lock().is_err());
 }
 
-/// Data that an application may keep under a lock's name, by the commands that put it there.
+/// Data that an application may keep under a lock's name, with the commands that create them.
 const NO_LOCKS: [(&str, &[&[&str]]); 9] = [
     ("string", &[&["SET", "key", "precious"]]),
     ("string that ends", &[&["SET", "key", "precious", "PX", "60000"]]),
@@ -96,7 +96,7 @@ fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
     }
 }
 
-/// The commands of a lock's scripts and questions. The last entry has two commands, which earlier
+/// The commands of a lock's scripts and questions. The last entry has two commands that earlier
 /// versions needed together.
 const RIGHTS: [&[&str]; 11] = [
     &["evalsha"],
@@ -332,7 +332,7 @@ fn try_with_runs_its_work_if_the_lock_is_free_and_does_nothing_otherwise() {
     );
 }
 
-/// An error of the work itself.
+/// An error of the work under the lock.
 #[derive(Debug)]
 enum WorkError {
     Own,
@@ -394,7 +394,7 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
-/// Asserts that the error says how much time is certain, without nanoseconds, and gives advice.
+/// Asserts that the error shows how much time is certain, without nanoseconds, and gives advice.
 #[track_caller]
 fn is_short(error: &Error, advice: &str) {
     let said = error.to_string();

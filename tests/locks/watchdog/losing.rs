@@ -1,4 +1,4 @@
-//! How a holder learns of a loss.
+//! How a holder detects a loss.
 
 use super::*;
 

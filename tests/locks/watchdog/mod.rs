@@ -1,4 +1,4 @@
-//! How a hold stays alive, and how its holder learns of its end.
+//! How a hold is renewed, and how its holder notices its end.
 
 mod clock;
 mod losing;
@@ -22,7 +22,7 @@ const LEASE: Duration = RENEWED;
 /// The lease of locks whose end a test waits for.
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
-/// The reasons that a guard's `on_lost` was called with.
+/// The reasons with which a guard's `on_lost` was called.
 #[derive(Clone, Default)]
 struct Losses(Arc<Mutex<Vec<LostReason>>>);
 
@@ -76,7 +76,7 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     guard.unlock().unwrap();
 }
 
-/// Once the lock is taken, the server refuses new connections, but the lane still works. In one
+/// After the lock is taken, the server refuses new connections, but the lane still works. In one
 /// round the client's other connection stays open, and in the other round it is cut.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {

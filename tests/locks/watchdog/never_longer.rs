@@ -23,7 +23,7 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
     }
 }
 
-/// The deadline may pass while a call checks twice. The thread calls all the time, so that some
+/// The deadline may pass between two checks of one call. The thread calls all the time, so that a
 /// call is running at the deadline.
 #[test]
 fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
@@ -139,7 +139,7 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     guard.unlock().unwrap();
 }
 
-/// The client waits for each lane for at least 100 ms, in total longer than the lease.
+/// The client waits for each lane for at least 100 ms. In total this is longer than the lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
     let server = server();
@@ -164,7 +164,8 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     kept.unlock().unwrap();
 }
 
-/// Each hold falls due at a different time, and a separate round trip for each would take too long.
+/// The holds are due at different times, and a separate round trip for each hold would take too
+/// long.
 #[test]
 fn holds_of_many_phases_are_all_kept_at_a_distance() {
     let server = server();

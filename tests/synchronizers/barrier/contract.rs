@@ -1,4 +1,4 @@
-//! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with the words of the
+//! The contract of `java.util.concurrent.CyclicBarrier`. Each test begins with quotations from the
 //! contract.
 
 use std::sync::{Mutex, mpsc};
@@ -30,8 +30,8 @@ fn all_wait_for_the_last_again_and_again_and_know_their_index() {
     leaves_nothing(&server, "cycles");
 }
 
-/// "A CyclicBarrier that will trip when the given number of parties are waiting upon it": of one, at
-/// once. "IllegalArgumentException if parties is less than 1".
+/// "A CyclicBarrier that will trip when the given number of parties are waiting upon it". A barrier
+/// of one party trips at once. "IllegalArgumentException if parties is less than 1".
 #[test]
 fn a_barrier_trips_at_its_number_of_parties_which_must_be_valid() {
     let server = server();
@@ -100,7 +100,7 @@ fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
     });
 }
 
-/// A barrier whose action reports that it runs, and runs until the test ends it.
+/// Returns a barrier whose action reports that it runs, and runs until the test ends it.
 fn halting(plain: &CyclicBarrier) -> (CyclicBarrier, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (starts, started) = mpsc::channel();
     let (ends, end) = mpsc::channel();
@@ -161,8 +161,8 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     }
 }
 
-/// If a thread's time is over while the action of one generation runs, the thread would have waited
-/// for the next generation, and leaves it. No party waits in vain for that thread.
+/// If a thread's time ends while the action of one generation runs, the thread would have waited
+/// for the next generation, and it leaves that generation. No party waits in vain for that thread.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let server = server();
@@ -311,8 +311,8 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
     });
 }
 
-/// The numbers of generations increase from one barrier of a name to the next, even if the first
-/// barrier has tripped more than a thousand times a second.
+/// The numbers of generations increase from one barrier of a name to the next barrier, even if the
+/// first barrier has tripped more than a thousand times a second.
 #[test]
 fn a_barrier_made_again_after_many_trips_is_another_one() {
     let server = server();
@@ -326,8 +326,8 @@ fn a_barrier_made_again_after_many_trips_is_another_one() {
     }
 }
 
-/// "If the current thread has its interrupted status set on entry to this method": it does not trip
-/// the barrier, though it is the last to arrive.
+/// "If the current thread has its interrupted status set on entry to this method": the thread does
+/// not trip the barrier, though it is the last to arrive.
 #[test]
 fn a_party_cancelled_before_its_call_breaks_the_barrier_even_as_the_last() {
     let server = server();
@@ -345,8 +345,8 @@ fn a_party_cancelled_before_its_call_breaks_the_barrier_even_as_the_last() {
     });
 }
 
-/// "BrokenBarrierException - if another thread was interrupted or timed out while the current thread
-/// was waiting, or the barrier was reset": also of parties that wait for a time themselves.
+/// "BrokenBarrierException - if another thread was interrupted or timed out while the current
+/// thread was waiting, or the barrier was reset": this is also true for parties with a time limit.
 #[test]
 fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
     let server = server();
@@ -376,8 +376,8 @@ fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
     }
 }
 
-/// "Resets the barrier to its initial state": without parties that wait, nobody is told anything,
-/// neither before the first generation nor between two.
+/// "Resets the barrier to its initial state": if no parties wait, a reset breaks nothing, before
+/// the first generation and between two generations.
 #[test]
 fn a_reset_while_nobody_waits_breaks_nothing() {
     let server = server();
@@ -392,9 +392,9 @@ fn a_reset_while_nobody_waits_breaks_nothing() {
     }
 }
 
-/// "Note that resets after a breakage has occurred for other reasons can be complicated to carry out":
-/// after each kind of breakage the barrier stays broken, without parties, until a reset. After that
-/// it is as new, again and again.
+/// "Note that resets after a breakage has occurred for other reasons can be complicated to carry
+/// out": after each kind of breakage the barrier stays broken, even without parties, until a reset.
+/// After the reset it works again, each time.
 #[test]
 fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     let server = server();
@@ -436,7 +436,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     assert_eq!(runs.load(Ordering::SeqCst), 7);
 }
 
-/// If a reset comes while the action runs, no party passes, including the last one.
+/// If a reset comes while the action runs, no party passes, including the last party.
 #[test]
 fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
     let server = server();
@@ -456,7 +456,7 @@ fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
 
 /// "Actions in a thread prior to calling await() happen-before actions that are part of the barrier
 /// action, which in turn happen-before actions following a successful return from the corresponding
-/// await() in other threads." Here by the server: each sees what the others wrote there.
+/// await() in other threads." In this test the threads write to the server and read from it.
 #[test]
 fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
     let server = server();
@@ -494,7 +494,7 @@ fn the_action_sees_what_all_wrote_before_and_all_see_what_it_wrote() {
 /// The value in place of an index if the party does not know whether it has passed.
 const UNKNOWN: u32 = u32::MAX;
 
-/// "All-or-none breakage model": whatever the parties do, they agree.
+/// "All-or-none breakage model": whatever the parties do, they agree on the outcome.
 #[test]
 fn the_parties_of_a_generation_agree_whatever_they_do() {
     let server = server();

@@ -64,7 +64,7 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error shows that the connection is dead. Parties find out what they missed by asking.
+/// No error shows that the connection is dead. Parties find out about missed messages by asking.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
@@ -121,7 +121,7 @@ fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     }
 }
 
-/// A thread waits for a reply for longer than its lease lasts.
+/// A thread waits for a reply for longer than its lease.
 #[test]
 fn a_silent_connection_ends_no_lease() {
     let server = server();
@@ -137,20 +137,20 @@ fn a_silent_connection_ends_no_lease() {
     assert_eq!((steady.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// Limits a server's memory to this number of bytes. 0: no limit.
+/// Limits a server's memory to this number of bytes. Zero means no limit.
 fn limit(server: &Server, bytes: &str) {
     let mut redis = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
 }
 
-/// The end of the last lease of a party, by the server's clock in ms.
+/// Returns the end of the last lease of a party, by the server's clock in ms.
 fn last_end(server: &Server, name: &str) -> f64 {
     let key = format!("redlatch_parties:{{{name}}}");
     let last: Vec<(String, f64)> = server.connection().zrange_withscores(key, -1, -1).unwrap();
     last[0].1
 }
 
-/// The leases are renewed, and the parties pass when the server has memory for one more.
+/// The leases are renewed, and the parties pass when the server again has memory for another party.
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
     let server = server();
@@ -187,7 +187,8 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// `None` would say that no other party passes. An error whose outcome is known would say so, too.
+/// `None` would claim that no other party passes. An error with a known outcome would claim this,
+/// too.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
@@ -242,7 +243,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     }
 }
 
-/// A cancelled party does not say either that no other party passes.
+/// A cancelled party must not claim that no other party passes, either.
 #[test]
 fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     let server = server();
@@ -268,7 +269,7 @@ fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     }
 }
 
-/// A party that waits, but gets no message.
+/// Starts a party that waits but gets no message.
 fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32, Error>> {
     let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(RENEWED));
     wait_subscribed(server, &format!("redlatch_barrier:{{{name}}}"));
@@ -290,7 +291,7 @@ fn a_party_that_hears_late_has_passed_though_many_generations_broke_since() {
     assert_eq!(waits.join().unwrap(), 1);
 }
 
-/// The other parties have passed, so an error that says that none has would be wrong.
+/// The other parties have passed, so an error that claims that no party has passed would be wrong.
 #[test]
 fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed() {
     let server = server();
@@ -310,7 +311,7 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
     is_broken::<u32>(Err(error));
 }
 
-/// A client that tries for long during an outage, behind a network or not.
+/// Returns a client that tries for long during an outage, behind a network or not.
 fn enduring(url: &str) -> Client {
     impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()
 }
@@ -366,7 +367,7 @@ fn parties_outlast_a_restart_of_their_server() {
     assert_eq!((before.join().unwrap(), meanwhile.join().unwrap()), (2, 1));
 }
 
-/// If the action has run, the barrier must trip.
+/// After the action has run, the barrier must trip.
 #[test]
 fn a_trip_after_the_action_outlasts_an_outage() {
     let server = server();
@@ -387,7 +388,7 @@ fn a_trip_after_the_action_outlasts_an_outage() {
     assert_eq!(proxy.fired(), 8);
 }
 
-/// The last party learns too late that it was the last one.
+/// The last party finds out too late that it was the last.
 #[test]
 fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     let server = server();
@@ -410,14 +411,14 @@ fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     assert!(!plain.is_broken().unwrap());
 }
 
-/// Cuts a client off, and waits until the client notices.
+/// Cuts a client off, and waits until the client notices this.
 fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     proxy.refuse();
     proxy.cut_all();
     wait_until("it is cut off", SOON, || its.parties().is_err());
 }
 
-/// Otherwise the other parties of the generation would wait for this party without end.
+/// Otherwise the other parties of the generation would wait for this party for ever.
 #[test]
 fn a_party_that_cannot_arrive_breaks_the_barrier() {
     let server = server();
@@ -448,7 +449,7 @@ fn a_party_that_cannot_arrive_breaks_the_barrier() {
     }
 }
 
-/// The party gets no reply to its arrival, but gets a reply to its leaving.
+/// The party gets no reply to its arrival, but gets a reply to the request with which it leaves.
 #[test]
 fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     let server = server();
@@ -463,7 +464,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// After that, no copy of the party's arrival comes.
+/// After this, no copy of the party's arrival comes.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -500,7 +501,7 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     }
 }
 
-/// The threads that reset the barrier know that it is broken, or will be.
+/// The threads that reset the barrier know that it is broken, or will be broken.
 #[test]
 fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
     let server = server();
@@ -565,7 +566,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// Meanwhile a later barrier has begun, whose numbers are higher.
+/// In the meantime a later barrier has begun, whose generations have higher numbers.
 #[test]
 fn a_generation_that_a_new_master_does_not_know_is_broken() {
     let server = server();

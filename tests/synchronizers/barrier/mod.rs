@@ -1,6 +1,6 @@
 //! The behaviour of the cyclic barrier: the contract of java.util.concurrent, case by case, and the
 //! effects of dead processes, lost requests and servers that lose data. All parties of a generation
-//! pass, or none does.
+//! pass, or none passes.
 
 mod contract;
 mod faults;
@@ -22,7 +22,7 @@ fn barrier(client: &Client, name: &str, parties: u32) -> CyclicBarrier {
     barrier
 }
 
-/// Starts a party. Returns when the server has its arrival, or when its wait has ended.
+/// Starts a party. Returns when the server has the party's arrival, or when its wait has ended.
 fn party(barrier: &CyclicBarrier) -> Running<Result<u32, Error>> {
     party_that(barrier, CyclicBarrier::wait)
 }

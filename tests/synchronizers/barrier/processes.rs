@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The entry of this executable's workers. A worker reports how each wait ended.
+/// The test in which this executable's workers run. A worker reports how each wait ended.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

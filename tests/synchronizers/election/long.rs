@@ -1,7 +1,7 @@
-//! Thousands of kills and stops. By their guards and by their tokens, there are never two leaders.
+//! Thousands of kills and pauses. By their guards and by their tokens, there are never two leaders.
 //!
-//! With `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. If its
-//! value is a number, this is the number of kills and stops.
+//! Run it with `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. If
+//! the value of this variable is a number, it is the number of kills and pauses.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,19 +17,19 @@ use super::*;
 const LEASE: Duration = Duration::from_secs(2);
 const ELECTIONS: usize = 8;
 const CANDIDATES: usize = 3;
-/// The longest time until the next leader, in addition to the lease and to stalls of the machine.
+/// The maximum time until the next leader, in addition to the lease and to stalls of the machine.
 const MORE: Duration = Duration::from_millis(200);
 
-/// The time on a clock that all processes share, in nanoseconds.
+/// Returns the time on a clock that all processes share, in nanoseconds.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A leadership's token, the time by which its guard had first said "I lead", and the time when it
-/// began to say so for the last time. The clock is read before and after each answer. If the last
-/// answer of one leadership begins after the first answer of a later one has ended, both led at the
-/// same time.
+/// A leadership's token, the time by which its guard had first reported "I lead", and the time at
+/// which the guard began to report this for the last time. The clock is read before and after each
+/// report. If the last report of one leadership begins after the first report of a later leadership
+/// has ended, both led at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     token: u64,
@@ -37,8 +37,8 @@ struct Claim {
     last: u64,
 }
 
-/// The entry of this executable's workers. A worker writes each claim to a file at once, so that
-/// the claims outlive the worker.
+/// The test in which this executable's workers run. A worker writes each claim to a file at once,
+/// so that the claims outlive the worker.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -65,7 +65,7 @@ fn worker() {
     }
 }
 
-/// A campaigning process, and its client's id once the process has reported it.
+/// A campaigning process, and its client's id after the process has reported it.
 struct Candidate {
     worker: Worker,
     id: Option<String>,
@@ -89,7 +89,7 @@ impl Candidate {
     }
 }
 
-/// A kill or stop of a leader, and the time until another process led.
+/// A kill or pause of a leader, and the time until another process led.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     was_killed: bool,
@@ -102,8 +102,8 @@ struct Change {
     took: Duration,
 }
 
-/// The times when the server or the machine stood still. A thread repeatedly sends a command and
-/// sleeps for a millisecond, and records how long that took.
+/// The times at which the server or the machine stood still. A thread repeatedly sends a command
+/// and sleeps for a millisecond, and records how long this took.
 struct Stalls {
     seen: Mutex<Vec<(Instant, Duration)>>,
     over: AtomicBool,
@@ -123,7 +123,7 @@ impl Stalls {
         }
     }
 
-    /// The sum of all stalls between this leader's end and the next leader's beginning.
+    /// Returns the sum of all stalls between this leader's end and the next leader's beginning.
     fn during(&self, change: &Change) -> Duration {
         let until = change.at + change.took;
         let seen = self.seen.lock().unwrap();
@@ -131,7 +131,7 @@ impl Stalls {
     }
 }
 
-/// An election, the processes that campaign for it, and the kills and stops of leaders.
+/// An election, its candidates, and the kills and pauses of leaders.
 struct Long<'a> {
     server: &'a Server,
     name: String,
@@ -150,7 +150,8 @@ impl Long<'_> {
         self.candidates.push(Candidate { worker, id: None });
     }
 
-    /// The candidate that says that it leads, and the time since which the test knows that.
+    /// Returns the candidate that reports that it leads, and the time since which the test knows
+    /// this.
     fn leader(&mut self) -> (usize, Instant) {
         let since = Instant::now();
         while since.elapsed() < SOON {
@@ -161,12 +162,12 @@ impl Long<'_> {
         panic!("nobody leads {} in {SOON:?}", self.name);
     }
 
-    /// A candidate that has begun to lead meanwhile.
+    /// Returns a candidate that has begun to lead in the meantime.
     fn another(&mut self) -> Option<usize> {
         (0..self.candidates.len()).find(|at| self.candidates[*at].leads())
     }
 
-    /// Kills or stops a leader, and waits for the next one.
+    /// Kills or pauses a leader, and waits for the next leader.
     fn end(&mut self, leads: usize, kills: bool, redis: &mut redis::Connection) -> (usize, Change) {
         let worker = &mut self.candidates[leads].worker;
         if kills {
@@ -192,7 +193,7 @@ impl Long<'_> {
         (next, Change { was_killed: kills, is_awaited, at, left, took: since - at })
     }
 
-    /// Kills or stops one leader after another.
+    /// Kills or pauses one leader after the other.
     fn run(mut self, rounds: usize) -> Vec<Change> {
         (0..CANDIDATES).for_each(|_| self.start());
         let (mut changes, mut redis) = (Vec::new(), self.server.connection());

@@ -1,5 +1,5 @@
-//! Elections: one candidate leads at a time, the others know which one, and a leader stops before
-//! the next one begins.
+//! Elections: one candidate leads at a time, the other candidates know which, and a leader stops
+//! before the next leader begins.
 
 mod long;
 mod processes;
@@ -256,7 +256,7 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     assert!(took < SOON / 2, "{took:?}");
 }
 
-/// The next try may lead. If no time is left, there is no next try.
+/// The next attempt may lead. If no time is left, there is no next attempt.
 #[test]
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let server = server();
@@ -290,7 +290,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     proxy.wait_fired(7, SOON);
 }
 
-/// A record belongs to its token: a late resignation does not remove a later record.
+/// A record belongs to its token, so a late resignation does not remove a later record.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let server = server();
@@ -323,7 +323,7 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
     assert_eq!(proxy.fired(), 2);
 }
 
-/// The record is the second request of a campaign. The first one asks for the lock.
+/// The record is the second request of a campaign. The first request asks for the lock.
 #[test]
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     let server = server();
@@ -381,7 +381,7 @@ fn drop_some(leadership: Attempt<Leadership>) -> bool {
     leadership.into_option().is_some()
 }
 
-/// The candidate already holds the lock, which was granted to it by a message.
+/// The candidate already holds the lock, which a message has granted it.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
     let server = server();

@@ -1,10 +1,10 @@
-//! Leaders that are killed or stopped.
+//! Leaders that are killed or paused.
 
 use super::*;
 
 pub(crate) const LEASE: Duration = RENEWED;
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -1,5 +1,5 @@
-//! A run campaigns again and again, a probe sees a leader that does not stop, and a leader has a
-//! value of its own.
+//! A run campaigns again and again, a probe detects a leader that does not stop, and a leader has
+//! its own value.
 
 use std::sync::mpsc;
 use std::thread;
@@ -12,8 +12,8 @@ use redlatch::election::{Health, LeaderElection};
 use redlatch::{CancelToken, Client, ErrorKind};
 use redlatch_testkit::Proxy;
 
-/// Sleeps until the token is cancelled. Returns whether it was. (A run catches the panics of its
-/// work, so the work must not assert anything.)
+/// Sleeps until the token is cancelled. Returns whether it was cancelled. (A run catches the panics
+/// of its work, so the work must not assert anything.)
 fn is_stopped(stop: &CancelToken) -> bool {
     let begun = Instant::now();
     while !stop.is_cancelled() && begun.elapsed() < SOON {
@@ -22,7 +22,7 @@ fn is_stopped(stop: &CancelToken) -> bool {
     stop.is_cancelled()
 }
 
-/// The longest pause between two campaigns.
+/// The maximum pause between two campaigns.
 const PAUSE: Duration = Duration::from_millis(1_500);
 
 #[test]
@@ -55,7 +55,7 @@ fn a_run_leads_again_after_its_work_has_ended_or_panicked_and_ends_when_it_is_ca
     assert_eq!(led, 0);
 }
 
-/// Each replica of a service runs, and one of them leads at a time.
+/// Each replica of a service campaigns, and one of them leads at a time.
 #[test]
 fn while_a_run_pauses_another_candidate_leads() {
     let server = server();
@@ -79,8 +79,8 @@ fn while_a_run_pauses_another_candidate_leads() {
     assert!(led.len() > 1, "{led:?}");
 }
 
-/// Runs until the work was stopped, and leads once more if that did not end the run. Returns how the
-/// run ended, and of each leadership whether its work was stopped.
+/// Runs until the work was stopped, and leads once more if this did not end the run. Returns how
+/// the run ended, and for each leadership whether its work was stopped.
 fn run_until(
     election: &LeaderElection,
     stops: impl FnOnce(&CancelToken) + Send,
@@ -128,7 +128,8 @@ fn block_callbacks(client: &Client) -> mpsc::Sender<()> {
     go_on
 }
 
-/// The lease outlasts the test, so it is not the alarm before its end that stops the work.
+/// The lease is longer than the test, so the work is not stopped by the alarm before the end of the
+/// lease.
 #[test]
 fn a_loss_stops_the_work_of_a_run_while_a_callback_blocks() {
     let server = server();
@@ -157,7 +158,7 @@ fn the_end_of_the_client_stops_the_work_of_a_run_while_a_callback_blocks() {
     assert_eq!((outcome.unwrap_err().kind(), stopped), (ErrorKind::ShutDown, true));
 }
 
-/// The work may have started threads that look at the token.
+/// The work may have started threads that check the token.
 #[test]
 fn the_token_of_a_run_is_cancelled_when_its_work_has_returned() {
     let server = server();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whether the request takes permits for the lease that [`impatient`] clients have.
+/// Whether the request takes permits with the lease of [`impatient`] clients.
 fn acquires(bytes: &[u8], name: &str) -> bool {
     contains(bytes, "EVAL") && contains(bytes, &channel(name)) && contains(bytes, "\r\n60000\r\n")
 }
@@ -200,7 +200,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard loses the permit while it waits for a reply about a longer lease in vain.
+/// The guard loses the permit while it waits for a reply about a longer lease, which never comes.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -441,7 +441,7 @@ fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
     stays(&server, "memory", 5, 0);
 }
 
-/// All rights. Each round takes one away.
+/// All rights. Each round takes one right away.
 const ALL_RIGHTS: [&str; 3] = ["+@all", "~*", "&*"];
 const DENIED: [&str; 18] = [
     "-time",

@@ -1,4 +1,4 @@
-//! What the calls mean.
+//! The effects of the calls.
 
 use super::*;
 

@@ -1,7 +1,7 @@
-//! The behaviour of the expirable semaphore: for its threads, for other processes and at their
-//! ends, for Redisson's clients, and under faults.
+//! The behaviour of the expirable semaphore for its threads, for other processes, and for
+//! Redisson's clients. The tests cover the end of a process, and faults.
 //!
-//! Under every fault, the sum of free and taken permits is the number that was set.
+//! Under every fault, the sum of free and taken permits stays the number that was set.
 
 mod faults;
 mod leases;
@@ -22,7 +22,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// A lease whose end a test sees.
+/// A lease whose end a test waits for.
 const LEASE: Duration = Duration::from_millis(5 * UNIT.as_millis() as u64);
 
 /// The channel of a name without braces.
@@ -66,7 +66,7 @@ fn now() -> u64 {
     u64::try_from(now.as_millis()).unwrap()
 }
 
-/// A receiver that gets the reason when the guard is lost.
+/// Returns a receiver that gets the reason of the guard's loss.
 fn on_lost(permit: &ExpirablePermit) -> mpsc::Receiver<LostReason> {
     let (sender, lost) = mpsc::channel();
     permit.on_lost(move |why| sender.send(why).unwrap());

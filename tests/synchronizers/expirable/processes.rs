@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -27,7 +27,7 @@ fn hold(job: &Job) {
     let _ = job.wait_line();
 }
 
-/// Takes and returns permits until the test ends this. A separate key counts the holders.
+/// Takes and gives back permits until the test ends the process. A separate key counts the holders.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
     let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();

@@ -1,4 +1,4 @@
-//! The keys and messages on the server, and Redisson.
+//! The keys and messages on the server, and Redisson's clients.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn the_keys_and_the_messages_are_redissons() {
 struct Redisson {
     redis: redis::Connection,
     name: &'static str,
-    /// By how many ms the client's clock is fast.
+    /// How many ms the client's clock is fast.
     ahead: i64,
 }
 

@@ -1,6 +1,5 @@
-//! The behaviour of the count-down latch: for its threads, for other clients, on the wire, and
-//! under faults. Under every fault, each count-down counts once, and no thread waits for an open
-//! latch.
+//! The behaviour of the count-down latch for its threads, for other clients, on the wire, and under
+//! faults. Under every fault, each count-down counts once, and no thread waits for an open latch.
 
 mod end;
 mod faults;
@@ -367,7 +366,7 @@ fn threads_that_count_at_once_are_all_counted() {
     }
 }
 
-/// The entry of this executable's workers.
+/// The test in which this executable's workers run.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

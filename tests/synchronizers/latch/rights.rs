@@ -17,7 +17,8 @@ const CHANGES: [Change; 5] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// The commands of a latch's scripts, each denied in turn, and keys that the user may not use.
+/// The commands of a latch's scripts, which are denied one at a time, and keys that the user may
+/// not use.
 const DENIED: [&[&str]; 11] = [
     &["-time"],
     &["-get"],

@@ -129,8 +129,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     greedy.join();
 }
 
-/// A thread finds a permit free again and again, since its release and its next request directly
-/// follow each other.
+/// A thread finds a permit free again and again, because its next request directly follows its
+/// release.
 #[test]
 fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Permits that are returned later, in the background.
+//! Permits that are given back later, in the background.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     });
 }
 
-/// Each release is repeated separately, and all of them at the same moment.
+/// Each release is repeated separately, and all of them at the same time.
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;

@@ -1,6 +1,6 @@
-//! The mark that distinguishes a semaphore from a later one of the same name. After a failover or a
-//! restart a client repeats its changes of the same semaphore, but makes none of them to a new
-//! semaphore.
+//! The mark that distinguishes a semaphore from a later semaphore of the same name. After a
+//! failover or a restart a client repeats its changes of the same semaphore, but repeats none of
+//! them for a new semaphore.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn through(proxy: &Proxy) -> Client {
     builder.connections(1).connect().unwrap()
 }
 
-/// The number of clients whose requests for this semaphore the server has on record.
+/// Returns the number of clients for which the server has a record of requests for this semaphore.
 fn records(server: &Server, name: &str) -> usize {
     let keys: Vec<String> =
         server.connection().keys(format!("redlatch_request:{{{name}}}:*")).unwrap();
@@ -27,7 +27,7 @@ fn record_of(server: &Server, name: &str) -> String {
     record.clone()
 }
 
-/// The number of the server's connections, without the one that asks.
+/// Returns the number of the server's connections, without the connection that asks.
 fn connections(server: &Server) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     list.lines().count() - 1
@@ -40,8 +40,8 @@ fn copy(from: &Server, to: &Server, keys: &[&str]) {
     }
 }
 
-/// Leads this client to another server, and waits until that server has the client's changes.
-/// Returns the number of permits that are free there then.
+/// Makes this client connect to another server, and waits until that server has the client's
+/// changes. Returns the number of permits that are then free.
 fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -> i64 {
     let before = records(new, name);
     proxy.lead_to(new);
@@ -55,7 +55,8 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     new.connection().get(name).unwrap()
 }
 
-/// As with a load balancer, connections to the old master stay open, and it still answers.
+/// As with a load balancer, connections to the old master stay open, and the old master still
+/// answers.
 #[test]
 fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_one() {
     let (old, new) = (server(), server());
@@ -81,7 +82,7 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     stays(&new, "kept", 10);
 }
 
-/// A client that lost its permits with the server's data returns to the new semaphore.
+/// A client that lost its permits with the server's data gives them back to the new semaphore.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [

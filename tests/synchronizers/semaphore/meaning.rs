@@ -1,4 +1,4 @@
-//! What the calls mean.
+//! The effects of the calls.
 
 use super::*;
 
@@ -131,7 +131,7 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     assert_eq!(semaphore.available_permits().unwrap(), 6);
 }
 
-/// The documentation warns of this: the server knows no holders.
+/// The documentation warns of this, because the server does not store the holders.
 #[test]
 fn a_permit_that_is_given_back_by_hand_and_by_its_guard_is_there_twice() {
     let server = server();
@@ -344,7 +344,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     stays(&server, "quiet", 0);
 }
 
-/// Returns permits as a Java service does, so that no thread of this process knows the number of
+/// Gives back permits as a Java service does, so that no thread of this process knows the number of
 /// listeners.
 fn release_as_java(server: &Server, name: &str, permits: i64) {
     let () = redis::pipe()

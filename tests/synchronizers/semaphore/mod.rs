@@ -1,6 +1,7 @@
-//! The semaphore: for its threads, for other clients, on the wire, and under faults.
+//! The behaviour of the semaphore for its threads, for other clients, on the wire, and under
+//! faults.
 //!
-//! Under every fault, the sum of free and taken permits is the number that was set.
+//! Under every fault, the sum of free and taken permits stays the number that was set.
 
 mod contention;
 mod end;
@@ -49,7 +50,7 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
     }
 }
 
-/// As [`wait_permits`], and asserts that the number does not change for some time.
+/// Does the same as [`wait_permits`], and asserts that the number does not change for some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
@@ -76,7 +77,7 @@ fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String,
     }
 }
 
-/// Takes and returns permits in all ways for some time. Counts the taken permits in Redis.
+/// Takes and gives back permits in all ways for some time. Counts the taken permits in Redis.
 struct Contender {
     semaphore: Semaphore,
     count: Count,
@@ -150,7 +151,7 @@ impl Count {
     }
 }
 
-/// Makes threads of two clients contend while `trouble` runs, until `trouble` says that this was
+/// Makes threads of two clients contend while `trouble` runs, until `trouble` returns that this was
 /// enough and there were some grants. The server may return errors.
 fn contend(
     urls: [String; 2],

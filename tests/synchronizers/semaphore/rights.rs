@@ -30,7 +30,8 @@ const CHANGES: [Change; 10] = [
     Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
 ];
 
-/// The commands of a semaphore's scripts, each denied in turn, and keys that the user may not use.
+/// The commands of a semaphore's scripts, which are denied one at a time, and keys that the user
+/// may not use.
 const DENIED: [&[&str]; 14] = [
     &["-time"],
     &["-get"],

@@ -1,10 +1,10 @@
-//! A semaphore that is made when it is first used.
+//! A semaphore that is created at its first use.
 
 use std::sync::Barrier;
 
 use super::*;
 
-/// As [`super::behind`], for a client that has made the semaphore by using it.
+/// Does the same as [`super::behind`], for a client that has created the semaphore by using it.
 fn behind(proxy: &Proxy) -> Client {
     let client = super::behind(proxy);
     client.semaphore("warm too").with_permits(1).acquire().unwrap().release().unwrap();

@@ -1,16 +1,17 @@
-//! Turns while Redisson's clients want the permits, too.
+//! Turns while Redisson's clients also want the permits.
 
 use super::*;
 use redlatch_testkit::PlainClient;
 
-/// A way to take and return permits.
+/// A way to take permits and give them back.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     expirable: bool,
-    /// Whether the guard returns the permit. If not, the test returns it by its id or by a number.
+    /// Whether the guard gives the permit back. If not, the test gives it back by its id or by a
+    /// number.
     guarded: bool,
     /// Whether one handle serves all calls. If not, each call has a new handle, and the process
-    /// also uses other names meanwhile.
+    /// also uses other names in between.
     kept: bool,
 }
 
@@ -67,9 +68,9 @@ type Handles = (Semaphore, ExpirableSemaphore);
 /// How long each client holds the permit.
 const HOLD: Duration = Duration::from_millis(UNIT.as_millis() as u64 / 10);
 const TURNS: u64 = 200;
-/// The number of other names: more than a busy process uses during one hold.
+/// The number of other names. A busy process uses fewer names during one hold.
 const OTHER_NAMES: u32 = 100;
-/// The shortest time from a reply to the next request in Redisson's event loop and the JVM.
+/// The minimum time from a reply to the next request in Redisson's event loop and the JVM.
 const THREAD_HOP: Duration = Duration::from_micros(500);
 
 /// A Redisson client and two redlatch clients hold the only permit alternately, until there were a

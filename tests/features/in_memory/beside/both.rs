@@ -1,4 +1,4 @@
-//! A real server and a server in memory, which get the same commands.
+//! A real server and an in-memory server, which get the same commands.
 
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
@@ -77,7 +77,7 @@ impl Line {
 }
 
 /// Two connections to each server: the asker and the listener. The listener uses RESP3, and the
-/// server reports to it the changes of the keys that it has read.
+/// server reports changes of the keys that the listener has read.
 pub(crate) struct Both {
     asker: Line,
     listener: Line,
@@ -87,26 +87,26 @@ pub(crate) struct Both {
     dump: Parts,
     /// A command that publishes an end mark, and the mark as the listener receives it.
     end: (Parts, Value),
-    /// The keys that the listener has read and whose change has not been reported since.
+    /// The keys that the listener has read and whose change was not reported since then.
     tracked: Vec<Vec<u8>>,
-    /// Changes a command before the server in memory runs it.
+    /// Changes a command before the in-memory server runs it.
     pub(crate) planted: fn(&mut Parts),
     /// The number of commands whose effects were all compared.
     pub(crate) compared: usize,
-    /// The number of commands that were not compared, since the real server's clock reached the
-    /// next millisecond meanwhile.
+    /// The number of commands that were not compared, because the real server's clock reached the
+    /// next millisecond during the command.
     pub(crate) between: usize,
 }
 
-/// What the real server did for a command, and its time before and after the command, in µs.
+/// The real server's answer to a command, and its time before and after the command, in µs.
 struct Seen {
     began: i64,
     reply: Option<Value>,
     ended: i64,
     /// The messages that the listener received during the command.
     heard: Vec<Value>,
-    /// The server's keys after the command, and its time. The time is absent if the next
-    /// millisecond began meanwhile.
+    /// The server's keys after the command, and the server's time. The time is absent if the next
+    /// millisecond began in between.
     keys: (Option<i64>, Value),
 }
 
@@ -114,7 +114,7 @@ fn same_millisecond(one: i64, other: i64) -> bool {
     one / 1_000 == other / 1_000
 }
 
-/// Whether the command gets a reply, and not a message.
+/// Whether the command gets a reply. Otherwise it gets a message.
 fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
@@ -123,8 +123,8 @@ fn is_question(command: &Parts) -> bool {
 pub(crate) type Difference = String;
 
 impl Both {
-    /// Starts both servers with these scripts. Each script has the text for the real server and the
-    /// text for the server in memory.
+    /// Starts both servers with these scripts. Each script has a text for the real server and a
+    /// text for the in-memory server.
     pub(crate) fn new<'a>(server: &Server, texts: impl Iterator<Item = (&'a str, String)>) -> Self {
         let (mut scripts, mut hashes) = (Scripts::new().unwrap(), Vec::new());
         for (text, own) in texts.chain([(DUMP, DUMP.to_owned())]) {
@@ -171,7 +171,7 @@ impl Both {
         self.forget();
     }
 
-    /// Removes the keys of the server in memory, and its tracking.
+    /// Removes the keys of the in-memory server, and its tracking.
     fn forget(&mut self) {
         for command in
             [&["FLUSHALL"][..], &["CLIENT", "TRACKING", "OFF"], &["CLIENT", "TRACKING", "ON"]]
@@ -194,8 +194,8 @@ impl Both {
         Seen { began, reply: Some(reply), ended, heard, keys }
     }
 
-    /// The listener runs a command on the real server. (It does not read the server's keys, since
-    /// the server would track them.)
+    /// The listener runs a command on the real server. (It does not read the server's keys, because
+    /// the server would then track them.)
     fn listen(&mut self, command: &Parts) -> Seen {
         self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();
@@ -246,7 +246,7 @@ impl Both {
         Ok(())
     }
 
-    /// Gives the keys of the real server to the server in memory.
+    /// Copies the keys of the real server to the in-memory server.
     fn follow(&mut self) -> Result<(), Difference> {
         let (now, keys) = loop {
             if let (Some(now), keys) = self.keys() {
@@ -297,8 +297,8 @@ impl Both {
         Ok(())
     }
 
-    /// The real server's keys and its time. The time is absent if the next millisecond began
-    /// meanwhile.
+    /// Returns the real server's keys and its time. The time is absent if the next millisecond
+    /// began in between.
     fn keys(&mut self) -> (Option<i64>, Value) {
         let (time, dump) = (self.time.clone(), self.dump.clone());
         self.asker.send(&[&time, &dump, &time]);
@@ -307,7 +307,8 @@ impl Both {
         (same_millisecond(began, ended).then_some(began), keys)
     }
 
-    /// Runs a command on the server in memory. Returns what it sends over the connection.
+    /// Runs a command on the in-memory server. Returns everything that it sends over the
+    /// connection.
     fn own(&mut self, peer: usize, now: i64, command: &Parts) -> Vec<Value> {
         let command: Vec<_> = command.iter().map(Vec::as_slice).collect();
         self.memory.answer(self.peers[peer], now, &command);
@@ -325,7 +326,7 @@ fn text(value: &Value) -> Vec<u8> {
     }
 }
 
-/// A number in this range in the texts of a value, if there is one.
+/// Returns a number in this range from the texts of a value, if there is one.
 fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
     match value {
         Value::Array(values) => values.iter().find_map(|value| written(value, range.clone())),
@@ -336,7 +337,7 @@ fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
     }
 }
 
-/// The keys that a message says have changed.
+/// Returns the keys that a message reports as changed.
 fn changed(message: &Value) -> Vec<Vec<u8>> {
     match message {
         Value::Push { kind: PushKind::Invalidate, data } => match &data[..] {
@@ -347,7 +348,7 @@ fn changed(message: &Value) -> Vec<Vec<u8>> {
     }
 }
 
-/// The time of a reply to `TIME`, in µs.
+/// Returns the time of a reply to `TIME`, in µs.
 fn micros(time: &Value) -> i64 {
     let Value::Array(parts) = time else { panic!("{time:?}") };
     let number =
@@ -359,7 +360,7 @@ fn is_reply(value: &Value) -> bool {
     !matches!(value, Value::Push { .. })
 }
 
-/// Two errors need only the same code. Their texts may differ.
+/// Compares two replies. Two errors need only the same code, and their texts may differ.
 fn same(real: &Option<Value>, own: &Option<Value>) -> bool {
     match (real, own) {
         (Some(Value::ServerError(real)), Some(Value::ServerError(own))) => {

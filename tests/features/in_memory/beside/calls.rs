@@ -1,4 +1,4 @@
-//! Random commands: recorded or changed calls of the library's scripts, and other commands.
+//! Random commands: calls of the library's scripts, recorded or changed, and other commands.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub(crate) struct Recorded {
     channels: Vec<Vec<u8>>,
 }
 
-/// Makes the library do everything that it can, and records the commands.
+/// Makes the library use all its features, and records the commands.
 pub(crate) fn record(server: &Server) -> Recorded {
     let mut monitor = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
@@ -66,7 +66,7 @@ pub(crate) fn record(server: &Server) -> Recorded {
     recorded
 }
 
-/// Parses a line of `MONITOR`: whether a script ran the command, and the command.
+/// Parses a line of `MONITOR`. Returns whether a script ran the command, and the command.
 fn command_of(line: &str) -> (bool, Parts) {
     let (head, mut rest) = line.split_once(']').unwrap_or((line, ""));
     let (mut parts, is_script) = (Parts::new(), head.ends_with(" lua"));
@@ -110,7 +110,7 @@ pub(crate) struct Calls<'a> {
 }
 
 /// Other commands. `K` is a key, `V` a value, field or member, `N` an index or number, `T` a time,
-/// `S` a score, `B` a bound of scores, `C` a channel.
+/// `S` a score, `B` a bound of scores, and `C` a channel.
 const OTHERS: &[&str] = &[
     "set K V",
     "set K V px T",
@@ -202,7 +202,7 @@ impl<'a> Calls<'a> {
         Self { recorded, chosen, owners, keys: used }
     }
 
-    /// The next command, and the connection that sends it. The time is in ms.
+    /// Returns the next command, and the connection that sends it. The time is in ms.
     pub(crate) fn next(&self, random: &mut Random, now: i64) -> (usize, Parts) {
         match random.between(1, 100) {
             1..=70 => {
@@ -236,7 +236,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Returns the part or, at random, another one of the same kind.
+    /// Returns the part or, at random, another part of the same kind.
     fn varied(&self, random: &mut Random, part: &[u8], now: i64) -> Vec<u8> {
         let number = str::from_utf8(part).ok().and_then(|text| text.parse::<i64>().ok());
         match number {
@@ -281,7 +281,7 @@ fn pick<'a, T>(random: &mut Random, all: &'a [T]) -> &'a T {
     &all[random.between(0, all.len() as i64 - 1) as usize]
 }
 
-/// The command as text, for a report.
+/// Returns the command as text, for a report.
 pub(crate) fn words(command: &Parts) -> String {
     let words = command.iter().map(|part| format!("{:?}", String::from_utf8_lossy(part)));
     words.collect::<Vec<_>>().join(" ")

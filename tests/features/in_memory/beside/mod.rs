@@ -1,9 +1,9 @@
-//! Compares the server in memory with a real one. Both get the same random commands, and must agree
-//! in each reply, each message and each key with its time to live.
+//! Compares the in-memory server with a real server. Both get the same random commands, and must
+//! agree in each reply, each message, and each key with its time to live.
 //!
-//! The server in memory gets the real server's time. If the next millisecond begins during a
-//! command, the command is not compared, and the server in memory takes over the real server's
-//! keys.
+//! The in-memory server gets the real server's time. If the next millisecond begins during a
+//! command, the command is not compared, and the keys of the real server are copied to the
+//! in-memory server.
 //!
 //! `REDLATCH_OPERATIONS=1000000` compares a million commands. Each run records the library's
 //! commands again, with other owners. So a seed does not repeat a run, and a failure prints its
@@ -27,7 +27,7 @@ use both::{Both, Difference, Parts};
 use calls::{Calls, Recorded, record, words};
 use random::Random;
 
-/// The number of commands in one history. After a history all keys are removed.
+/// The number of commands in one history. After each history, all keys are removed.
 const LENGTH: usize = 150;
 
 fn server() -> Server {
@@ -63,7 +63,7 @@ fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Differ
     Ok(())
 }
 
-/// The number of histories that run at the same time, each on its own servers. Each of them often
+/// The number of histories that run at the same time, each on its own servers. Each history often
 /// sleeps or waits for a process.
 const LANES: u64 = 8;
 
@@ -99,8 +99,8 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
 /// a command, and whether messages are lost.
 type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
 
-/// The differences are in the times that a script sees, in the effect of a command, in a reply, and
-/// in the messages.
+/// The planted differences are in the times that a script sees, in the effect of a command, in a
+/// reply, and in the messages.
 #[test]
 fn a_planted_difference_is_found() {
     let server = server();
