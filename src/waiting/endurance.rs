@@ -1,12 +1,15 @@
-//! Decides for how long a wait goes on although its requests fail.
+//! Decides for how long a wait continues although its requests fail.
 //!
 //! Each call measures an outage from its own first failure. A thread that queues behind a leader
-//! measures from the failure that the leader reports to it. The outage is over for a call when the
-//! server answers the call or its leader again. The next outage may last for the full time again.
-//! An answer does not end a lack of replicas: the server still answers, and may refuse other
-//! requests of the same wait. A lack of replicas is over when no request has failed for this reason
-//! for as long as the lack may last, and for the time of one request. (A request that waits for
-//! replicas in vain takes its whole time. So without that addition, a request that takes longer than
+//! measures from the first failure that the leader reports to it. For a call, the outage is over
+//! when the server answers the call or its leader again. The next outage may then last for the full
+//! time.
+//!
+//! An answer does not end a lack of replicas, because the server still answers, and may refuse
+//! other requests of the same wait. A lack of replicas is over when no request has failed for this
+//! reason for the time for which a lack may last, plus the time of one request. (A request that
+//! waits for replicas in vain takes its whole time. Without that addition, a request that takes
+//! longer than a lack may last would look like the end of the lack, and the wait would never end.)
 //! a lack may last would look like the end of the lack, and the wait would never end.)
 
 use std::time::{Duration, Instant};
@@ -16,8 +19,8 @@ use crate::error::{Error, Passing};
 
 /// The pause after a request that failed because of an outage.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause while too few replicas answer. The first pause is [`PAUSE`], and each further
-/// pause is twice as long as the one before.
+/// The maximum pause while too few replicas acknowledge requests. The first pause is [`PAUSE`], and
+/// each further pause is twice as long as the previous pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The failures of one call so far.
@@ -26,11 +29,11 @@ pub(crate) struct Endurance {
     /// The time of the first failure of the present outage.
     out: Option<Instant>,
     unacknowledged: Option<Lack>,
-    /// The longest time from one failure to the next, if the call asks again after each failure.
+    /// The longest time between two failures, if the call asks again after each failure.
     longest_request: Duration,
 }
 
-/// A lack of replicas: its first and its last failure, and the pause after the next one.
+/// A lack of replicas: its first and its last failure, and the pause after the next failure.
 #[derive(Clone, Copy, Debug)]
 struct Lack {
     first: Instant,
@@ -39,7 +42,7 @@ struct Lack {
 }
 
 impl Endurance {
-    /// For a call that asks through clients with these settings.
+    /// Returns the state of a new call that asks through clients with these settings.
     pub(crate) fn new<'a>(configs: impl IntoIterator<Item = &'a Config>) -> Self {
         let longest = |config: &Config| {
             let acks = config.replica_acks.map_or(Duration::ZERO, |acks| acks.within);
@@ -49,14 +52,14 @@ impl Endurance {
         Self { longest_request, ..Self::default() }
     }
 
-    /// Notes that at this time the server answered a request and refused no channel that the wait
+    /// Records that at this time the server answered a request and refused no channel that the wait
     /// needs.
     pub(crate) fn answered(&mut self, at: Instant) {
         self.out.take_if(|since| *since <= at);
     }
 
-    /// Takes a failed request. `Some`: the trouble may pass within `limit`, so the caller asks
-    /// again after this pause. `None`: the failure ends the wait.
+    /// Takes a failed request. Returns the pause after which the caller must ask again, if the
+    /// trouble may pass within `limit`. Returns `None` if the failure ends the wait.
     pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
         self.failed_at(Instant::now(), error.passing()?, limit)
     }
@@ -78,7 +81,7 @@ impl Endurance {
             }
         };
         let left = limit.saturating_sub(now.saturating_duration_since(first));
-        // The last request comes at the end of the limit.
+        // The last request is sent at the end of the limit.
         (!left.is_zero()).then(|| pause.min(left))
     }
 }
@@ -93,7 +96,7 @@ mod tests {
         since + Duration::from_secs_f64(seconds)
     }
 
-    /// The pauses of a new call after failures of one kind at these times, in seconds.
+    /// Returns the pauses of a new call after failures of one kind at these times, in seconds.
     fn pauses(trouble: Passing, at: &[f64]) -> Vec<Option<u128>> {
         let (mut endurance, begun) = (Endurance::default(), Instant::now());
         let mut pause = |at| endurance.failed_at(after(at, begun), trouble, LIMIT);
@@ -123,14 +126,14 @@ mod tests {
             endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
             assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
-            // This failure comes long after the last one.
+            // This failure comes long after the previous one.
             assert!(
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
             );
         }
     }
 
-    /// Each request waits for replicas for longer than the lack may last.
+    /// Each request waits for replicas for longer than a lack may last.
     #[test]
     fn a_request_that_takes_longer_than_a_lack_may_last_does_not_end_the_lack() {
         let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! The channels that a leader listens to while it sleeps, and the time at which it asks even
-//! without a message.
+//! The channels that a leader listens to while it sleeps, and the time at which it asks without a
+//! message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::scripts::{self, Rights};
 /// A leader's channels and its next request. Times are on [`clock`].
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
-    /// The client's own channel, on which scripts send messages to its waiters.
+    /// The client's own channel, on which scripts send messages to the client's waiters.
     pub(crate) own: Heard,
     /// The public channel of the name.
     pub(crate) public: Heard,
-    /// A second channel, to which only redlatch's listeners of `public` listen, so that scripts can
+    /// A second channel. Only redlatch's listeners of `public` listen to it, so that scripts can
     /// count them. No message is sent on it. It is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
-    /// The time at which the leader asks again. It is zero at first, so that the leader asks at
+    /// The time at which the leader asks again. It is zero at first, so that a new leader asks at
     /// once.
     pub(crate) ask_at: u64,
 }
@@ -33,24 +33,24 @@ pub(crate) struct Listening {
 pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
-    /// The time by which the server must confirm the channel. `None`: the server has confirmed it,
-    /// or the wait does not need it.
+    /// The time by which the server must confirm the channel. `None` if the server has confirmed
+    /// it, or if the wait does not need it.
     latest: Option<Instant>,
 }
 
 impl Listening {
-    /// The time by which a new channel must be confirmed.
+    /// Returns the time by which the server must confirm a new channel.
     pub(crate) fn latest(core: &Core) -> Option<Instant> {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader should ask: messages came or may have been missed since the last request,
-    /// or the time `ask_at` has come.
+    /// Whether the leader must ask: since the last request messages came or may have been missed,
+    /// or the time is past `ask_at`.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
     }
 
-    /// Notes that the leader is about to send a request. Only messages from now on count as news.
+    /// Records that the leader is about to send a request. Only messages from now on count as news.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
@@ -60,8 +60,8 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until the leader may have to ask, there is `news`, the wait is over, or `at_most` has
-    /// passed.
+    /// Sleeps until the leader may have to ask, `news` returns true, the wait is over, or `at_most`
+    /// has passed.
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
@@ -85,7 +85,7 @@ impl Listening {
         self.check(core, name)
     }
 
-    /// Fails if the leader cannot listen to a channel that it must listen to.
+    /// Returns an error if the leader cannot listen to a channel that it must listen to.
     fn check(&mut self, core: &Core, name: &Name) -> Result<(), Error> {
         self.own.check(core, name)?;
         self.public.check(core, name)
@@ -93,15 +93,15 @@ impl Listening {
 }
 
 impl Heard {
-    /// Listens to the channel, if the leader does not yet. The leader asks once the server has
-    /// confirmed the subscription, since it may have missed earlier messages.
+    /// Listens to the channel, if the leader does not yet listen to it. The leader asks after the
+    /// server has confirmed the subscription, because it may have missed earlier messages.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
-    /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed the channel
-    /// by `latest`. If a version is [known](Self::known), only messages after that version count as
-    /// missed.
+    /// Does the same as [`listen`](Self::listen), but the wait fails if the server has not
+    /// confirmed the channel by `latest`. If a version is [known](Self::known), only messages after
+    /// that version count as missed.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,
@@ -114,18 +114,18 @@ impl Heard {
     }
 
     /// Stores the channel's version before a request, even if the leader does not listen yet.
-    /// `None`: no thread of the client listens.
+    /// `None` means that no thread of the client listens.
     pub(crate) fn known(&mut self, version: Option<u64>) {
         self.version = version;
     }
 
-    /// Whether messages may have come or may have been missed since the last request.
+    /// Whether messages came, or may have been missed, since the last request.
     pub(crate) fn has_spoken(&self) -> bool {
         self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
-    /// The channel's version before the last request. `None`: no thread of the client listened
-    /// then.
+    /// Returns the channel's version before the last request, or `None` if no thread of the client
+    /// listened then.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -171,8 +171,8 @@ impl Heard {
     }
 }
 
-/// Blocks until the server has confirmed a channel, so that its messages reach the thread. `false`:
-/// the wait ended first.
+/// Blocks until the server has confirmed a channel, so that its messages reach the thread. Returns
+/// `false` if the wait ended before that.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,
@@ -195,7 +195,8 @@ pub(crate) fn await_confirmation(
     Ok(true)
 }
 
-/// Fails if the server refused the channel or has not confirmed it in time.
+/// Returns whether the server has confirmed the channel. Returns an error if the server refused the
+/// channel or has not confirmed it in time.
 fn is_confirmed(
     subscription: &Subscription,
     latest: Instant,

@@ -1,6 +1,7 @@
 //! The warning about a thread that has waited for long. It names the lock's holder, and the locks
-//! that the thread itself holds. The thread may be in a deadlock: the holder may wait for one of
-//! the thread's own locks. A deadlock does not end by itself, since both clients renew their locks.
+//! that the thread itself holds. The thread may be in a deadlock, because the holder may wait for
+//! one of the thread's own locks. A deadlock does not end by itself, because both clients renew
+//! their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,22 +14,22 @@ use crate::name::Name;
 use crate::observe::Kind;
 use crate::runtime::{Core, SlowWait};
 
-/// A wait, with the time of its first sleep, and whether the warning was logged.
+/// A wait, with the time of its first sleep and the state of its warning.
 #[derive(Debug)]
 pub(super) struct LongWait<'a> {
     core: &'a Core,
     name: &'a Name,
     thread: &'a Arc<Thread>,
-    /// The kind, and the number of permits.
+    /// The kind of synchronizer, and the number of permits.
     what: (Kind, u32),
-    /// The time of the first sleep. Zero: the thread has not slept yet.
+    /// The time of the first sleep. Zero if the thread has not slept yet.
     since: u64,
-    /// Whether a long wait is normal. Then the log does not look for the reason.
+    /// Whether a long wait is normal. If so, the log line does not name a holder.
     is_usual: bool,
     /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
-    /// `Some` once the wait has lasted long enough for the warning. `true`: the log has reported
-    /// the wait, or the wait is over.
+    /// `Some` after the wait has lasted long enough for the warning. The flag is true when the log
+    /// has reported the wait, or when the wait is over.
     is_said: Option<Arc<AtomicBool>>,
     /// Whether the wait is in the list for snapshots.
     is_listed: bool,
@@ -39,7 +40,7 @@ pub(super) struct LongWait<'a> {
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
 impl<'a> LongWait<'a> {
-    /// Waits for a latch, a barrier or an election are normally long.
+    /// Waits for a latch, a barrier or an election are usually long.
     pub(super) fn of<N>(
         (core, name): (&'a Core, &'a Name),
         what: (Kind, u32),
@@ -51,8 +52,9 @@ impl<'a> LongWait<'a> {
         Self { core, name, thread, what, since: 0, is_usual, said_after, is_said, is_listed }
     }
 
-    /// Notes that the thread is about to sleep. `arrival` is its number in the process's queue, or
-    /// zero for the leader. Returns how long the thread may sleep before it must call this again.
+    /// Records that the thread is about to sleep. `arrival` is the thread's number in the process's
+    /// queue, or zero for the leader. Returns how long the thread may sleep before it must call
+    /// this again.
     pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();
@@ -74,12 +76,12 @@ impl<'a> LongWait<'a> {
         self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
-    /// Reports the wait in the log, if it has lasted long enough. Returns how long the wait must
+    /// Reports the wait in the log if it has lasted long enough. Returns how long the wait must
     /// have lasted at the next call.
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
-            // This happens once for each wait: the thread takes no other lock while it waits.
+            // This runs once for each wait. The thread takes no other lock while it waits.
             core.tells_deadlock(name, thread, waited);
             Arc::default()
         });
@@ -90,7 +92,7 @@ impl<'a> LongWait<'a> {
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
-    /// Ends the wait: no snapshot lists it, and the log does not report it after this.
+    /// Ends the wait. After this, no snapshot lists it, and the log does not report it.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.is_listed) {
             self.core.waits.lock().remove(&(self.since, self.thread.id()));

@@ -1,4 +1,4 @@
-//! The waiting of a thread, for a lock or any other synchronizer.
+//! The wait of a thread for a lock or any other synchronizer.
 //!
 //! ```text
 //! enter: granted at once, or queued behind others of this process, or leading?
@@ -12,10 +12,12 @@
 //!
 //! The leader asks at once when it begins to lead. It asks again when a message came or may have
 //! been missed since the last request, and at the time that the last answer named. Redis does not
-//! store messages, so the leader also asks once a new channel is confirmed. A wake-up is only a
-//! hint: only a reply or a grant message counts. Every wait ends, since no sleep is endless. A
-//! sleep lasts at most until the time that the last answer named, the next slow poll, or the
-//! deadline. A cancel, a reconnect of the subscriber or a shutdown ends the sleep earlier.
+//! store messages, so the leader also asks after a new channel is confirmed. A wake-up is only a
+//! hint: only a reply or a grant message counts.
+//!
+//! Every wait ends, because no sleep is endless. A sleep lasts at most until the time that the last
+//! answer named, the next slow poll, or the deadline. A cancellation, a reconnect of the subscriber
+//! or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;
@@ -49,38 +51,39 @@ pub(crate) use wait::{Claim, doze};
 pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
-/// `may_collect` during each sleep: in a pause, and after an `ask` that got nothing.)
+/// `may_collect` during each sleep: in a pause, and after an `ask` without a grant.)
 pub(crate) trait Synchronizer {
-    /// The site at which its threads queue.
+    /// The site at which the synchronizer's threads queue.
     type Site: QueueSite;
 
     fn site(&self) -> &Self::Site;
 
-    /// The kind for which the thread waits, and the number of permits.
+    /// Returns the kind of synchronizer for which the thread waits, and the number of permits.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
     /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet. If
-    /// not, it sends a request only for a re-entry.
+    /// not, `enter` sends a request only for a thread that takes another level.
     const ASKS_AT_ENTRY: bool = false;
 
-    /// Takes an arriving thread. May ask the server once, if the request needs no lead.
+    /// Handles an arriving thread. May ask the server once, if the request needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// Called when a thread in the process's queue has woken up.
     fn end_expired_holds(&self) {}
 
-    /// Takes a grant from another thread of this process. `None`: the grant is over already.
+    /// Takes a grant from another thread of this process. Returns `None` if the grant has already
+    /// ended.
     fn take_passed(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
 
-    /// The request state of a new leader that got no lead from an earlier leader.
+    /// Returns the request state of a new leader that got no lead from an earlier leader.
     fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
 
-    /// The way of a grant that the leader [collects](Self::collect).
+    /// How the leader got a grant that it [collects](Self::collect).
     const COLLECTED: Way = Way::HandedOn;
 
-    /// Takes a grant that has come without a request since the last call, by a message or from
+    /// Returns a grant that has come without a request since the last call, by a message or from
     /// another thread.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
@@ -89,8 +92,8 @@ pub(crate) trait Synchronizer {
         false
     }
 
-    /// How long the leader pauses before it asks. The pause leaves permits to other processes, or
-    /// lets other threads join the request.
+    /// Returns how long the leader pauses before it asks. The pause leaves permits to other
+    /// processes, or lets other threads join the request.
     fn pause(&self, _request: &RequestStateOf<Self>) -> Duration {
         Duration::ZERO
     }
@@ -103,7 +106,8 @@ pub(crate) trait Synchronizer {
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
-    /// Gives the leader's grant to its thread. `None`: the process no longer has the grant.
+    /// Gives the leader's grant to its thread. Returns `None` if the process no longer has the
+    /// grant.
     fn admit(
         &self,
         _leadership: &mut LeadershipGuard<'_, Self::Site>,
@@ -113,19 +117,19 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// Called after the observer was told of this grant.
+    /// Called after the observer was told about this grant.
     fn observed(&self, _grant: &GrantOf<Self>) {}
 }
 
 pub(crate) enum Enter<N, G, I> {
-    /// The thread already holds the lock, and takes it once more.
+    /// The thread already holds the lock, and has taken another level.
     Reentered(G),
     Granted(G, Way),
-    /// Other threads of this process wait or hold the lock, and this thread will not wait.
+    /// Other threads of this process wait or hold the lock, and this thread does not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread leads. The lead is boxed, so that it need not be moved for a thread that gets an
-    /// immediate grant.
+    /// The thread leads. The lead is boxed, so that a thread with an immediate grant does not have
+    /// to move it.
     Leads(Option<Box<Lead<I>>>),
 }
 
@@ -134,7 +138,8 @@ pub(crate) enum Try<T> {
     Granted(T),
     /// The server lets the thread share another thread's grant.
     Shared(T),
-    /// Not granted. The leader should ask again after this time, or when there is news.
+    /// The server grants nothing. The leader should ask again after this time, or when there is
+    /// news.
     Busy(Duration),
 }
 
@@ -155,11 +160,13 @@ type RequestStateOf<S> = <<S as Synchronizer>::Site as QueueSite>::RequestState;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
-/// Waits for a grant, or until the wait is over (`None`). The end of the wait also ends a request
-/// that the server has not answered. If the server seems to be up, the result is then `None`,
-/// otherwise the error of the request. The server seems to be up if one of these requests was
-/// answered: another request of this call, any request over the same connection within the last
-/// second, or the last request of the leader behind which the thread queued.
+/// Waits for a grant. Returns `None` if the wait ended before the grant.
+///
+/// The end of the wait also ends a request that the server has not answered. If the server seems to
+/// be up, the result is then `None`, otherwise the error of the request. The server seems to be up
+/// if one of these requests was answered: another request of this call, any request over the same
+/// connection within the last second, or the last request of the leader behind which the thread
+/// queued.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
@@ -168,7 +175,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     let _limited = claim.wait.limits(core);
     let begun = if core.is_observed() { clock::now() } else { 0 };
     let entered = synchronizer.enter(claim);
-    // A re-entry needs no driver.
+    // A thread that takes another level needs no driver.
     if let Ok(Enter::Reentered(grant)) = entered {
         return Ok(Some(grant));
     }
@@ -191,30 +198,30 @@ pub(crate) fn acquire<S: Synchronizer>(
     outcome
 }
 
-/// One call that acquires, with the loop in which its thread waits.
+/// A call that acquires, with the loop in which its thread waits.
 struct Driver<'a, S: Synchronizer> {
     synchronizer: &'a S,
     claim: &'a ClaimOf<'a, S>,
     core: &'a Core,
     name: &'a Name,
-    /// The time at which the call began, on [`clock`], if there is an observer.
+    /// The time on [`clock`] at which the call began, if there is an observer.
     begun: u64,
-    /// Whether the observer was told of this wait. (A re-entry starts no wait.)
+    /// Whether the observer was told about this wait. (Taking another level starts no wait.)
     is_started: bool,
-    /// Whether the server has answered one of the requests.
+    /// Whether the server has answered one of the call's requests.
     is_answered: bool,
-    /// The way of the last grant. `None`: the call is a re-entry.
+    /// How the last grant came. `None` if the thread took another level.
     way: Option<Way>,
-    /// Whether the thread queued behind a leader and got the leadership from it.
+    /// Whether the thread queued behind a leader and was given the leadership by it.
     is_promoted: bool,
     endurance: Endurance,
     long_wait: LongWait<'a>,
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. If the observer forks, this fails in
-    /// the child. The child does not touch the queue, since a thread of the parent may have had its
-    /// mutex locked at the fork.
+    /// Tells the observer, once, that the wait has started. If the observer forks, this returns an
+    /// error in the child. The child must not touch the queue, because a thread of the parent may
+    /// have locked the queue's mutex at the fork.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell_observers(|it| it.wait_started(&self.event(())));
@@ -232,7 +239,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 self.synchronizer.observed(grant);
                 return;
             }
-            // A re-entry, after a first request that failed.
+            // The thread took another level, after a first request that failed.
             (Ok(Some(_)), None) => return,
             (Ok(None), _) => None,
             (Err(error), _) => Some(error.kind()),
@@ -246,7 +253,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         Event::of(self.name, what, clock::since(self.begun), of)
     }
 
-    /// As [`acquire`], after the thread's first [`Synchronizer::enter`].
+    /// Does the same as [`acquire`], after the thread's first [`Synchronizer::enter`].
     fn wait_within(
         &mut self,
         entered: Result<EnterOf<S>, Error>,
@@ -298,7 +305,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     self.is_promoted = false;
                     lead
                 }
-                // The thread waits for a signal of the thread that holds the lock or of the leader.
+                // The thread waits for a signal from the thread that holds the lock, or from the
+                // leader.
                 Enter::Queued(waiter) => match self.await_signal(&waiter)? {
                     Some(Signal::Leadership(lead)) => {
                         self.is_promoted = true;
@@ -319,15 +327,16 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 },
             };
             // On every path out of `lead_until_granted`, the drop of the leadership hands it on
-            // (`QueueSite::transfer_leadership`). The first waiter of the process's queue then leads.
-            // For a lock, it also gets the lead. If no thread waits, the entry in Redis's queue is
-            // given up. Only `admit` may give the leadership up before that.
+            // (`QueueSite::transfer_leadership`) to the first waiter of the process's queue. For a
+            // lock, this waiter also gets the lead. If no thread waits, the entry in Redis's queue
+            // is given up. Only `admit` may give up the leadership before that.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
     }
 
-    /// Sleeps in the process's queue until a signal, or until the wait is over (`None`).
+    /// Sleeps in the process's queue until a signal. Returns `None` if the wait ended before a
+    /// signal.
     fn await_signal(
         &mut self,
         waiter: &Arc<WaiterOf<S::Site>>,
@@ -351,8 +360,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 };
             }
             wait.wakeable(waiter.thread(), || {
-                // This check comes after the registration at the cancel token: an earlier cancel
-                // would not have woken this thread.
+                // This check comes after the registration at the cancel token, because an earlier
+                // cancellation has not woken this thread.
                 if wait.check(core, name).is_ok() {
                     waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
@@ -377,7 +386,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             };
             let Some(grant) = granted else { return Ok(None) };
-            // The grant may be over by the time it is admitted. Then the leader asks at once.
+            // The grant may have ended when it is admitted. Then the leader asks at once.
             lead.listening.ask_at = 0;
             if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
@@ -405,8 +414,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
-                    // Messages do not end the pause: the other processes, to which the pause gives
-                    // precedence, get them, too.
+                    // Messages do not end the pause. The pause lets the other processes go first,
+                    // and they get the messages, too.
                     let until = wait.sleep_until(pause);
                     doze(core, name, claim.thread, wait, until, news)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -415,8 +424,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // `catch_up` has used up the news. So if the request fails, the next leader asks at
-                // once.
+                // `catch_up` has used up the news. So if the request fails, the next leader must
+                // ask at once.
                 lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
@@ -469,26 +478,27 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    /// Takes a failed request. If the trouble may pass, sleeps for a moment, and the wait goes on
-    /// as long as [`Endurance`] allows. (The leader keeps its lead and asks again. The threads that
-    /// queued behind it queue again, and do not ask.) Any other trouble ends the wait with its
-    /// error.
+    /// Handles a failed request. If the trouble may pass, sleeps for a moment, and the wait
+    /// continues for as long as [`Endurance`] allows. (The leader keeps its lead and asks again.
+    /// The threads that queued behind it queue again, without a request.) Any other error ends the
+    /// wait.
     fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
         let Self { core, name, claim, .. } = *self;
         let wait = &claim.wait;
-        // If the call's own limit ended the request, this does not show that the server is down.
+        // If the call's own limit ended the request, the error does not show that the server is
+        // down.
         if !wait.blocks() || was_cut() {
             return Err(error);
         }
-        // The last leader asked for all threads, so the server's answer to it counts for this
-        // thread.
+        // The last leader asked for all threads, so the server's answer to the leader counts for
+        // this thread.
         if let Some(at) = self.synchronizer.site().last_answer() {
             self.endurance.answered(at);
         }
         let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        // The pause is short. A warning that becomes due during the pause may come after it.
+        // The pause is short, so a warning that becomes due during it may come after it.
         self.long_wait.goes_on(arrival);
         doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
@@ -496,7 +506,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
 }
 
 /// Sends a further request of a waiting call, again and again during an outage, as the driver does
-/// with the first request. The caller [limits](Wait::limits) it.
+/// with the first request. The caller must set [limits](Wait::limits).
 pub(crate) fn outlast<T>(
     core: &Core,
     name: &Name,
@@ -526,16 +536,16 @@ const TOO_SHORT: Duration = Duration::from_millis(10);
 /// The arrival number of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
 
-/// Returns the longest sleep of a waiter, since a message may be lost. It varies at random, so that
-/// processes do not poll together.
+/// Returns the maximum sleep of a waiter, which must poll because a message may be lost. The time
+/// is random within a range, so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
     SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
-/// As [`slow_poll`], for a waiter that must notice the end of a lease or a key. The end comes after
-/// `left`, and no message reports it.
+/// Returns the time of [`slow_poll`], for a waiter that must notice the end of a lease or a key.
+/// The end comes after `left`, and no message reports it.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)

@@ -1,5 +1,5 @@
-//! Models of the waiting loop and of its messages. They run many orders of the steps of waiters,
-//! holders, the subscriber, and a network that breaks.
+//! Models of the waiting loop and its messages. They run many interleavings of waiters, holders,
+//! the subscriber, and a network that breaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,7 +23,7 @@ struct Alone<'a, F> {
 
 struct Client<'a> {
     core: &'a Core,
-    /// This queue stays empty.
+    /// Always empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
 
@@ -69,7 +69,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
     }
 }
 
-/// Waits until `attempt` returns `true`; returns `false` if the wait was cancelled.
+/// Waits until `attempt` returns `true`. Returns `false` if the wait was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
     let client = Client { core, queue: Mutex::new(Queue::new()) };
     let alone = Alone { client, channel: channel.into(), attempt };
@@ -84,7 +84,7 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
     }
 }
 
-/// Runs `waiters` threads that each take and release the lock, and `trouble` at the same time.
+/// Runs `waiters` threads that each take and release the lock, and runs `trouble` at the same time.
 fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&ModelServer) + Send + 'static) {
     let server = ModelServer::start();
     let core = Core::model(&server);

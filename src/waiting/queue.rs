@@ -1,8 +1,8 @@
 //! The queue of the threads of one process that wait for the same name, first come, first served.
 //! One thread at a time has the *leadership*: only this thread, the leader, sends requests.
 //!
-//! The leadership is never lost: the leader hands it on, on every path. A thread that leaves the
-//! queue first checks whether it has got the leadership or a grant in the meantime.
+//! The leadership is never lost, because the leader hands it on, on every path. A thread that
+//! leaves the queue first checks whether it was given the leadership or a grant in the meantime.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use redlatch_client::was_cut;
 use super::listening::Listening;
 use crate::error::Error;
 
-/// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
-/// gets, `I` a leader's request state. The site's mutex guards the queue and all decisions about
-/// it.
+/// The waiters in order, and whether a thread leads. `N` is a waiter's need, `G` is the type of a
+/// grant, and `I` is a leader's request state. The site's mutex guards the queue and all decisions
+/// about it.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     led: bool,
@@ -25,16 +25,16 @@ pub(crate) struct Queue<N, G, I> {
     last_answer: Option<Instant>,
     /// Whether the server answered the last leader that had enough time for a request.
     answers: bool,
-    /// `Some` once a thread has waited. (Boxed, since for most names no thread ever waits.)
+    /// `Some` after a thread has waited. (Boxed, because for most names no thread ever waits.)
     waiters: Option<Box<Waiters<N, G, I>>>,
 }
 
 #[derive(Debug)]
 struct Waiters<N, G, I> {
-    /// The waiters. The front one is the first.
+    /// The waiters, the first of them at the front.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
-    /// The number of waiters so far. By this number, a leader's error reaches only the waiters that
-    /// queued before its request.
+    /// The number of waiters so far. With this number, a leader's error reaches only the waiters
+    /// that queued before its request.
     arrivals: u64,
     spin: Arc<Spin>,
 }
@@ -48,8 +48,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
     /// after the waiter gives up.
     signal: Mutex<Option<Signal<G, I>>>,
     is_signalled: AtomicBool,
-    /// Whether the waiter should stay awake for a moment, since it is the first in the queue and a
-    /// pass is about to come.
+    /// Whether the waiter should stay awake for a moment, because it is the first in the queue and
+    /// will soon get a grant.
     called: AtomicBool,
     spin: Arc<Spin>,
 }
@@ -57,15 +57,15 @@ pub(crate) struct LocalWaiter<N, G, I> {
 /// The signal that ends a waiter's time in the queue.
 #[derive(Debug)]
 pub(crate) enum Signal<G, I> {
-    /// Another thread has passed the waiter its grant.
+    /// Another thread has passed its grant to the waiter.
     Passed(G),
-    /// The waiter leads now, with the lead of the previous leader if there is one.
+    /// The waiter now leads, with the lead of the previous leader if there is one.
     Leadership(Option<Box<Lead<I>>>),
     /// The leader's request failed.
     Failed(Error),
 }
 
-/// A waiter to wake after the caller has released its mutexes.
+/// A waiter that the caller must wake after it has released its mutexes.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Wake(Option<Waker>);
@@ -100,8 +100,8 @@ impl<N, G, I> Queue<N, G, I> {
         free
     }
 
-    /// Takes the leadership, even if threads wait, or gives it up. The caller has made this
-    /// decision under the mutex.
+    /// Gives the caller the leadership even if threads wait, or takes it away. The caller has
+    /// decided this under the mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -180,7 +180,7 @@ impl<N, G, I> Queue<N, G, I> {
         Some(first.signal(Signal::Passed(grant)))
     }
 
-    /// Gives the leadership to the first waiter. If the queue is empty, gives the leadership up and
+    /// Gives the leadership to the first waiter. If the queue is empty, ends the leadership and
     /// returns the lead.
     pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
         let first = self.pop();
@@ -191,7 +191,7 @@ impl<N, G, I> Queue<N, G, I> {
         }
     }
 
-    /// The first waiters in order, at most `most` of them. They stay in the queue.
+    /// Returns the first waiters in order, at most `most` of them. They stay in the queue.
     pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<LocalWaiter<N, G, I>>> {
         self.all().take(most).cloned().collect()
     }
@@ -226,7 +226,7 @@ impl<N, G, I> Queue<N, G, I> {
         woken
     }
 
-    /// The wake-ups of all waiters.
+    /// Returns the wake-ups of all waiters.
     fn nudge(&self) -> Vec<Wake> {
         self.all().map(|waiter| Wake::thread(&waiter.thread)).collect()
     }
@@ -237,7 +237,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
         &self.thread
     }
 
-    /// The waiter's number in the order of arrival. The first waiter has 1.
+    /// Returns the waiter's number in the order of arrival. The first waiter has number 1.
     pub(super) fn arrival(&self) -> u64 {
         self.arrival
     }
@@ -268,11 +268,11 @@ impl<N, G, I> LocalWaiter<N, G, I> {
     }
 }
 
-/// A leader's state while it waits. It goes to the next leader with the leadership.
+/// A leader's state during its wait. The next leader gets it with the leadership.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's part. For a lock, this is its queue entry.
+    /// The synchronizer's part. For a lock, this is the lock's queue entry.
     pub(crate) request_state: I,
 }
 
@@ -291,18 +291,19 @@ pub(crate) trait QueueSite {
     /// Calls `look` with the queue, under the queue's mutex.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
-    /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next one.
+    /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next
+    /// thread.
     fn transfer_leadership(&self, lead: Option<Lead<Self::RequestState>>);
 
-    /// As [`Queue::promote`], and wakes the new leader.
+    /// Calls [`Queue::promote`], and wakes the new leader.
     fn promote(&self, lead: Option<Lead<Self::RequestState>>) -> Option<Lead<Self::RequestState>> {
         let (wake, left) = self.with_queue(|queue| queue.promote(lead));
         wake.now();
         left
     }
 
-    /// Removes a waiter that gives up. `Some`: another thread signalled the waiter first, and the
-    /// signal counts.
+    /// Removes a waiter that gives up. Returns the signal if another thread signalled the waiter
+    /// before. This signal counts.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
     }
@@ -311,7 +312,7 @@ pub(crate) trait QueueSite {
         self.with_queue(|queue| queue.arrivals())
     }
 
-    /// Notes that the server answered the leader at this time.
+    /// Records that the server answered the leader at this time.
     fn was_answered(&self, at: Instant) {
         self.with_queue(|queue| {
             queue.last_answer = queue.last_answer.max(Some(at));
@@ -319,12 +320,12 @@ pub(crate) trait QueueSite {
         });
     }
 
-    /// Notes that the server has not answered the leader or has answered with an error.
+    /// Records that the server has not answered the leader, or has answered with an error.
     fn was_not_answered(&self) {
         self.with_queue(|queue| queue.answers = false);
     }
 
-    /// Whether the server answered the last leader that had time to ask.
+    /// Whether the server answered the last leader that had enough time for a request.
     fn answers(&self) -> bool {
         self.with_queue(|queue| queue.answers)
     }
@@ -362,7 +363,7 @@ pub(super) type WaiterOf<Q> =
     LocalWaiter<<Q as QueueSite>::Need, <Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 pub(super) type SignalOf<Q> = Signal<<Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 
-/// The right to send requests for a name. Its drop hands the right on, on every path.
+/// The right to send requests for a name. The drop of this value hands the right on.
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
@@ -381,14 +382,14 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
         self.lead.get_or_insert_with(|| Lead::new(request_state()))
     }
 
-    /// Returns the lead, for a call that goes on as the leader.
+    /// Returns the lead, for a call that continues as the leader.
     pub(crate) fn into_lead(mut self) -> Option<Lead<Q::RequestState>> {
         self.is_laid_down = true;
         self.lead.take()
     }
 
-    /// Ends the leadership, so that no thread leads. The caller has made this decision under the
-    /// queue's mutex.
+    /// Ends the leadership, so that no thread leads. The caller has decided this under the queue's
+    /// mutex.
     pub(crate) fn resign(&mut self) {
         self.lead = None;
         self.is_laid_down = true;

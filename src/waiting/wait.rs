@@ -10,12 +10,12 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::runtime::Core;
 
-/// How long a call may wait, and a token that may cancel it. The verbs that end in `_within` take a
+/// The limit of a wait, and a token that may cancel it. The methods that end in `_within` take a
 /// `Wait`. Use a `Wait` to combine a time limit with a [`CancelToken`], or to choose the limit at
-/// run time. The other verbs are short forms.
+/// run time. The other methods are short forms.
 ///
-/// `into()` makes a `Wait` of a [`Duration`], a deadline ([`Instant`]) or a `&CancelToken`. Most
-/// verbs call it themselves, as in `latch.wait_within(deadline)`. The verbs of
+/// `into()` converts a [`Duration`], a deadline ([`Instant`]) or a `&CancelToken` to a `Wait`. Most
+/// methods call it themselves, as in `latch.wait_within(deadline)`. The methods of
 /// [`Lock`](crate::Lock) take a `Wait`.
 ///
 /// ```no_run
@@ -42,27 +42,27 @@ pub struct Wait<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// One try, which ends at this time if there is one.
+    /// One attempt, with a time limit if there is one.
     Once(Option<Instant>),
     Until(Instant),
     Forever,
 }
 
-/// The minimum time for a call's requests, from the beginning of the call, even past its limit: on
-/// a busy machine a thread may wait this long for a processor. If three round trips take longer,
-/// the call has the time of three round trips: a request may have to read the reply to a release
-/// first.
+/// The minimum time for a call's requests, counted from the beginning of the call, even if its
+/// limit is shorter. On a busy machine a thread may wait this long for a processor. If three round
+/// trips take longer, the call has the time of three round trips, because a request may first have
+/// to read the reply to a release.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
-    /// One try, without a wait.
+    /// One attempt, without a wait.
     pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None, is_usual: false };
 
     /// A wait without a limit.
     pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None, is_usual: false };
 
-    /// Returns a wait of at most `wait` from now. Zero gives [`NONE`](Self::NONE), and a time too
-    /// long for [`Instant`] gives [`FOREVER`](Self::FOREVER).
+    /// Returns a wait of at most `wait` from now. If `wait` is zero, returns [`NONE`](Self::NONE).
+    /// If `wait` is too long for [`Instant`], returns [`FOREVER`](Self::FOREVER).
     pub fn at_most(wait: Duration) -> Self {
         if wait.is_zero() {
             return Self::NONE;
@@ -76,8 +76,8 @@ impl<'a> Wait<'a> {
     }
 
     /// Returns a wait with the same limit that also ends when `token` is cancelled. The call then
-    /// fails with kind [`Cancelled`](crate::ErrorKind::Cancelled). A later token replaces an
-    /// earlier one.
+    /// fails with kind [`Cancelled`](crate::ErrorKind::Cancelled). A second token replaces the
+    /// first.
     pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
         Self { cancel: Some(token), ..self }
     }
@@ -101,7 +101,7 @@ impl<'a> Wait<'a> {
 
     /// Limits the calling thread's requests to this wait, until the returned value is dropped. The
     /// first request always has a short time, so that a call whose deadline has passed makes one
-    /// try.
+    /// attempt.
     #[inline]
     pub(crate) fn limits(&self, core: &Core) -> Limited {
         if self.is_limited() { self.sets_limit(core) } else { Limit::set(None) }
@@ -118,8 +118,8 @@ impl<'a> Wait<'a> {
         Limit::set(Limit::new(until, self.cancel))
     }
 
-    /// As [`limits`](Self::limits), for a request that other clients need even though the wait is
-    /// over. It has that short time even after a cancel.
+    /// Does the same as [`limits`](Self::limits), for a request that other clients need even after
+    /// the end of the wait. Even after a cancellation, the request has a short time.
     pub(crate) fn limits_last(&self, core: &Core) -> Limited {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Wait::until(Instant::now()).limits(core);
@@ -134,7 +134,7 @@ impl<'a> Wait<'a> {
             || self.cancel.is_some()
     }
 
-    /// One try within this wait, which ends at `until` at the latest.
+    /// Returns a wait for one attempt within this wait. It ends at `until` at the latest.
     pub(crate) fn once(&self, until: Instant) -> Self {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),
@@ -143,7 +143,8 @@ impl<'a> Wait<'a> {
         Self { patience: Patience::Once(Some(until)), ..*self }
     }
 
-    /// Fails if the wait was cancelled, the client shut down or the process forked.
+    /// Returns an error if the wait was cancelled, the client was shut down or the process was
+    /// forked.
     pub(crate) fn check(&self, core: &Core, name: &Name) -> Result<(), Error> {
         core.check(name)?;
         self.check_cancelled(name)
@@ -162,7 +163,8 @@ impl<'a> Wait<'a> {
         sleep()
     }
 
-    /// The end of a sleep of `sleep`, or the end of the wait if that comes first.
+    /// Returns the time at which a sleep of `sleep` ends, or the end of the wait if that is
+    /// earlier.
     pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
         let sleep = Instant::now().checked_add(sleep);
         match self.patience {
@@ -181,7 +183,7 @@ pub(crate) struct Claim<'a, N> {
     pub(crate) wait: Wait<'a>,
 }
 
-/// Sleeps until there is `news`, or until `until`.
+/// Sleeps until `news` returns true, or until `until`.
 pub(crate) fn doze(
     core: &Core,
     name: &Name,

@@ -1,7 +1,7 @@
 //! The result of a wait with a limit.
 
-/// The result of a wait that may end before its event happens: a wait for a latch, a condition or a
-/// barrier.
+/// The result of a wait that may end before its event happens. Waits for a latch, a condition or a
+/// barrier return one.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -14,12 +14,12 @@
 /// ```
 ///
 /// The compiler warns if a program ignores the result, as in `ready.wait_for(limit)?;`. Such a
-/// program would go on as if all workers were ready.
+/// program would continue as if all workers were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
-    /// The event happened within the limit. For a barrier, this has the number of parties that were
-    /// missing.
+    /// The event happened within the limit. For a barrier, this has the number of parties that had
+    /// not arrived yet.
     InTime(T),
     /// The limit ended before the event happened.
     TimedOut,
