@@ -1,36 +1,37 @@
 //! Lock cohorting: how long the threads of one process keep a lock among themselves.
 //!
-//! A pass inside a process costs no round trip, but without a bound other processes would starve.
-//! So a process has the lock for a *turn*, and then hands it to the next process. The more
-//! processes wait, the shorter a turn is: even the last of sixteen waits for less than a second.
+//! A pass inside a process costs no round trip, but without a time limit other processes would
+//! starve. So a process has the lock for a *turn*, and then hands it to the next process. If more
+//! processes wait, a turn is shorter: even the last of sixteen processes waits for less than a
+//! second.
 //!
-//! This file is pure, as `ask/entry.rs` is: no clock, mutex or I/O.
+//! Like `ask/entry.rs`, this file has no clock, no mutex and no I/O.
 
 use crate::scripts::{Chain, ChainClock};
 
-/// The time in which each waiting process should have had one turn.
+/// The time in which each waiting process should get one turn.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The longest turn. No pass comes later than this after the server's grant.
+/// The maximum length of a turn. No pass comes later than this after the server's grant.
 const LONGEST_TURN: u64 = 10_000_000;
-/// The time after the grant within which threads may join a shared hold without a request.
+/// For this time after the grant, threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;
-/// If a process takes the lock again within this time, its chain goes on.
+/// If a process takes the lock again within this time, its chain continues.
 const SAME_CHAIN: u64 = 10_000_000;
 
-/// One process's turn at one name. Times are by the process's own clock, in nanoseconds.
+/// One process's turn with one name. Times are nanoseconds on the process's own clock.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
     turn: Option<Turn>,
-    /// The time at which the last hold was released, and its chain.
+    /// The time at which the last hold was released, and the chain of that hold.
     last: Option<(u64, Chain)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The time at which the server granted its hold.
+    /// The time at which the server granted the turn's hold.
     began: u64,
-    /// The number of other processes that waited at the grant.
+    /// The number of other processes that waited at the time of the grant.
     places: u32,
 }
 
@@ -46,14 +47,15 @@ impl Cohort {
         self.turn = Some(Turn { began: at, places });
     }
 
-    /// Whether the process may pass the hold: only within its turn, which begins with the server's
-    /// grant.
+    /// Whether the process may pass the hold. It may do so only during its turn, which begins with
+    /// the server's grant.
     pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
-    /// Whether a thread may join a hold without a request. The time for this is shorter than a
-    /// turn: a writer in another process waits until it is over and the last reader has left.
+    /// Whether a thread may join a hold without a request. The time for joining is shorter than a
+    /// turn, because a writer in another process waits until this time has passed and the last
+    /// reader has left.
     pub(super) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
@@ -63,25 +65,26 @@ impl Cohort {
         self.last = Some((now, chain));
     }
 
-    /// Whether another process handed the last hold to this process, which released it a moment
-    /// ago. Then another process most likely has the lock now.
+    /// Whether this process has just released a hold that another process handed to it. Then
+    /// another process most likely has the lock now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
         })
     }
 
-    /// Notes that the release left the lock to Redisson's clients.
+    /// Records that the release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&mut self) {
         self.last = None;
     }
 
-    /// The chain of a hold that the reply to a request of `asked_at` granted. The last chain goes
-    /// on if the lock was free for less than SAME_CHAIN: no other redlatch process wanted it then,
-    /// and Redisson's clients had no turn. A release does not send a chain younger than SAME_CHAIN,
-    /// so the next process starts a new chain, which may end as young. If two processes started new
-    /// chains in turn, Redisson's clients would never get a turn. So a young chain goes on for
-    /// twice that time.
+    /// Returns the chain of a hold that was granted by reply to a request of `asked_at`. The last
+    /// chain continues if the lock was free for less than [`SAME_CHAIN`]. In that time no other
+    /// redlatch process wanted the lock, and Redisson's clients had no turn.
+    ///
+    /// A release does not send a chain that is younger than `SAME_CHAIN`, so the next process
+    /// begins a new chain. If two processes kept beginning new chains in this way, Redisson's
+    /// clients would never get a turn. For this reason a young chain continues for twice that time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };
@@ -151,7 +154,7 @@ mod tests {
         assert!(!cohort.takes_turns(6));
     }
 
-    /// Two processes hold the lock in turns, each for too short a time to send its chain.
+    /// Two processes hold the lock in turn, each for too short a time to send its chain.
     #[test]
     fn a_chain_that_no_release_named_goes_on_for_twice_as_long() {
         let mut cohort = Cohort::default();

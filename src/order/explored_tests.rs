@@ -26,7 +26,7 @@ enum Step {
     /// A leader or a waiter ends its wait.
     GivesUp(usize),
     Leaves(usize, Mode),
-    /// The server has answered a release, for which the thread has the leadership.
+    /// The server has answered a release for which the thread has the leadership.
     Released(usize),
     /// The hold of this mode is lost.
     Lost(Mode),
@@ -37,7 +37,7 @@ enum Step {
 #[derive(Debug)]
 enum At {
     Nothing,
-    /// A thread of a fair lock, which has sent its own request.
+    /// A thread of a fair lock that has sent its own request.
     Stands(Arc<QueuedThread>),
     Queues(Arc<GateWaiter<()>>),
     Leads(Mode),
@@ -46,23 +46,23 @@ enum At {
 
 type Tenancies = Vec<Option<Arc<Tenancy>>>;
 
-/// Threads, their gate, and the holds that the server has.
+/// Threads, their gate, and the holds at the server.
 struct World {
-    /// The mode of a hold that one thread has alone, and the mode of a shared hold.
+    /// The mode of a hold of a single thread, and the mode of a shared hold.
     modes: Vec<Mode>,
     state: Order<()>,
     threads: Vec<Arc<Thread>>,
     at: Vec<At>,
-    /// How many more times each thread may come.
+    /// How many more times each thread may ask for the lock.
     comes: Vec<usize>,
     reads: Tenancies,
     alone: Tenancies,
     server: Vec<Arc<Hold>>,
     /// How many more tickets may be adopted.
     tickets: usize,
-    /// How many of the threads take the lock through a fair handle: the first ones.
+    /// How many of the threads take the lock through a fair handle. These are the first threads.
     fair: usize,
-    /// The threads that have entries in the server's queue, in its order.
+    /// The threads with entries in the server's queue, in the queue's order.
     line: Vec<usize>,
     now: u64,
     id: ClientId,
@@ -108,7 +108,7 @@ impl World {
                         if all[thread].is_some() {
                             steps.push(Step::Leaves(thread, mode));
                         } else if self.comes[thread] > 0 {
-                            // (A further level would change nothing for other threads.)
+                            // (Another level would change nothing for other threads.)
                             steps.push(Step::Comes(thread, mode));
                         }
                     }
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    /// The server grants the thread a hold of its own.
+    /// The server grants the thread a hold.
     fn seat(&mut self, thread: usize, mode: Mode) {
         self.seat_of(thread, mode, self.id.next_owner_to(mode, false));
     }
@@ -239,7 +239,7 @@ impl World {
         self.server.push(hold);
     }
 
-    /// Gives the hold a line, as a grant that names the threads behind does.
+    /// Gives the hold a line, like a grant that names the threads behind its owner.
     fn in_line(&self, hold: Hold) -> Hold {
         let followers = self.line.iter().filter_map(|thread| match &self.at[*thread] {
             At::Stands(queued) => Some(queued.owner.number()),
@@ -302,7 +302,8 @@ impl World {
             if let At::Stands(queued) = &self.at[thread] {
                 let passed = queued.inbox.lock().passed.take();
                 if let Some(tenancy) = passed {
-                    // The order is the server's: all threads ahead must have left.
+                    // The server decides the order, so all threads before this thread must have
+                    // left.
                     assert_eq!(self.line.remove(0), thread, "past a fair thread");
                     self.at[thread] = At::Nothing;
                     self.alone[thread] = Some(tenancy);
@@ -346,7 +347,7 @@ impl World {
         assert!(!is_stuck, "all wait for one another, after {step:?}");
     }
 
-    /// A text that is equal for two states if the same steps lead on from both.
+    /// Returns a text that is equal for two states if the same steps follow from both.
     fn key(&self) -> String {
         let number = |thread: &Thread| {
             self.threads.iter().position(|own| own.id() == thread.id()).unwrap_or(usize::MAX)
@@ -375,8 +376,8 @@ impl World {
     }
 }
 
-/// Visits every state that this many threads can reach if each comes `comes` times. Returns the
-/// number of states.
+/// Visits every state that this many threads can reach if each asks for the lock `comes` times.
+/// Returns the number of states.
 fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
     explore_with_tickets(modes, threads, fair, comes, 0)
 }
@@ -419,8 +420,8 @@ fn one_writes_or_some_read_and_the_leadership_is_never_lost_in_any_order() {
     assert!(explore(&[Mode::Write, Mode::Read], 3, 0, 2) > 10_000);
 }
 
-/// A name's re-entrant and fair handles share a seat. A hold is passed on in the order of the
-/// handle that took it.
+/// A name's re-entrant and fair handles share a seat. The kind of handle that took a hold decides
+/// to which thread the hold is passed.
 #[test]
 fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() {
     assert!(explore(&[Mode::Lock], 3, 2, 2) > 1_000);

@@ -1,5 +1,5 @@
-//! The threads of this process that have entries in a fair lock's queue. A hold may be passed from
-//! one of them to the next without a request to the server.
+//! The threads of this process that have entries in a fair lock's queue. One of them may pass a
+//! hold to the next without a request to the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::waiting::Wake;
 const FRESH: u64 = 10_000_000;
 
 /// The threads of this process that have entries in the queue of one name. The gate's mutex guards
-/// this.
+/// this value.
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) queued: Vec<Arc<QueuedThread>>,
@@ -27,10 +27,10 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Removes and returns the thread that is next in a hold's line, if it may have the hold now.
-    /// The pass needs a recent confirmation by the server and equal terms, and follows the queue's
-    /// order. If the next thread may not have the hold, it and all threads behind it wait for the
-    /// server's grant.
+    /// Removes and returns the next thread in a hold's line, if it may have the hold now. A pass
+    /// needs a recent confirmation by the server and equal terms, and follows the queue's order. If
+    /// the next thread may not have the hold, it waits for the server's grant, and so do all
+    /// threads behind it.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
@@ -39,8 +39,8 @@ impl Standing {
         let mut state = line.state.lock();
         loop {
             let next = state.followers.pop_front()?;
-            // A thread that is not in `queued` has left the queue or is about to. So the thread
-            // behind it is next.
+            // A thread that is not in `queued` has left the queue or is about to leave it. So the
+            // thread behind it is next.
             let is_next = |queued: &Arc<QueuedThread>| queued.owner.number() == next;
             let Some(at) = self.queued.iter().position(is_next) else { continue };
             if !hold.may_pass(self.queued[at].terms, now) {
@@ -62,21 +62,22 @@ impl Standing {
         self.lingering = thread.cloned();
     }
 
-    /// Wakes the lingering thread if no thread is left that could join its request. The caller
-    /// calls this when a thread is gone.
+    /// Wakes the lingering thread if no other thread can still join its request. The caller calls
+    /// this when a thread has gone.
     pub(crate) fn call(&self) -> Wake {
         let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
         lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 
-    /// Removes a thread, so that no hold is passed to it. `Some`: a hold was passed to it before.
+    /// Removes a thread, so that no hold is passed to it. Returns the tenancy if a hold was passed
+    /// to it before.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.inbox.lock().passed.take()
     }
 }
 
-/// A thread that has an entry in the queue, as seen by the threads that send it messages.
+/// A thread that has an entry in the queue, as other threads see it when they send it messages.
 pub(crate) struct QueuedThread {
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,
@@ -87,14 +88,14 @@ pub(crate) struct QueuedThread {
 }
 
 pub(crate) struct FairInbox {
-    /// The messages that the thread has not collected.
+    /// The messages that the thread has not collected yet.
     pub(crate) messages: Inbox<Followers>,
-    /// Whether a request was answered "queued".
+    /// Whether the server has answered "queued" to a request of the thread.
     pub(crate) is_queued: bool,
-    /// The hold that was passed to the thread. It is set under the gate's mutex: the pass comes
+    /// The hold that was passed to the thread. It is set under the gate's mutex, so a pass comes
     /// either before or after the thread gives up.
     pub(crate) passed: Option<Arc<Tenancy>>,
-    /// Whether a hold was passed to the thread. It then receives no more messages.
+    /// Whether a hold was passed to the thread. The thread then receives no more messages.
     was_passed: bool,
 }
 
@@ -111,23 +112,24 @@ impl QueuedThread {
     }
 
     /// Passes the hold to the thread. The thread still has its entry in Redis's queue. If a message
-    /// grants it the lock from here on, this hold is lost.
+    /// later grants the lock to this entry, the passed hold is lost.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
         let mut inbox = self.inbox.lock();
         (inbox.passed, inbox.was_passed) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
-    /// Calls `put`, which puts a message in the inbox, and wakes the thread. `false`: a hold was passed to the thread,
-    /// so it will not read the message.
+    /// Adds a message to the inbox and wakes the thread. Returns `false` if a hold was passed to
+    /// the thread, because the thread will then not read the message.
     ///
-    /// The inbox's mutex puts the grant and the pass in order. A grant that comes before the pass
-    /// goes into the inbox, and the thread collects it before the passed hold
-    /// (`FairEntry::collect`). A grant that comes after the pass is refused here, and the client
-    /// gives it back. The check must be under this mutex: the subscriber's thread may have found
-    /// this recipient before the pass, and add the grant after the thread has read its inbox for
-    /// the last time. Then the lock would belong to an owner that no thread uses, until the grant
-    /// ends.
+    /// The inbox's mutex puts a grant and a pass in order. A grant that comes before the pass goes
+    /// into the inbox, and the thread collects it before the passed hold (`FairEntry::collect`). A
+    /// grant that comes after the pass is refused here, and the client gives it back.
+    ///
+    /// The check must be under this mutex. Otherwise the subscriber's thread could find this
+    /// recipient before the pass, and add the grant after the thread has read its inbox for the
+    /// last time. Then, until the end of the grant, the lock would belong to an owner that no
+    /// thread uses.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {

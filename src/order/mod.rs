@@ -1,8 +1,8 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time sends requests for the name: it has the *leadership*. The others wait in a
-//! queue, first come first served. They sleep until they get the leadership, or the hold, which the
-//! holder passes on without a round trip.
+//! One thread at a time sends requests for the name. This thread has the *leadership*. The other
+//! threads wait in a queue, first come, first served. They sleep until they get the leadership or
+//! the hold, which the holder passes on without a round trip.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -25,15 +25,18 @@
 //! ```
 //!
 //! A hold in the seat may be over or lost (`Expired`). Then no thread enters it or passes it on,
-//! and the thread that finds this out vacates the seat. The renewal of a hold is done, sent or
-//! failed (`RenewalProgress`): `Renewing::begins` marks it as sent, and `Leaseholder::renewed`
-//! notes the answer. A pass at the gate does not change that. No thread passes a hold whose renewal
-//! failed. `force` counts this process's forced unlocks. If a leader sent its request before the
-//! last forced unlock, its hold is `NotHeld`, even if the server granted it. The leader keeps the
+//! and the thread that detects this vacates the seat.
+//!
+//! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::begins` marks it
+//! as sent, and `Leaseholder::renewed` records the answer. A pass at the gate does not change the
+//! progress. No thread passes a hold whose renewal failed.
+//!
+//! `force` counts this process's forced unlocks. If a leader sent its request before the last
+//! forced unlock, its hold is `NotHeld`, even if the server granted it. The leader then keeps the
 //! leadership and asks again.
 //!
-//! A read-write lock has two seats, the writer's and the readers', but one queue and one
-//! leadership:
+//! A read-write lock has two seats, one for the writer and one for the readers, but one queue and
+//! one leadership:
 //!
 //! ```text
 //! writer's  readers'  the leadership
@@ -46,10 +49,10 @@
 //! ```
 //!
 //! So while a thread writes, no other thread of the process reads. If the readers' seat is taken
-//! when a writer gets its seat, the readers have lost their hold, since the server grants no writer
-//! a lock that readers hold. At the end of the readers' turn one thread asks the server. If no
-//! process waits there, another turn begins. So later readers pass no writer, in this process or in
-//! another.
+//! when a writer gets its seat, the readers have lost their hold, because the server grants no
+//! writer a lock that readers hold. At the end of the readers' turn one thread asks the server. If
+//! no process waits at the server, another turn begins. So a reader that comes later never
+//! overtakes a writer, in this process or in another process.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
@@ -78,22 +81,23 @@ pub(crate) use outcome::{Admission, Fate, GateOutcome, GateQueue, LeaveOutcome, 
 use side::Joining;
 pub(crate) use side::Side;
 
-/// One name's seats, leadership and queue in this process.
+/// The seats, the leadership and the queue of one name in this process.
 #[derive(Debug)]
 pub(crate) struct Order<I> {
-    /// The side for holds of one thread: those of a plain lock, or of a read-write lock's writer.
+    /// The side for holds of a single thread: holds of a plain lock, or of a read-write lock's
+    /// writer.
     pub(crate) alone: Side,
-    /// The side for the readers' hold. `None`: no thread has ever read.
+    /// The side for the readers' hold. `None` if no thread has ever read.
     readers: Option<Box<Side>>,
     pub(crate) queue: GateQueue<I>,
-    /// The threads of a fair lock, each of which sends its own requests. `None`: there was never
+    /// The threads of a fair lock, each of which sends its own requests. `None` if there was never
     /// such a thread.
     pub(crate) standing: Option<Box<Standing>>,
-    /// The latest end of a kept hold of a single thread. Zero: there is none.
+    /// The latest end of a kept hold of a single thread. Zero if there is no such hold.
     pub(crate) kept_until: u64,
 }
 
-/// The transitions. The caller passes the time: nothing here reads a clock.
+/// The transitions. The caller passes the time, because this code reads no clock.
 impl<I> Order<I> {
     pub(crate) fn new() -> Self {
         Self {
@@ -129,9 +133,9 @@ impl<I> Order<I> {
             return entered;
         }
         // The thread goes to the end of the queue. It sleeps (`waiting/mod.rs`, `await_signal`)
-        // until a signal passes it the hold (`leave`, below) or the leadership.
+        // until a signal gives it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
-        // This thread is awake already, so it need not be woken.
+        // This thread is already awake, so it need not be woken.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
@@ -158,7 +162,7 @@ impl<I> Order<I> {
             };
         }
         let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
-        // A thread that will not wait sends no request while threads of this process read.
+        // A thread that does not wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
         // If no thread led or waited, this thread gets the leadership.
         if self.alone.seat.is_none() && may_lead && self.queue.lead() {
@@ -168,8 +172,8 @@ impl<I> Order<I> {
     }
 
     /// Takes the leadership for a thread that asks for several locks together, if no thread of this
-    /// process has this lock, leads or waits. Such a thread must not wait at a gate: it may lead at
-    /// the other gates, where the threads for which it would wait may wait for it.
+    /// process has this lock, leads or waits. Such a thread must not wait at a gate. It may lead at
+    /// other gates, and the threads for which it would wait may wait for it at those gates.
     pub(crate) fn lead_beside(&mut self) -> bool {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         self.alone.seat.is_none() && !is_read && self.queue.lead()
@@ -215,7 +219,7 @@ impl<I> Order<I> {
     }
 
     /// Whether threads of this process wait for the lock. (The newcomers of a fair lock do not
-    /// count yet, but the first of them is about to stand in Redis's queue.)
+    /// count yet, but the first of them will soon stand in Redis's queue.)
     pub(crate) fn has_waiters(&self) -> bool {
         let stand = self.standing.as_ref().is_some_and(|standing| !standing.queued.is_empty());
         stand || self.queue.first().is_some()
@@ -259,9 +263,9 @@ impl<I> Order<I> {
         Some(reading)
     }
 
-    /// Gives the seat to the hold that the leader was granted. The leader gives up its leadership,
-    /// unless the hold [came beside it](Hold::came_beside_the_leader) or the leader lets more readers
-    /// in. `gone`: a hold that the server no longer has, as the caller knows.
+    /// Puts the hold that the leader was granted into the seat. The leader's leadership then ends,
+    /// unless the hold has a line or the leader lets more readers in. `gone` is a hold that the
+    /// caller knows to be gone from the server.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -289,7 +293,7 @@ impl<I> Order<I> {
         Admission::Admitted(stale)
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last one.
+    /// Ends one level of `tenancy`: `which`, or the last level.
     #[inline]
     pub(crate) fn leave(
         &mut self,
@@ -302,7 +306,7 @@ impl<I> Order<I> {
             Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
                 // This thread steps down under the mutex, before the other tenants can leave. After
-                // they have left nobody has the lock, and this tenancy's guard must not report
+                // they have left, nobody has the lock, and this tenancy's guard must not report
                 // "held".
                 tenancy.step_down();
                 LeaveOutcome::OthersStay
@@ -311,8 +315,8 @@ impl<I> Order<I> {
         }
     }
 
-    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has these
-    /// levels.
+    /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
+    /// still has these levels.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,
@@ -330,9 +334,9 @@ impl<I> Order<I> {
             self.standing.get_or_insert_default().releasing += 1;
         }
         // No other thread of this process may have the hold. The leaving thread takes the
-        // leadership for the release, unless another thread has it. So a thread that comes now
-        // sends its request after the release. (If a writer waits for the readers, it leads
-        // already. Then a request may come before the release.)
+        // leadership for the release, unless another thread has the leadership. So a thread that
+        // arrives now sends its request after the release. (If a writer waits for the readers, it
+        // already leads. Then a request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
         let leads = mode != Mode::Read && !self.queue.is_led();
         if leads {
@@ -342,15 +346,15 @@ impl<I> Order<I> {
     }
 
     /// Passes the hold of the thread that has just left its seat to the next thread, if that thread
-    /// may have it now. The caller wakes the next thread after it has released the mutex.
+    /// may have the hold now. The caller wakes the next thread after it has released the mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
     /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
     /// queue.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
         let next = |thread: &Arc<Thread>| {
-            // The leaving thread steps down before the next thread can see the pass: other threads
-            // may ask the guard of the leaving thread whether the lock is held.
+            // The leaving thread steps down before the next thread can see the pass, because other
+            // threads may ask the guard of the leaving thread whether the lock is held.
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
@@ -371,11 +375,11 @@ impl<I> Order<I> {
         Some(Fate::Passed { next: passed, second: self.queue.call_first() })
     }
 
-    /// Whether the thread that has just left its seat may pass the hold to the first in the queue.
-    /// A turn lasts at most 10 ms from the server's grant, and less if many processes wait
-    /// (`cohort.rs`). `hold.may_pass` demands equal terms, and a hold that is not lost and whose
-    /// last renewal did not fail. If a writer reads on, it passes the write hold to no other
-    /// writer.
+    /// Whether the thread that has just left its seat may pass the hold to the first thread in the
+    /// queue. A turn lasts at most 10 ms from the server's grant, and less if many processes wait
+    /// (`cohort.rs`). `hold.may_pass` requires equal terms, and a hold that is not lost and whose
+    /// last renewal did not fail. If a writer continues to read, it passes the write hold to no
+    /// other writer.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
         // While an adopted hold has the seat, a leader may wait in Redis's queue. Its turn comes

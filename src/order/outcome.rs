@@ -1,4 +1,4 @@
-//! A thread's request at the gate, and the outcome of each step.
+//! A thread's need at the gate, and the outcome of each step.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
 use crate::waiting::{LocalWaiter, Queue, Wake};
 
-/// A thread's request: the mode, and the terms.
+/// A thread's need: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockNeed {
     pub(crate) mode: Mode,
@@ -19,18 +19,19 @@ pub(crate) type GateWaiter<I> = LocalWaiter<LockNeed, Arc<Tenancy>, I>;
 
 #[derive(Debug)]
 pub(crate) enum GateOutcome<I> {
-    /// The thread already holds the lock, and now has one more level.
+    /// The thread already holds the lock, and now has another level.
     Reentered(Arc<Tenancy>),
     /// The thread has joined a shared hold.
     Joined(Arc<Tenancy>),
     /// The thread has this write hold, and may also read under it.
     Under(Arc<Tenancy>),
-    /// The thread holds the lock to read, and cannot get it to write before it stops reading.
+    /// The thread holds the lock for reading, and cannot get it for writing before it stops
+    /// reading.
     Reads,
     /// No thread of this process is ahead, so the thread leads.
     Leads,
     Queued(Arc<GateWaiter<I>>),
-    /// Another thread is ahead, and the thread will not wait.
+    /// Another thread is ahead, and the thread does not wait.
     Occupied,
     /// The hold in a seat is over or lost. The caller declares it lost and enters again.
     Expired(Arc<Hold>),
@@ -39,11 +40,10 @@ pub(crate) enum GateOutcome<I> {
 
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// The hold got the seat. If the seat was still taken by a hold that is over, this is that
-    /// seat.
+    /// The hold got the seat. If a hold that is over still had the seat, this is that hold's seat.
     Admitted(Option<Seat>),
     Occupied(Arc<Hold>),
-    /// The process does not have the hold. Either its lease was over before the leader read the
+    /// The process does not have the hold. Either the hold's lease ended before the leader read the
     /// reply, or the server answered a forced unlock of this process after the leader sent its
     /// request. In the second case only the server knows whether the unlock came before the grant.
     NotHeld,
@@ -51,11 +51,11 @@ pub(crate) enum Admission {
 
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
-    /// The tenancy is not in the seat: it was lost, or released before.
+    /// The tenancy is not in the seat, because it was lost or released before.
     NotThere,
     /// The tenancy has levels left.
     StillHeld,
-    /// The tenancy is over, and other tenancies still share the hold.
+    /// The tenancy has ended, and other tenancies still share the hold.
     OthersStay,
     /// The last tenancy has left the seat.
     Left(Seat, Fate),
@@ -64,12 +64,12 @@ pub(crate) enum LeaveOutcome {
 /// The fate of a hold whose last tenancy has left the seat.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// The next thread has the hold, so the caller sends no release. It wakes `next`, and then
-    /// `second`, which should be awake for the next pass.
+    /// The next thread has the hold, so the caller sends no release. The caller wakes `next`, and
+    /// then `second`, which should be awake for the next pass.
     Passed { next: Wake, second: Wake },
     Release {
         /// Whether the thread has the leadership. If not, another thread already leads, or the
-        /// readers' seat was left.
+        /// thread has left the readers' seat.
         leads: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! A seat of a name, and how a thread enters it again or joins it.
+//! A seat of a name. A thread in the seat may take another level, and another thread may join it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::cohort::Cohort;
 use super::outcome::GateOutcome;
 use crate::hold::{Seat, Tenancy, Terms};
 
-/// A seat, and the state that outlasts its holds: the turn, and the number of forced unlocks.
+/// A seat, and the state that outlives its holds: the turn, and the number of forced unlocks.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub(crate) seat: Option<Seat>,
@@ -26,7 +26,8 @@ pub(super) enum Joining {
 }
 
 impl Side {
-    /// Adds a level to the thread's tenancy if the seat has one. `None`: no thread has the seat.
+    /// Adds a level to the thread's tenancy if the tenancy is in the seat. Returns `None` if the
+    /// seat is empty.
     #[inline]
     pub(crate) fn reenter<I>(
         &mut self,
@@ -66,10 +67,10 @@ impl Side {
         GateOutcome::Reentered(Arc::clone(tenancy))
     }
 
-    /// Lets a thread share a hold. A thread that has the hold gets one level more. Another thread
+    /// Lets a thread share a hold. A thread that has the hold gets another level. Another thread
     /// joins if the turn is [young](Cohort::may_join) and no other process waits, or [at any
     /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside such a
-    /// turn. `None`: no thread has the seat.
+    /// turn. Returns `None` if the seat is empty.
     pub(super) fn join<I>(
         &mut self,
         thread: &Arc<Thread>,

@@ -15,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
 const OVER: u64 = 30_000_000_000;
 
-/// A tenancy of the thread, granted when the clock began.
+/// Returns a tenancy of the thread, granted when the clock began.
 fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     let asked = Asked { forced, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
@@ -57,7 +57,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
-    // The turn is over: the waiter does not get the hold, and leads next.
+    // The turn is over. The waiter does not get the hold, and leads next.
     let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(
         state.leave(Mode::Lock, &second, None, OVER / 2),
@@ -70,7 +70,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), FREE);
 }
 
-/// The line of a fair hold whose grant named these followers.
+/// Returns the line of a fair hold whose grant named these followers.
 fn line(followers: &[u64]) -> Line {
     Line::new(&Arc::new(FairKeys::new("name")), followers.iter().copied().collect())
 }
@@ -94,7 +94,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     assert_eq!(is(&state), LED);
 }
 
-/// A fair lock's hold of this thread, granted when the clock began.
+/// Returns a fair lock's hold of this thread, granted when the clock began.
 fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
@@ -121,7 +121,7 @@ fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>) {
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
 }
 
-/// Leaves at time zero. Returns whether the hold was passed; otherwise the thread must release it.
+/// Leaves at time zero. Returns whether the hold was passed. If not, the thread must release it.
 fn passes(state: &mut Order<()>, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
         LeaveOutcome::Left(_, Fate::Passed { .. }) => true,
@@ -164,7 +164,7 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     assert!(passes(&mut state, &hold));
     let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
     // No thread is in this process's queue, so the thread releases the hold. The server grants it
-    // to the line.
+    // to the next thread of the line.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);
     assert!(fair.inbox.lock().passed.is_none());

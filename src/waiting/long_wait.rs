@@ -24,7 +24,7 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// The time of the first sleep. Zero if the thread has not slept yet.
     since: u64,
-    /// Whether a long wait is normal. If so, the log line does not name a holder.
+    /// Whether a long wait is normal. If so, only the line about a possible deadlock is logged.
     is_usual: bool,
     /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
