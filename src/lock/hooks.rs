@@ -2,8 +2,8 @@
 //! holds such a lock, or many threads read under it. A process hands the lock on to the next
 //! process. (`lock/fair.rs` has the hooks of a fair lock.)
 //!
-//! `order/mod.rs` orders the threads of this process, `site/queue_entry.rs` is the process's
-//! entry in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
+//! `order/mod.rs` orders the threads of this process, `site/queue_entry.rs` is the process's entry
+//! in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::waiting::{
 
 struct Hooks<'a, 'b> {
     handle: &'a Handle,
-    /// `Some` if the lock is one of several that are taken together.
+    /// `Some` if the lock is one of several locks that are taken together.
     together: Option<&'a Together<'b>>,
 }
 
-/// Takes the lock of this handle. Returns `None` if the wait ended first.
+/// Takes the lock of this handle. Returns `None` if the wait ended before the grant.
 pub(crate) fn acquire(
     handle: &Handle,
     thread: &Arc<Thread>,
@@ -36,22 +36,22 @@ pub(crate) fn acquire(
     acquire_of(None, handle, thread, wait)
 }
 
-/// Does the same for the next of several locks that are taken together.
+/// Takes the lock of this handle, as one of several locks that are taken together.
 pub(super) fn acquire_of(
     together: Option<&Together<'_>>,
     handle: &Handle,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // These are errors before any request: an unusable name or lease, a client that was shut down,
-    // a forked process, a cancelled token, a second level through a non-reentrant handle.
+    // These errors come before any request: an unusable name or lease, a client that was shut down,
+    // a forked process, a cancelled token, or another level through a non-reentrant handle.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
     // This is the driver, which calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
-        // A thread that waited may be gone from the queue.
+        // A thread that waited may have left the queue.
         handle.sites().for_each(|site| site.heed_threads());
     }
     acquired
@@ -77,7 +77,7 @@ impl Hooks<'_, '_> {
             refused => {
                 site.leave_queue(entry);
                 refused?;
-                // The server no longer has the write hold, and this process did not know that.
+                // The server no longer has the write hold, and this process had not noticed this.
                 if writing.is_held() {
                     let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
@@ -88,7 +88,7 @@ impl Hooks<'_, '_> {
         let admitted = self.admit_reader(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
             site.leave_queue(entry);
-            // The gate did not admit the read grant. That proves nothing about the write hold.
+            // The gate did not admit the read grant. This proves nothing about the write hold.
             let is_late = clock::now() >= granted.hold().deadline();
             admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
@@ -102,8 +102,9 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Lets the leader read beside other threads of the process. During their turn, the leader
-    /// joins at once. After the turn, the leader joins if the server says that no process waits.
+    /// Lets the leader read together with other threads of the process. During their turn, the
+    /// leader joins at once. After the turn, the leader joins if the server answers that no process
+    /// waits.
     fn join(&self, claim: &Claim<'_, LockNeed>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !self.reads() {
             return Ok(None);
@@ -115,7 +116,8 @@ impl Hooks<'_, '_> {
         };
         let hold = &tenancy.hold();
         if !in_turn {
-            // The leader already counts as a reader, so no thread releases the hold meanwhile.
+            // The leader already counts as a reader, so no thread releases the hold in the
+            // meantime.
             let leave = || {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -160,9 +162,9 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Admits a read grant. If other threads of the process read under an older hold, the thread
-    /// joins them instead, since one hold is enough. Returns `None` if the process no longer has
-    /// the grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
+    /// Admits the grant. If other threads of the process read under an older hold, the thread joins
+    /// them instead, because one hold is enough. Returns `None` if the process no longer has the
+    /// grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
     /// owner.
     fn admit_reader(
         &self,
@@ -218,10 +220,10 @@ impl Synchronizer for Hooks<'_, '_> {
         (kind, 1)
     }
 
-    /// Re-enters if the thread holds the lock. A reader joins other readers of this process if it
-    /// may. Otherwise one thread of the process asks Redis. A re-entry sends a command only if it
-    /// has a fixed lease that is longer than the remaining lease. If the lease of the present hold
-    /// is over, `reentered` declares the hold lost, and the thread enters again.
+    /// A thread that holds the lock takes another level. A reader joins other readers of this
+    /// process if it may. Otherwise one thread of the process asks Redis. Another level needs a
+    /// command only if its fixed lease is longer than the remaining lease. If the lease of the
+    /// present hold is over, `reentered` declares the hold lost, and the thread enters again.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(lead) = self.together.and_then(Together::lead) {
             return Ok(Enter::Leads(lead.map(Box::new)));
@@ -259,7 +261,7 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Ends holds whose deadlines have passed. Usually the wheel does that, but it may be late.
+    /// Ends holds whose deadlines have passed. Usually the wheel does this, but it may be late.
     fn end_expired_holds(&self) {
         for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {
@@ -268,8 +270,9 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Checks a hold that was passed to this thread, since the thread may have slept until the
-    /// lease ended. If the client was shut down meanwhile, releases the hold and fails.
+    /// Checks a hold that was passed to this thread, because the thread may have slept until the
+    /// lease ended. If the client was shut down in the meantime, releases the hold and returns an
+    /// error.
     fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
@@ -355,10 +358,10 @@ impl Synchronizer for Hooks<'_, '_> {
         if !site.admit(&tenancy, claim.need.terms)? {
             return Ok(None);
         }
-        // A thread that enters now finds the seat taken, so no thread needs to lead.
+        // A thread this enters now finds the seat taken, so no thread needs to lead.
         leadership.resign();
         // The server granted the write lock, so it no longer has the read hold of this process,
-        // even if this process has not noticed that yet.
+        // even if this process has not noticed this yet.
         if let Some(pair) = pair
             && let Some(hold) = pair.read.gate.hold()
         {

@@ -1,11 +1,11 @@
-//! A user's scripts under the hold of a tenancy.
+//! Users' scripts under the hold of a tenancy.
 //!
-//! An owner names a hold, and the threads of a process pass a hold on. So the owner's field at the
-//! server does not show which thread's tenancy it is, and a late script of one tenancy could run
-//! under the next one. Two rules prevent that. A script begins under the gate's mutex, while its
-//! tenancy is in the seat. From then on no thread passes the hold on, until a reply shows that the
-//! script cannot run later. Without such a reply, the hold is released and not passed on. After the
-//! release, no script of its owner can run.
+//! An owner stands for a hold, and the threads of a process pass a hold to each other. So the
+//! owner's field at the server does not show which thread's tenancy has the hold, and a late script
+//! of one tenancy could run under the next tenancy. Two rules prevent this. A script begins under
+//! the gate's mutex, while its tenancy is in the seat. From then on no thread passes the hold on,
+//! until a reply shows that the script cannot run later. Without such a reply, the hold is released
+//! and not passed on. After the release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ impl Site {
     ///
     /// # Blocking
     ///
-    /// One round trip, or two if the server does not know the script yet.
+    /// One round trip, or two if the server does not have the script yet.
     pub(crate) fn eval(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -35,8 +35,8 @@ impl Site {
     ) -> Result<Value, Error> {
         self.check_call(call)?;
         wait.check(&self.core, &self.name)?;
-        // A late script runs only while its owner has the lock. But a late copy of the request that
-        // took the lock could give the owner a free lock again, after another owner's grant.
+        // A late script runs only while its owner has the lock. But a late copy of the request for
+        // the lock could give the owner a free lock again, after another owner's grant.
         if tenancy.hold().in_doubt {
             let message = "the request that took the lock was sent twice, and its late copy could \
                            let a late script run: release the lock and take it again; the script \
@@ -44,7 +44,7 @@ impl Site {
             return Err(Error::new(ErrorKind::Unavailable, message.to_owned()).of(&self.name));
         }
         let Some(hold) = self.script_begins(tenancy) else { return Err(self.not_held(tenancy)) };
-        // A wait that does not block has the time of one short request.
+        // With a wait that does not block, the call has the time of one short request.
         let wait = if wait.blocks() { wait } else { wait.once(Instant::now()) };
         let _limited = wait.limits(&self.core);
         let acks = self.core.config.replica_acks;
@@ -85,11 +85,11 @@ impl Site {
         Err(error.of(&self.name))
     }
 
-    /// Fails if the script cannot run under this lock, before anything is sent.
+    /// Returns an error if the script cannot run under this lock. Sends nothing.
     fn check_call(&self, call: &ScriptCall<'_>) -> Result<(), Error> {
         let slot = slot_of(self.name.as_bytes());
         let is_elsewhere = |key: &&&str| self.core.is_cluster() && slot_of(key.as_bytes()) != slot;
-        // A late script of one reader would run under another's tenancy.
+        // A late script of one reader would run under another reader's tenancy.
         let message = if self.mode == Mode::Read {
             "a read lock runs no scripts, since all readers of a process share one owner: take the \
              write lock"
@@ -110,11 +110,12 @@ impl Site {
         Err(Error::new(ErrorKind::Config, message).of(&self.name))
     }
 
-    /// `None`: the tenancy does not have the hold.
+    /// Returns the hold under which the script begins, or `None` if the tenancy does not have the
+    /// hold.
     fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
         self.gate.with_seat(|seat| {
-            // A pass needs the gate's mutex, too. If the pass comes first, the tenancy has ended
-            // here. If the pass comes later, it finds the script.
+            // A pass also needs the gate's mutex. If the pass comes first, the tenancy has already
+            // ended here. If the pass comes later, it sees that the script has begun.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
             is_its.then(|| {
                 let hold = tenancy.hold().into_owned();

@@ -23,8 +23,9 @@ type RequestState = Option<QueueEntry>;
 pub(crate) type GateOutcome = order::GateOutcome<RequestState>;
 pub(crate) type GateQueue = order::GateQueue<RequestState>;
 
-/// One name's seat, leadership and queue in this process. The two gates of a read-write lock share
-/// the leadership and the queue: one has the readers' seat, the other the writer's.
+/// The seat, the leadership and the queue of one name in this process. The two gates of a
+/// read-write lock share the leadership and the queue. One gate has the readers' seat, and the
+/// other has the writer's.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Arc<Mutex<Order<RequestState>>>,
@@ -32,12 +33,12 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The gate of a lock that one thread holds at a time.
+    /// Returns the gate of a lock that one thread holds at a time.
     pub(crate) fn new(mode: Mode) -> Self {
         Self { state: Arc::new(Mutex::new(Order::new())), mode }
     }
 
-    /// The gate of the same lock for holds of another mode.
+    /// Returns the gate of the same lock for holds of another mode.
     pub(crate) fn beside(&self, mode: Mode) -> Self {
         Self { state: Arc::clone(&self.state), mode }
     }
@@ -54,8 +55,8 @@ impl Gate {
         self.state.lock().lead_beside()
     }
 
-    /// As [`enter`](Self::enter), for a lock whose threads do not queue at this gate. Adds a level
-    /// if the thread has the seat. `None`: no thread has the seat.
+    /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. Unlike
+    /// [`enter`](Self::enter), this is for a lock whose threads do not queue at this gate.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.side(self.mode).reenter(thread, terms, now))
     }
@@ -75,8 +76,8 @@ impl Gate {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last one. Also returns whether the tenancy was
-    /// held until then.
+    /// Ends one level of `tenancy`: `which`, or the last level. Also returns whether the tenancy
+    /// was held until then.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -88,10 +89,10 @@ impl Gate {
         })
     }
 
-    /// As [`leave`](Self::leave), but also [keeps](Hold::keep_until) the hold until `until`, if it
-    /// is held. Both happen under the mutex. If another thread takes the hold out of the seat
-    /// first, the hold is lost, and that thread cleans it up. If this comes first, nobody releases
-    /// the hold before `until`.
+    /// Does the same as [`leave`](Self::leave), and [keeps](Hold::keep_until) the hold until
+    /// `until`, if it is held. Both happen under the mutex. If another thread takes the hold out of
+    /// the seat before this, the hold is lost, and that thread cleans it up. If this comes first,
+    /// no thread releases the hold before `until`.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -111,14 +112,14 @@ impl Gate {
         })
     }
 
-    /// Notes that the server has no kept hold of a single thread any more: a forced unlock ended
-    /// it, or the server lost its data.
+    /// Records that the server no longer has a kept hold of a single thread, because a forced
+    /// unlock ended it or the server lost its data.
     pub(crate) fn keeps_none(&self) {
         self.state.lock().kept_until = 0;
     }
 
-    /// As [`leave`](Self::leave), but ends all levels at once. The returned seat still has these
-    /// levels.
+    /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
+    /// still has these levels.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
@@ -128,7 +129,7 @@ impl Gate {
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
     /// the seat that it left for the wait. The thread now has a seat of a new hold, under the
-    /// tenancy `again`. `false`: the new hold was lost in the meantime.
+    /// tenancy `again`. Returns `false` if the new hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -136,7 +137,8 @@ impl Gate {
         })
     }
 
-    /// The time at which the lease of the last level of `tenancy` ends, if threads share its hold.
+    /// Returns the time at which the lease of the last level of `tenancy` ends, if threads share
+    /// its hold.
     pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
@@ -151,37 +153,37 @@ impl Gate {
         look(self.state.lock().side(self.mode))
     }
 
-    /// Notes that the server has answered a forced unlock of this process. A thread whose hold was
-    /// granted before must ask the server whether the unlock ended that hold.
+    /// Records that the server has answered a forced unlock of this process. A thread with an
+    /// earlier request must ask the server whether the unlock ended its hold.
     pub(crate) fn force(&self) {
         self.with_side(|side| side.forced += 1);
     }
 
-    /// How many forced unlocks of this process the server has answered.
+    /// Returns how many forced unlocks of this process the server has answered.
     pub(crate) fn forced(&self) -> u64 {
         self.with_side(|side| side.forced)
     }
 
-    /// Removes `hold`, which this process no longer has, from the seat, under any tenancy, and
-    /// opens the gate.
+    /// Removes `hold` from the seat, under any tenancy, and opens the gate. This process no longer
+    /// has the hold.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }
 
     /// Lets the leader join the hold of this process's readers, even if their turn is over. Also
-    /// returns whether the turn still lasts. `None`: no thread reads.
+    /// returns whether their turn still lasts. Returns `None` if no thread reads.
     pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         self.at(|state, now| state.join_any_time(thread, terms, now))
     }
 
-    /// Lets the readers at the front of the queue join the hold of the leader, which reads now.
+    /// Lets the readers at the front of the queue join the hold of the leader, which now reads.
     pub(crate) fn let_readers_in(&self) {
         let woken = self.at(Order::let_readers_in);
         woken.into_iter().for_each(Wake::now);
     }
 
-    /// Hands the leadership of a leader that is done to the next thread in the queue. The thread
-    /// also gets the lead if it needs this mode. Otherwise this returns the lead.
+    /// Takes the leadership from a leader that is done, and gives it to the next thread in the
+    /// queue. This thread also gets the lead if it needs the same mode. Otherwise returns the lead.
     pub(super) fn transfer_leadership(
         &self,
         lead: Option<Lead<RequestState>>,
@@ -197,7 +199,7 @@ impl Gate {
         state.alone.seat.as_ref().is_none_or(|seat| seat.tenancy.thread.id() == thread.id())
     }
 
-    /// Whether the thread reads, at a read-write lock.
+    /// Whether the thread holds a read-write lock for reading.
     pub(crate) fn reads(&self, thread: &Thread) -> bool {
         self.state.lock().reading(thread).is_some()
     }
@@ -225,18 +227,18 @@ impl Gate {
         self.with_standing(|standing| standing.queued.push(queued));
     }
 
-    /// Removes a thread, so that no hold is passed to it. `Some`: a hold was passed to it before.
+    /// Removes a thread, so that no hold is passed to it. Returns the tenancy if a hold was passed
+    /// to it before.
     pub(crate) fn stand_down(&self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.with_standing(|standing| standing.stand_down(queued))
     }
 
-    /// The threads of a fair lock that stand in Redis's queue.
+    /// Returns the threads of a fair lock that stand in Redis's queue.
     pub(crate) fn standing(&self) -> Vec<Arc<QueuedThread>> {
         self.with_standing(|standing| standing.queued.clone())
     }
 
-    /// Whether the process has the lock, or threads of it wait for the fair lock or are releasing
-    /// it.
+    /// Whether the process has the lock, or its threads wait for the fair lock or are releasing it.
     pub(crate) fn is_busy(&self) -> bool {
         self.state.lock().is_busy()
     }
@@ -256,14 +258,14 @@ impl Gate {
         self.with_standing(|standing| standing.linger(None));
     }
 
-    /// Notes that a thread of a fair lock is gone. If no thread is left that could join the
-    /// lingering one, wakes the lingering one.
+    /// Records that a thread of a fair lock has gone. Wakes the lingering thread if no other thread
+    /// can still join its request.
     pub(crate) fn call(&self) {
         let call = self.with_standing(|standing| standing.call());
         call.now();
     }
 
-    /// Notes that a thread has released a fair lock's hold.
+    /// Records that a thread has released a fair lock's hold.
     pub(super) fn gave_back(&self) {
         let call = self.with_standing(|standing| {
             standing.releasing = standing.releasing.saturating_sub(1);
@@ -280,7 +282,7 @@ impl Gate {
         self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold())))
     }
 
-    /// The tenancy of a thread, with its hold count.
+    /// Returns the tenancy of a thread, with its hold count.
     pub(crate) fn tenant_of(&self, thread: &Thread) -> Option<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {
             let (tenancy, levels) = seat?.tenant(thread)?;
@@ -302,7 +304,7 @@ impl Gate {
         seat.tenancies().for_each(|tenancy| heed(tenancy, is_wanted));
     }
 
-    /// All tenants, with their hold counts.
+    /// Returns all tenants, with their hold counts.
     pub(crate) fn tenants(&self) -> Vec<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {
             let seat = seat.as_deref();
@@ -311,7 +313,7 @@ impl Gate {
         })
     }
 
-    /// The hold in the seat, if it is over.
+    /// Returns the hold in the seat if it is over.
     pub(crate) fn expired(&self) -> Option<Arc<Hold>> {
         self.hold().filter(|hold| !hold.is_held_at(clock::now()))
     }
@@ -332,7 +334,7 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The chain of a hold that the reply to a request of this time granted.
+    /// Returns the chain of a hold that was granted by reply to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
@@ -341,7 +343,7 @@ impl Gate {
         self.with_side(|side| side.cohort.takes_turns(now))
     }
 
-    /// Notes that the last release left the lock to Redisson's clients.
+    /// Records that the last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
         self.with_side(|side| side.cohort.left_to_others());
     }

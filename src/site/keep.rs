@@ -1,13 +1,14 @@
-//! Kept holds. A hold is kept if a thread has left it to its end, or has taken it for a minimum
+//! Kept holds. A hold is kept if a thread has left it to expire, or has taken it with a minimum
 //! time.
 //!
 //! A kept hold lasts until the latest time for which a thread kept it. Before that time no thread
 //! releases or passes it. After its last thread has left, nobody renews it. A hold is never kept
-//! for longer than its lease, so the server has it for that long, even if this client ends. Instead
-//! of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at that time.
-//! Usually the lease has ended by then, and the release does nothing. The release is needed if the
-//! server did not answer the shortening, if another hold keeps a read-write lock, or if a late copy
-//! of the hold's request took the lock again.
+//! for longer than its lease, so the server keeps it until that time, even if this client ends.
+//!
+//! In place of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at
+//! that time. Usually the lease has then already ended, and the release does nothing. The release
+//! is needed if the server did not answer the shortening, if another hold keeps a read-write lock,
+//! or if a late copy of the hold's request took the lock again.
 //!
 //! The renewer sends the cleanup, so the cleanup comes after any renewal that the renewer has sent.
 
@@ -24,14 +25,13 @@ use crate::lease::Cleanup;
 use crate::scripts::Chain;
 
 impl Site {
-    /// Raises a hold to the lease of its terms, before a thread leaves it to its end. (A hold that
+    /// Raises a hold to the lease of its terms, before a thread leaves it to expire. (A hold that
     /// another process has just handed on has a lease of only 2 s.) If this fails, the thread must
     /// release the hold instead.
     ///
     /// # Blocking
     ///
-    /// For one round trip if the hold does not have the lease of its terms yet, otherwise not at
-    /// all.
+    /// One round trip if the hold does not have the lease of its terms yet, otherwise none.
     pub(crate) fn raise_to_keep(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<(), Error> {
         let error = match self.raise(tenancy, Duration::ZERO) {
             Ok(()) if !tenancy.hold().is_to_be_raised() => return Ok(()),
@@ -50,8 +50,8 @@ impl Site {
     /// Ends a kept hold whose last thread has left.
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
-        // The closure has the hold, so that the owner stays live. If the owner were not live, the
-        // client would take the hold for a leftover after a failover, and release it.
+        // The closure has the hold, so the owner stays live. If the owner were not live, the client
+        // would treat the hold as a leftover after a failover, and release it.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
         let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));

@@ -1,6 +1,6 @@
 //! The lease of the hold in a site's seat: its alarm, its extension, and early news of its loss. If
 //! a hold lasts for a while, the subscriber makes the server track the hold's key
-//! (`pubsub/tracking.rs`). A shorter hold costs no tracking.
+//! (`pubsub/tracking.rs`). A shorter hold has no tracking cost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
     /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
-    /// since the request, it asked that run about all holds before this hold was in the seat. So
-    /// this asks about this hold now.
+    /// since the request, it may have queried that run about all holds before this hold was in the
+    /// seat. So this queries the server about this hold now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -27,9 +27,9 @@ impl Site {
         }
     }
 
-    /// As [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease from now on.
-    /// This reads none of the other tenancies: they have not changed, and there may be thousands of
-    /// them.
+    /// Does the same as [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease
+    /// from now on. This reads none of the other tenancies, because they have not changed, and
+    /// there may be thousands of them.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {
             let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
@@ -40,12 +40,12 @@ impl Site {
         }
     }
 
-    /// Raises a hold that a message granted to the lease of its terms now, and not only at the next
+    /// Raises a hold that was granted by message to the lease of its terms now, before the next
     /// renewal. Does nothing if that lease is shorter than `slack`.
     ///
     /// # Blocking
     ///
-    /// For one round trip, or not at all if the hold has that lease already.
+    /// One round trip, or none if the hold already has that lease.
     pub(crate) fn raise(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -59,12 +59,12 @@ impl Site {
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
-            // This thread waits neither for a renewal on its way nor for the renewer's next
+            // This thread does not wait for a renewal on its way, or for the renewer's next
             // attempt.
             renewal_state.progress = RenewalProgress::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
-        // The hold has its lease already, or that lease is shorter than `slack`.
+        // The hold already has its lease, or that lease is shorter than `slack`.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
         let certain = hold.asks_for(lease);
         let extended = self.extend(hold, lease);
@@ -83,15 +83,15 @@ impl Site {
         extended.map(drop)
     }
 
-    /// Asks the server to extend the lease of a hold, and returns whether the hold is still held.
-    /// If replicas must have the lease, blocks until they have it.
+    /// Asks the server to extend the lease of a hold, and returns whether the server still has the
+    /// hold. If replicas must have the lease, blocks until they have it.
     fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
         renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
-    /// Makes the lease of a hold at least this long. Returns `false` if the hold was lost. If
+    /// Extends the lease of a hold to at least `lease`. Returns `false` if the hold was lost. If
     /// the outcome is not known, the hold becomes unconfirmed.
     pub(crate) fn lengthen(
         self: &Arc<Self>,

@@ -1,5 +1,5 @@
 //! Sites. A site is one name in one client: the threads that want the lock and their order, their
-//! requests, the hold, its lease and its release.
+//! requests, the hold, the lease of the hold and its release.
 
 mod eval;
 mod gate;

@@ -1,27 +1,4 @@
-//! A process's entry in the queue of a lock, from its first request until it becomes a hold or its
-//! wait ends. (For `try_lock` this only sends the request: there is no entry in Redis, and no
-//! inbox.)
-//!
-//! ```text
-//! register the owner; ask: taken? no: asleep in the queue
-//! woken by: the grant          -> the lock is ours, until the deadline that the grant implies
-//!           a window's end, a public release, a new subscription, the time read last, a poll
-//!                              -> ask
-//! ```
-//!
-//! `ask/entry.rs` makes the decisions. This file has the owner, and the inbox with its mutex. It
-//! sends the requests and listens to the channels.
-//!
-//! There is one entry for each process and name, however many threads wait. The leader has the
-//! entry, and hands it to the next leader with the lead. The owner is registered before the first
-//! request is sent, since a grant message may overtake the reply. (For `try_lock` the owner is not
-//! registered, since no message names it.)
-//!
-//! The threads of a process share the entry because a hand-off between entries costs a message and
-//! a wake-up, while a pass inside the process costs no command.
-//!
-//! A message counts as a grant, once, if it names an owner that waits here, this database and this
-//! key, and if the thread reads it before its deadline. Every other message is a hint.
+//! The requests of a queue entry, and the channels and messages of the thread that has the entry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,21 +89,21 @@ impl Recipient for Mailbox {
     }
 }
 
-/// The steps that the entries of all kinds of locks have.
+/// The steps that the entries of all kinds of locks share.
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
-    /// An entry for a thread with these terms.
+    /// Returns a new entry for a thread with these terms.
     pub(crate) fn new(site: &Site, terms: Terms) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode, terms.hears());
         Self { owner, live: Some(Live::Owner(live)), machine: EntryMachine::new(), mailbox: None }
     }
 
-    /// Notes that the request failed with this trouble. `None`: the server answered the request,
-    /// but the owner may not use the answer.
+    /// Records that the request failed. `trouble` is `None` if the server answered the request but
+    /// the owner may not use the answer.
     pub(crate) fn request_failed(&mut self, trouble: Option<&Trouble>) {
         self.machine.unanswered(matches!(trouble, Some(Trouble::Unknown(_)) | None));
     }
 
-    /// Takes the server's answer to the request.
+    /// Handles the server's answer to the request.
     pub(crate) fn request_answered(
         &mut self,
         site: &Site,
@@ -141,8 +118,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Then::Granted(granted) => Try::Granted(granted),
             Then::Fail => return Err(Error::late_grant(&site.name)),
-            // The entry is in the queue now, or asks again later. Its thread sleeps in the driver
-            // until then.
+            // The entry is in the queue now, or will ask again later. Its thread sleeps in the
+            // driver until then.
             Then::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
         };
         Ok((listens, tried))
@@ -174,7 +151,7 @@ impl QueueEntry {
     }
 
     /// Collects the messages of the mailbox. Returns the tenancy if a message granted the lock and
-    /// the grant still counts. From here on messages wake this thread.
+    /// the grant is still valid. From here on, messages wake this thread.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
@@ -197,9 +174,9 @@ impl QueueEntry {
         Some(self.tenancy_of(site, claim, granted?, clock::now()))
     }
 
-    /// Sends one request. If the thread will not wait, the request takes the lock only if the lock
-    /// is free, ahead of the queue, and adds no entry. `beside`: the owner of the write hold under
-    /// which the thread wants to read.
+    /// Sends one request. If the thread does not wait, the request takes the lock only if the lock
+    /// is free, ahead of the queue, and adds no entry. `beside` is the owner of the write hold
+    /// under which the thread wants to read.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -216,12 +193,12 @@ impl QueueEntry {
                 is_fenced: site.keys().is_fenced,
                 state: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),
             };
-            // From here on messages that name this owner reach `Mailbox::receive`.
+            // From here on, messages to this owner reach `Mailbox::receive`.
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        // If a request beside the thread's own write hold fails, other threads need not fail with
-        // it.
+        // If a request for reading under the thread's own write hold fails, other threads need not
+        // fail, too.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
         let Some(again) = self.machine.begin_request(asked, lease, waits) else {
@@ -270,22 +247,22 @@ impl QueueEntry {
         Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
     }
 
-    /// Listens to the channels whose messages tell when the owner should ask again.
+    /// Listens to the channels whose messages tell the owner when to ask again.
     #[inline(never)]
     fn subscribe(listening: &mut Listening, site: &Site, listens: Listens) {
         let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
             let (keys, pubsub) = (site.keys(), &site.core.pubsub);
-            // This comes before the public channel. In the other order, the scripts could count
-            // this process as one of Redisson's clients for a moment.
+            // The companion channel comes before the public channel. In the other order, the
+            // scripts could count this process as a Redisson client for a moment.
             listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
             listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
     }
 
-    /// Makes a hold of the entry, whose owner has the lock now. The thread becomes its first
-    /// tenant.
+    /// Makes a hold from the entry, whose owner now has the lock. The thread becomes the hold's
+    /// first tenant.
     pub(super) fn tenancy_of(
         &mut self,
         site: &Site,
@@ -297,7 +274,7 @@ impl QueueEntry {
         let hold = Hold::leased(self.owner, claim.need.terms, lease, asked, in_doubt);
         let (details, may_be_named) = match by {
             By::Reply { message, details, may_be_named, .. } => {
-                // The message has the chain's true age. The gate can only estimate it.
+                // The message has the chain's true age. The gate can only estimate the age.
                 let chain =
                     message.map_or_else(|| site.gate.chain(asked.at), |message| message.chain);
                 (GrantDetails { by_message: message.is_some(), chain, ..details }, may_be_named)
@@ -326,8 +303,8 @@ impl QueueEntry {
         site.take_back(left, Cleanup::requested, unacknowledged)
     }
 
-    /// Ends the entry, since no thread of the process wants the lock now. Returns what the server
-    /// may still have of its owner.
+    /// Ends the entry, because no thread of the process wants the lock now. Returns what the server
+    /// may still have of the entry's owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
         let inbox = match &self.mailbox {
             Some(mailbox) => mailbox.recipient.state.lock().inbox.take(),
@@ -391,9 +368,9 @@ pub(crate) struct Leftover {
 /// Polls are due at multiples of this time, in nanoseconds.
 const POLL_TICK: u64 = 20_000_000;
 
-/// The time after which a waiter that receives no message polls. It varies at random, so that
-/// processes do not poll together. It ends at a tick, so that a process that waits for many names
-/// sends their polls in few packets. (Each packet costs the server a wake-up.)
+/// Returns the time at which a waiter without messages polls. The time is random within a range, so
+/// that processes do not poll together. It is a multiple of the tick, so that a process that waits
+/// for many names sends their polls in few packets. (Each packet costs the server a wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - POLL_TICK) as f64 * jitter(now);

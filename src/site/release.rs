@@ -1,4 +1,4 @@
-//! Leaving a hold, releasing it, and cleaning up at the server after that.
+//! Leaving a hold, releasing it, and cleaning up at the server afterwards.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ impl Site {
     /// Ends one level of a tenancy. The end of the last level releases the hold or passes it on.
     /// `LockGuard::unlock` [awaits](Leaving::Awaited) the release, a guard's drop
     /// [posts](Leaving::Posted) it, and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to
-    /// its end. Each guard calls this once, for its own level. In a forked child this fails, since
-    /// the hold is the parent's.
+    /// expire. Each guard calls this once, for its own level. In a forked child this returns an
+    /// error, because the parent has the hold.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -48,7 +48,8 @@ impl Site {
         how: Leaving,
     ) -> Result<Option<(Parting, Option<Seat>)>, Error> {
         Error::if_forked(&self.name)?;
-        // The hold may end sooner now, if the leaving tenant wanted it for longer than the others.
+        // The hold may now end earlier, if the leaving tenant wanted it for longer than the other
+        // tenants.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let left = match how {
             Leaving::ToExpire { until } => self.gate.leave_kept(tenancy, which, until),
@@ -77,7 +78,7 @@ impl Site {
             }
             LeaveOutcome::OthersStay if was_held => (Parting::Over(Ok(())), None),
             LeaveOutcome::OthersStay => {
-                // The lease is over, so all tenants of the hold have lost it.
+                // The lease has ended, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
@@ -89,7 +90,8 @@ impl Site {
         })
     }
 
-    /// Reports the end of a tenancy to its callbacks and the observer.
+    /// Reports the end of a tenancy to its callbacks and the observer. Returns `None` if the
+    /// tenancy has other levels.
     pub(super) fn tell_end(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -100,7 +102,7 @@ impl Site {
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
             match &done {
-                // The server has just said that the hold was lost.
+                // The server has just answered that the hold was lost.
                 Err(error) if error.kind() == ErrorKind::LeaseLost => {
                     tenancy.tell_lost(&self.core, &self.name, tenancy.hold().why_gone());
                 }
@@ -111,13 +113,13 @@ impl Site {
     }
 
     /// Ends all levels of a tenancy whose thread is about to wait on a condition. The thread may
-    /// [come back](Self::come_back). Fails if the hold was lost before.
+    /// [come back](Self::come_back). Returns an error if the hold was lost before.
     pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
         match self.gate.leave_to_wait(tenancy) {
             (LeaveOutcome::Left(mut seat, fate), was_held) => {
                 // The thread does not wait for the release. If the release fails, the client logs
-                // that and tries again in the background. Until then others wait for the lock, so
-                // no thread can notify.
+                // the error and tries again in the background. Until then other threads wait for
+                // the lock, so no thread can notify.
                 let parting = self.pass_or_release(&seat, fate, was_held);
                 parting.release(self, Leaving::Posted)?;
                 drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
@@ -155,7 +157,7 @@ impl Site {
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
         }
-        // A level with a fixed lease may later be the only one left, and then nothing renews the
+        // A level with a fixed lease may later be the only level left, and then nothing renews the
         // hold. So the hold must get that lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease)
@@ -163,20 +165,20 @@ impl Site {
         {
             hold.unconfirm();
         }
-        // The new hold does not know the callbacks that the guards registered before the wait.
+        // The new hold does not have the callbacks that the guards registered before the wait.
         if tenancy.has_wanted_callbacks() {
             self.attend();
         }
     }
 
-    /// Passes the hold on after its last tenancy has left the seat, or returns that the release is
-    /// left to do.
+    /// Passes the hold on after its last tenancy has left the seat. If the hold cannot be passed
+    /// on, returns the release that is left to do.
     fn pass_or_release(self: &Arc<Self>, seat: &Seat, fate: Fate, was_held: bool) -> Parting {
         match fate {
             Fate::Passed { next, second } => {
                 next.now();
                 second.now();
-                // The hold keeps its alarm, unless the new tenancy wants an earlier one.
+                // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
                 self.arm();
                 Parting::Over(Ok(()))
             }
@@ -198,9 +200,9 @@ impl Site {
         }
     }
 
-    /// The leadership of a thread that releases a hold, if the thread has it. Every path hands the
-    /// leadership on after the release is sent, so that the next leader's request runs after the
-    /// release.
+    /// Returns the leadership of a thread that releases a hold, if the thread has it. Every path
+    /// hands the leadership on after the release is sent, so the next leader's request runs after
+    /// the release.
     pub(super) fn leads_until_released(
         self: &Arc<Self>,
         leads: bool,
@@ -220,7 +222,7 @@ impl Site {
         done
     }
 
-    /// The error of an unlock that finds no hold.
+    /// Returns the error of an unlock that finds no hold.
     pub(super) fn not_held(&self, tenancy: &Tenancy) -> Error {
         match tenancy.state() {
             HoldState::Lost(reason) => self.lost_error(tenancy, reason),
@@ -238,8 +240,8 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once. The server should tell other
-                // processes of the release before that request runs.
+                // The thread may ask for the lock again at once. The server must first tell other
+                // processes about the release.
                 let command = command.answered_first(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
@@ -249,8 +251,8 @@ impl Site {
                     }
                 };
                 // This writes to the name's lane, or queues the command behind a write in progress.
-                // The next thread that reads the lane's replies calls the receiver: another caller,
-                // or else the renewer.
+                // The next thread that reads the lane's replies calls the receiver. This is another
+                // caller, or otherwise the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -270,16 +272,16 @@ impl Site {
     ) -> Result<(), Error> {
         let name = &self.name;
         // The cleanup comes after the answer to the release. An earlier cleanup could end the hold,
-        // and the release would report it as lost.
+        // and then the release would report the hold as lost.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
             // The old master may have answered this release after the renewer asked the new master
-            // for leftovers. The renewer then spared the hold at the new master, since its owner
-            // was still live. To prevent that, this thread first ends the owner and then reads the
-            // incarnation. The renewer asks for leftovers only after the incarnation was raised,
-            // and then looks which owners are live. So either the renewer finds the owner ended, or
-            // this thread finds another incarnation.
+            // for leftovers. Then the renewer may have left the hold at the new master, because the
+            // hold's owner was still live. To prevent this, this thread first ends the owner and
+            // then reads the incarnation. The renewer asks for leftovers only after the incarnation
+            // was raised, and then checks which owners are live. So either the renewer finds that
+            // the owner has ended, or this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.clean_up(Cleanup::left_over(name, release, lease));
@@ -319,9 +321,9 @@ impl Site {
         }
     }
 
-    /// Cleans up after a hold that has ended. `may_be_held`: the server may still have the hold. If
-    /// a request of the hold's owner is in doubt, a late copy of the request may take the lock, or
-    /// add an entry to the lock's queue.
+    /// Cleans up after a hold that has ended. If `may_be_held` is true, the server may still have
+    /// the hold. If a request of the hold's owner is in doubt, a late copy of the request may take
+    /// the lock, or add an entry to the lock's queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if may_be_held {
             self.release_later(hold);
@@ -344,12 +346,12 @@ impl Site {
         self.core.watchdog.clean_up(Cleanup::released(&self.name, release, lease));
     }
 
-    /// As [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
+    /// Does the same as [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
     pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold();
         // The hold of a read-write lock does not end by itself while another hold keeps the lock. A
-        // write hold that stays would keep out readers, although they may read beside the other
-        // hold.
+        // write hold that stays would keep readers out, although they may read together with the
+        // other hold.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // The threads to which the hold was passed still have entries in Redis's queue.
@@ -357,7 +359,7 @@ impl Site {
     }
 
     /// If a hold was lost, releases it in the background and returns `true`. The caller's request
-    /// may have extended its lease, although no thread has it.
+    /// may have extended the hold's lease, although no thread has the hold.
     pub(crate) fn clean_up_if_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let lost = hold.lost().is_some();
         if lost {
@@ -366,19 +368,19 @@ impl Site {
         lost
     }
 
-    /// Cleans up after an owner whose request no thread waits for any longer. The request may have
+    /// Cleans up after an owner if no thread waits for its request any longer. The request may have
     /// taken the lock or added an entry to the queue, or may still do so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
     }
 
-    /// As [`disown`](Self::disown), for a kind of lock whose entries have no lease.
+    /// Does the same as [`disown`](Self::disown), for a kind of lock whose entries have no lease.
     pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
         self.core.watchdog.clean_up(Cleanup::queued(&self.name, give_up, lease));
     }
 
-    /// Gives up an entry, and its hold if the server has just granted one.
+    /// Gives up an entry, and the entry's hold if the server has just granted one.
     pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
         self.remove_leftover(entry.ends(self), Cleanup::requested);
     }
@@ -393,7 +395,7 @@ impl Site {
     ) {
         let Leftover { undo, longest, command } = left;
         // Without this check, each call during an outage would leave a command that the client
-        // sends again for minutes.
+        // repeats for minutes.
         if undo == Undo::Nothing {
             return;
         }
@@ -412,12 +414,12 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`remove_leftover`](Self::remove_leftover), for an owner whose grant too few replicas have. Returns the
-    /// error for its thread.
+    /// Does the same as [`remove_leftover`](Self::remove_leftover), for an owner whose grant too
+    /// few replicas have. Returns the error for the owner's thread.
     ///
     /// # Blocking
     ///
-    /// For one round trip, since the error says whether the lock is free again.
+    /// One round trip, because the error says whether the lock is free again.
     pub(crate) fn take_back(
         &self,
         left: Leftover,
@@ -435,16 +437,17 @@ impl Site {
     }
 }
 
-/// What is left to do for a thread that has left its last level.
+/// The remaining work of a thread that has left a level.
 pub(super) enum Parting {
     /// Nothing: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
-    /// The release. After it the thread hands the leadership on, if it has it.
+    /// The release is left to do. After it, the thread hands the leadership on, if it has the
+    /// leadership.
     Release { hold: Arc<Hold>, leads: bool },
 }
 
 impl Parting {
-    /// Sends the release.
+    /// Sends the release. Returns `None` if the tenancy has other levels.
     fn release(self, site: &Arc<Site>, how: Leaving) -> Result<(), Error> {
         match self {
             Self::Over(done) => done,

@@ -24,14 +24,14 @@ use crate::snapshot::Held;
 use crate::waiting::{Lead, QueueSite};
 
 /// One name in one client. All handles of the name's re-entrant and fair locks share one site. The
-/// name's fenced lock has another site, and its read-write lock has two: one for readers, one for
-/// the writer.
+/// name's fenced lock has another site, and its read-write lock has two sites: one for readers, and
+/// one for the writer.
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Name,
     pub(crate) route: Route,
     pub(crate) gate: Gate,
-    /// Whether its holds have fencing tokens.
+    /// Whether the site's holds have fencing tokens.
     pub(crate) is_fenced: bool,
     pub(crate) mode: Mode,
     /// The entry of the timing wheel for the hold in the seat.
@@ -50,15 +50,15 @@ impl Asked {
 }
 
 impl Site {
-    /// The site of a name, which all handles of its re-entrant and fair locks share.
+    /// Returns the site of a name, which all handles of its re-entrant and fair locks share.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let gate = || Gate::new(Mode::Lock);
         let make = |key| Self::new(Arc::clone(core), core.name(key), gate(), false);
         core.members.of::<Self>().get(&core.key(name), make)
     }
 
-    /// The site of the name's fenced lock. It differs from that of [`of`](Self::of), since its
-    /// holds have tokens.
+    /// Returns the site of the name's fenced lock. It is not the site of [`of`](Self::of), because
+    /// its holds have tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         let gate = || Gate::new(Mode::Lock);
@@ -66,8 +66,8 @@ impl Site {
         members.get(&core.key(name), make)
     }
 
-    /// A site behind this gate, as one side of a read-write lock's pair. The pair is the registered
-    /// member and ends the site.
+    /// Returns a site behind this gate, for one side of a read-write lock's pair. The pair is the
+    /// registered member, and ends the site.
     pub(crate) fn behind(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
         Self::new(Arc::clone(core), name.clone(), gate, false)
     }
@@ -100,23 +100,23 @@ impl Site {
         };
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
-            // Without this, each waiter in turn would have to find out that the server is down.
+            // Otherwise each waiter in turn would have to find out that the server is down.
             self.fail_before(arrivals, &error);
         }
         error
     }
 
-    /// Begins the tenancy of a granted hold and sets its alarm. `false`: the process no longer has
-    /// the hold.
+    /// Begins the tenancy of a granted hold and sets its alarm. Returns `false` if the process no
+    /// longer has the hold.
     ///
     /// # Blocking
     ///
-    /// For one round trip if another hold has the seat, otherwise not at all.
+    /// One round trip if another hold has the seat, otherwise none.
     ///
     /// # Errors
     ///
-    /// Fails if another hold has the seat and the server does not say which one counts. The caller
-    /// must then undo the hold.
+    /// Returns an error if another hold has the seat and the server does not answer which of the
+    /// two it has. The caller must then undo the hold.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -136,8 +136,8 @@ impl Site {
                     return Ok(true);
                 }
                 // Each thread of a fair lock asks for itself. So there may be two holds, one of
-                // which a forced unlock has ended. Only the server knows which hold has ended:
-                // threads may read grants in another order than the server made them.
+                // which a forced unlock has ended. Only the server knows which hold has ended,
+                // because threads may read grants in another order than the server made them.
                 Admission::Occupied(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -149,11 +149,11 @@ impl Site {
         }
     }
 
-    /// Asks the server whether it has this hold, when it has granted another one as well.
+    /// Asks the server whether it has this hold, after it has granted another hold as well.
     ///
     /// # Errors
     ///
-    /// As [`admit`](Self::admit).
+    /// Those of [`admit`](Self::admit).
     pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
         scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
             let state =
@@ -162,21 +162,21 @@ impl Site {
         })
     }
 
-    /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
+    /// Sends a forced unlock. If the server answers `true`, it ends the hold in the seat.
     pub(crate) fn force(
         self: &Arc<Self>,
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // This comes before the seat is read. So a hold that was granted in the meantime either is
-        // in the seat already, or its thread finds this mark when it is admitted, and asks the
+        // The mark is set before the seat is read. So if a hold was granted in the meantime, either
+        // it is already in the seat, or its thread finds the mark when it is admitted, and asks the
         // server.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
             // A thread may have passed the hold on in the meantime. Or the server may have granted
-            // a new hold, before or after it deleted the lock. Only the server knows.
+            // a new hold, before or after it deleted the lock. Only the server knows this.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -194,7 +194,7 @@ impl Site {
         }
     }
 
-    /// Notes that the observer was told that the tenancy's thread has the lock.
+    /// Records that the observer was told that the tenancy's thread has the lock.
     pub(crate) fn observed(&self, tenancy: &Tenancy) {
         tenancy.observed(&self.core, &self.name);
     }
@@ -213,15 +213,15 @@ impl Site {
 /// hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// A guard's `drop` sends the release, and does not wait for the answer.
+    /// Sends the release, and does not wait for the answer. A guard's `drop` does this.
     Posted,
-    /// `unlock` waits for the answer.
+    /// Sends the release, and waits for the answer. `unlock` does this.
     Awaited,
-    /// The hold is left to its end. If its lease at the server lasts until `until`, on [`clock`],
-    /// this process neither releases the hold nor passes it on before that time. This is true even
-    /// if an outer level ends, a thread that shares the hold leaves, or the client ends. After the
-    /// last tenant has left, nothing renews the hold. If the hold is lost already, the thread gets
-    /// the error of a release.
+    /// Leaves the hold to expire. If the hold's lease at the server lasts until `until`, on
+    /// [`clock`], this process neither releases the hold nor passes it on before that time. This is
+    /// true even if an outer level ends, a thread that shares the hold leaves, or the client ends.
+    /// After the last tenant has left, nothing renews the hold. If the hold is already lost, the
+    /// thread gets the error of a release.
     ToExpire { until: u64 },
 }
 
@@ -322,12 +322,13 @@ impl Leaseholder for Site {
         self.heed_others();
     }
 
-    /// Only the thread that takes the tenancies out of the seat reports the loss to them. No loss
-    /// is reported to a tenancy whose thread has left the seat before, for instance to wait.
+    /// Only the thread that takes the tenancies out of the seat reports the loss to them. If a
+    /// tenancy's thread has left the seat before, for example to wait, no loss is reported to the
+    /// tenancy.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold is marked as lost before the seat is vacated. After that, another thread may get
-        // the lock, and then no guard of this hold may report "held". Nor may a thread pass the
-        // hold on in between.
+        // the lock, and no guard of this hold may report "held". Also, no thread may pass the hold
+        // on in between.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
@@ -368,15 +369,15 @@ impl fmt::Debug for Site {
 impl QueueSite for Arc<Site> {
     type Need = LockNeed;
     type Grant = Arc<Tenancy>;
-    /// An entry in the lock's queue, after the leader has sent its first request.
+    /// An entry in the lock's queue. `None` before the leader's first request.
     type RequestState = Option<QueueEntry>;
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }
 
-    /// Hands the leadership to the next thread in the queue. The thread also gets the entry if it
-    /// needs this mode. Otherwise the entry is given up.
+    /// Gives the leadership to the next thread in the queue. This thread also gets the entry if it
+    /// needs the same mode. Otherwise the entry is given up.
     fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
         {

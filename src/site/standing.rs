@@ -27,7 +27,7 @@ impl Recipient for Arc<QueuedThread> {
                 })
             }
             // The names `x` and `{x}` share one queue. The waiter was granted the lock of the other
-            // name, and has lost its entry. The next keep-alive finds that out. If the waiter asked
+            // name, and has lost its entry. The next keep-alive finds this out. If the waiter asked
             // at once, the two locks might grant it again and again in turn.
             Message::Grant(_) => false,
             Message::Open { .. } | Message::Notified { .. } | Message::Wanted { .. } => true,
@@ -35,16 +35,16 @@ impl Recipient for Arc<QueuedThread> {
     }
 }
 
-/// Handles a message for an owner of this client that does not wait: removes the owner's entry,
-/// which no thread has. A request came late, or a hold that was passed to the owner was revoked. A
-/// hold of the owner stays.
+/// Handles a message to an owner of this client that does not wait: removes the owner's entry,
+/// which no thread has. Either a request came late, or a hold that was passed to the owner was
+/// revoked. If the owner has a hold, the hold stays.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
     give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
 }
 
-/// Gives back a grant for an owner that does not wait.
+/// Gives back a grant to an owner that does not wait.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    // The grant of another kind of lock has other details.
+    // The grants of other kinds of locks have other details.
     if grant.database == core.database() && followers(grant.details).is_some() {
         give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
     }

@@ -1,4 +1,4 @@
-//! The requests of one thread for several locks at once.
+//! The requests of one thread for several locks together.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, Try};
 
-/// The largest number of locks in one request: while the request runs, the server serves nobody
-/// else.
+/// The maximum number of locks in one request. While the request runs, the server cannot serve
+/// other clients.
 const MOST: usize = 100;
 
-/// Whether one request may take these locks. It may if they are of one client and one kind, and on
-/// one server or in one slot.
+/// Whether one request may take these locks. They must be of one client and one kind, and on one
+/// server or in one slot.
 pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
     let [first, others @ ..] = sites else { return false };
     let is_with = |site: &Arc<Site>| {
@@ -37,15 +37,15 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
 pub(crate) enum AllAsked {
     /// All locks are taken, under these tenancies.
     Granted(Vec<Arc<Tenancy>>),
-    /// No lock is taken, and an owner of another client has one of them.
+    /// No lock is taken, and an owner of another client has at least one of them.
     Taken,
     /// No lock is taken, or the grant was read too late.
     Refused,
 }
 
 /// Asks for several locks that [go together](go_together), all or none, each under the owner of its
-/// entry. The request adds no entry to a queue. The caller is the leader of each lock, and `claim`
-/// is its claim to each.
+/// entry. The request adds no entry to a queue. The caller leads for each lock, and `claim` is its
+/// claim to each of them.
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,
@@ -126,7 +126,7 @@ pub(crate) fn leave_all(
             })
         }));
     }
-    // This thread gives up all leaderships before the first callback runs, since a callback may
+    // This thread gives up all leaderships before the first callback runs, because a callback may
     // take one of these locks.
     drop(leaderships);
     let ended = ended.into_iter().zip(levels);
@@ -138,8 +138,8 @@ pub(crate) fn leave_all(
         .collect()
 }
 
-/// Releases these holds, if one request can release several of them. `None` for a hold: it needs a
-/// request of its own.
+/// Releases these holds, if one request can release several of them. The result has `None` for a
+/// hold that needs its own request.
 fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error>>> {
     let [(first, _), _, ..] = holds else { return Vec::new() };
     let mut locks = Vec::with_capacity(holds.len());
@@ -153,7 +153,7 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error
         Ok((each, in_doubt)) => {
             (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
         }
-        // The server has released no hold. Single requests will release those that the user may
+        // The server has released no hold. Single requests will release the holds that the user may
         // release.
         Err(Trouble::Refused(_)) => return Vec::new(),
         Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),

@@ -9,13 +9,14 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::{LockKeys, Mode};
 
 /// Gives up the entry of an owner of this client that is first in the queue but does not wait. A
-/// new master that lacked the last commands of the old one may still have such an entry. No thread
-/// would take the lock, and the owners behind the entry would wait.
+/// new master that lacked the last commands of the old master may still have such an entry. No
+/// thread would take the lock, and the owners behind the entry would wait.
 pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
     }
-    // For each kind of lock, this removes only the entry: other threads may share the owner's hold.
+    // For each kind of lock, this removes only the entry, because other threads may share the
+    // owner's hold.
     let (name, owner) = (core.name(lock), format!("{}:{owner}", core.id.as_str()));
     for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
@@ -25,8 +26,8 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
     }
 }
 
-/// Gives back a grant for an owner of this client that does not wait. No thread has the hold: a
-/// request came late, or its thread had left.
+/// Gives back a grant to an owner of this client that does not wait. No thread has the hold: either
+/// a request came late, or its thread had left.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
     let Some(details) = details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {

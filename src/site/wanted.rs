@@ -1,17 +1,17 @@
-//! How a holder hears that others wait for its lock.
+//! How a holder finds out that others wait for its lock.
 //!
-//! A thread of this process shows itself in the gate's queue, or in its list of a fair lock's
-//! threads. Other processes add an entry to a queue at the server: the script that adds the first
-//! one sends `want` on the holder's own channel, if its owner
-//! [hears](crate::scripts::Owner::hears). Redis stores no messages, so the hold listens first and
-//! then asks (it *looks*), and asks again when the client may have missed a message. The answer to
-//! each renewal says it, too.
+//! The gate's queue, or its list of a fair lock's threads, shows a waiting thread of this process.
+//! Other processes add an entry to a queue at the server. The script that adds the first entry
+//! sends `want` on the holder's own channel, if the holder's owner
+//! [hears](crate::scripts::Owner::hears) this message. Redis stores no messages, so the hold first
+//! listens and then asks (it *looks*), and asks again when the client may have missed a message.
+//! The answer to each renewal also says whether others wait.
 //!
-//! - *heard in time*: a hold whose guard has a callback, or whose owner hears, learns that others
-//!   wait: from a message, or within a third of its lease from a renewal or a look. The hold
-//!   listens before it looks. Otherwise the hold would miss a waiter that comes after the look and
+//! - *heard in time*: if a guard has a callback, or the owner hears, the hold finds out that others
+//!   wait. It does so from a message, or within a third of its lease from a renewal or a look. The
+//!   hold listens before it looks. Otherwise it would miss a waiter that comes after the look and
 //!   before the hold listens.
-//! - *nothing for nothing*: a hold whose owner does not hear, and whose guards have no callback,
+//! - *nothing for nothing*: if its owner does not hear, and its guards have no callback, a hold
 //!   costs no command and no key.
 //! - *called once*: a callback is called once for each time that the hold becomes wanted, as far as
 //!   this process knows, and not after its guard has left the lock.
@@ -31,8 +31,8 @@ impl Site {
         self.attend();
     }
 
-    /// Has the callbacks of the hold in the seat called when others come to wait, or now if others
-    /// wait already.
+    /// Makes the client call the callbacks of the hold in the seat when others begin to wait, or
+    /// now if others already wait.
     pub(super) fn attend(self: &Arc<Self>) {
         self.with_hold(|renewing| renewing.hold.calls(renewing.state.watched.is_some()));
         self.arm();
@@ -44,7 +44,7 @@ impl Site {
         tenancy.is_held() && (tenancy.hold().is_wanted() || self.gate.has_waiters())
     }
 
-    /// Notes that a thread of this process has come to wait, or waits no longer.
+    /// Records that a thread of this process has begun to wait, or no longer waits.
     #[inline]
     pub(crate) fn heed_threads(&self) {
         if self.has_calls.load(Ordering::SeqCst) {
@@ -70,7 +70,7 @@ impl Site {
         }
     }
 
-    /// Takes the message that others wait for the lock of this owner.
+    /// Handles the message that others wait for the lock of this owner.
     pub(super) fn hear_wanted(&self, owner: u64) {
         if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
             hold.hear_wanted();
@@ -78,7 +78,7 @@ impl Site {
         }
     }
 
-    /// Listens for the message that others wait, as long as the hold lasts.
+    /// Listens for the message that others wait, for as long as the hold lasts.
     pub(super) fn listen_for(&self, hold: &Hold) {
         if hold.owner.hears()
             && let Some(attention) = hold.attention()
@@ -88,7 +88,7 @@ impl Site {
         }
     }
 
-    /// Returns a query whether others wait, if the hold listens for the message that they do.
+    /// Returns a query whether others wait, if the hold listens for the message about this.
     pub(super) fn ask_if_wanted(self: &Arc<Self>) -> Option<Renewal> {
         let hold = self.gate.hold()?;
         let listens = hold.attention().is_some_and(|attention| attention.listens());

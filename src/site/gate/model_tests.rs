@@ -1,5 +1,5 @@
-//! Models of the gate, which run many orders of the threads' actions: come, wait, give up, lead,
-//! fail, hold, nest, pass, release and lose.
+//! Models of the gate, which run many interleavings of the threads' actions: come, wait, give up,
+//! lead, fail, hold, nest, pass, release and lose.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -37,11 +37,11 @@ fn on(terms: Terms) -> LockNeed {
 struct Odds {
     /// A thread waits only for a limited time.
     impatient: f64,
-    /// A thread wants a fixed lease and not the watchdog.
+    /// A thread wants a fixed lease and not a watched lease.
     other_terms: f64,
     /// A holder holds the lock until the turn is over.
     slow: f64,
-    /// A holder takes the lock once more.
+    /// A holder takes another level.
     nests: f64,
     /// The server answers a leader with an error.
     error: f64,
@@ -51,7 +51,7 @@ struct Odds {
     losses: usize,
 }
 
-/// Counts of events over all schedules. If an event never happens, its test proves nothing.
+/// Counts of events over all schedules. A test whose event never happens proves nothing.
 #[derive(Default)]
 struct Seen {
     passed: AtomicUsize,
@@ -111,12 +111,12 @@ impl QueueSite for Name {
     }
 }
 
-/// A thread that takes the lock as `ReentrantLock` does, but without a server.
+/// A thread that takes the lock like a `ReentrantLock`, but without a server.
 struct Visitor<'a> {
     name: &'a Name,
     /// The number of threads that had queued when this thread queued.
     ticket: Cell<u64>,
-    /// Whether the server has answered it with an error.
+    /// Whether the server has answered the thread with an error.
     has_failed: Cell<bool>,
 }
 
@@ -174,7 +174,7 @@ impl Synchronizer for Visitor<'_> {
         None
     }
 
-    /// Sends a request. The server may be in trouble.
+    /// Sends a request. The server may answer with an error.
     fn ask(
         &self,
         _: &mut Lead<Option<QueueEntry>>,
@@ -231,8 +231,8 @@ struct Patience {
 impl Patience {
     fn new(odds: f64) -> Self {
         let token = CancelToken::new();
-        // Half of the impatient threads do not wait at all. The others wait until a canceller ends
-        // their wait.
+        // Half of the impatient threads do not wait at all. The other half wait until a canceller
+        // ends their wait.
         let (deadline, canceller) = match (chance(odds), chance(0.5)) {
             (false, _) => (None, None),
             (true, true) => (Some(Instant::now()), None),
@@ -323,7 +323,7 @@ impl Name {
         *self.leader.lock() = None;
     }
 
-    /// Enters the gate. Also returns how many threads have queued up to now.
+    /// Enters the gate. Also returns how many threads have queued so far.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, on(terms), true);
@@ -331,7 +331,8 @@ impl Name {
         (entered, *tickets)
     }
 
-    /// Acts as a thread that holds the lock. `true`: the process's turn is over after that.
+    /// Acts as a thread that holds the lock. Returns `true` if the process's turn is over after
+    /// that.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
             // `inside` may still have a tenancy that was lost in the meantime. Such a tenancy does
@@ -353,8 +354,8 @@ impl Name {
                         other => panic!("{other:?} after an inner level"),
                     }
                 }
-                // The tenancy is lost, and the seat may have any state, so the thread enters as if
-                // it were new.
+                // The tenancy is lost, and the seat may have any state, so the thread enters like a
+                // new thread.
                 GateOutcome::Queued(waiter) => {
                     assert!(!tenancy.is_held());
                     self.withdraw(&waiter);
@@ -378,7 +379,7 @@ impl Name {
         slow
     }
 
-    /// Leaves the queue at once. If a signal came first, hands it on.
+    /// Leaves the queue at once. If a signal came before, hands it on.
     fn withdraw(&self, waiter: &Arc<GateWaiter<Option<QueueEntry>>>) {
         match self.give_up(waiter) {
             Some(Signal::Passed(tenancy)) => {
@@ -404,7 +405,8 @@ impl Name {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
-                // A waiter that was woken, perhaps for no reason, may read the seat at this moment.
+                // A waiter that was woken, perhaps without a reason, may read the seat at this
+                // moment.
                 if chance(0.3) {
                     self.nudge();
                 }
@@ -429,7 +431,7 @@ impl Name {
         }
     }
 
-    /// As `Site::lose_hold`.
+    /// Does the same as `Site::lose_hold`.
     fn lose(&self, hold: &Arc<Hold>) {
         self.forget(hold);
         hold.lose(LostReason::LeaseExpired);
@@ -441,7 +443,7 @@ impl Name {
         }
     }
 
-    /// Acts as a forced unlock: the present tenancy loses the lock.
+    /// Acts as a forced unlock. The present tenancy loses the lock.
     fn force(&self) {
         *self.server.lock() = None;
         self.gate.force();
@@ -468,7 +470,7 @@ impl Name {
         assert!(!is_idle || state.queue.first().is_none(), "the leadership is lost");
     }
 
-    /// Asserts that nothing is left after all threads have gone.
+    /// Asserts that nothing remains after all threads have gone.
     fn check_free(&self) {
         let state = self.gate.state.lock();
         assert!(state.alone.seat.is_none(), "a grant that nobody took: {:?}", state.alone.seat);

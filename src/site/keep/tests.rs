@@ -19,8 +19,8 @@ use crate::site::Gate;
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(10);
 
-/// When the copy arrives, the hold has less time left than the copy names. A copy that arrives
-/// after the release creates nothing.
+/// When the copy arrives, the hold's remaining lease is shorter than the lease in the copy. A copy
+/// that arrives after the release creates nothing.
 #[test]
 fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let server = Server::start().unwrap();

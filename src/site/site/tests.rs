@@ -1,4 +1,4 @@
-//! Tests that put the steps of two threads in an order that no test can force from outside.
+//! Tests of interleavings of two threads that cannot be forced through the public API.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn session(server: &Server) -> Session {
     Session::open(&server.url(), config, |_, _, _| {}).unwrap()
 }
 
-/// A thread's tenancy of a hold that the server has just granted with this lease.
+/// Returns a thread's tenancy of a hold that the server has just granted with this lease.
 fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
     let hold = Hold::new(owner, terms, Asked::now(site), false);
@@ -32,7 +32,7 @@ fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     tenancy
 }
 
-/// A thread has ended the hold, for instance by a forced unlock, but has not vacated the seat yet.
+/// A thread has ended the hold, for example by a forced unlock, but has not vacated the seat yet.
 #[test]
 fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
@@ -47,7 +47,7 @@ fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
 }
 
-/// Holds that drop one inside the other would overflow the stack.
+/// If each hold kept the previous hold, the nested drops would overflow the stack.
 #[test]
 fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     let server = Server::start().unwrap();
@@ -61,7 +61,8 @@ fn very_many_holds_of_an_owner_that_were_not_ours_do_not_keep_one_another() {
     }
 }
 
-/// Each alarm that goes off sets the next one, so an extra alarm would stay as long as the site.
+/// Each alarm that goes off sets the next alarm, so an extra alarm would exist for as long as the
+/// site.
 #[test]
 fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     let server = Server::start().unwrap();
@@ -76,7 +77,8 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     wait_until("there is one alarm", SOON, || alarms() == before);
 }
 
-/// Without this, the watchdogs of processes that take turns would wake up twice as often, in vain.
+/// Otherwise the watchdogs of processes that take turns would wake up twice as often, without a
+/// reason.
 #[test]
 fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
@@ -101,7 +103,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
 }
 
 /// The leader must listen to the second channel for as long as it listens for Redisson's releases.
-/// Without that, scripts would take it for one of Redisson's clients and leave it the free lock.
+/// Otherwise scripts would count it as a Redisson client and leave it the free lock.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
@@ -146,8 +148,8 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     assert_eq!(losses(), 2);
 }
 
-/// A thread may leave a hold before its `lock` returns with another hold, and the observer was not
-/// told of the first one.
+/// A thread may leave a hold before its `lock` returns with another hold. The observer was not told
+/// about the first hold.
 #[test]
 fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let server = Server::start().unwrap();
