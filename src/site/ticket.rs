@@ -76,17 +76,18 @@ impl Site {
     ) -> Result<(), Error> {
         // The tenancy leaves first. Otherwise a renewal, which no longer finds the owner, would
         // report the lock as lost.
-        let (parting, seat) = self.step_out(tenancy, None, Leaving::Awaited)?;
+        let Some((parting, seat)) = self.step_out(tenancy, None, Leaving::Awaited)? else {
+            return Err(self.not_held_by_thread());
+        };
         let done = match parting {
             Parting::Release { hold, leads } => {
                 let _leadership = self.leads_until_released(leads);
                 self.give(&hold, ticket, keep)
             }
             Parting::Over(done) => done,
-            Parting::StillHeld => Err(self.not_held_by_thread()),
         };
         drop(seat);
-        self.tell_end(tenancy, Some(done))
+        self.tell_end(tenancy, done)
     }
 
     fn give(
