@@ -103,8 +103,9 @@ end
 -- turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has sent no
 -- request for HEARD ms, while the server answered the asker. `sent`: the server's time at which the
 -- client sent this request, as the client estimates it; nil if the server did not answer the client
--- promptly in the last HEARD ms. If this request is late, the server stood still or its clock
--- jumped. Then requests of other owners may be late, too, so no entry counts as silent.
+-- promptly in the last HEARD ms. If the asker's request is late, the server stood still or its
+-- clock jumped. In that case requests of other owners may be late, too, so no entry counts as
+-- silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return

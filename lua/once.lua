@@ -1,6 +1,6 @@
--- Prepended to every script that changes permits or counts. Such a request names no owner, so the
--- server's data does not show whether the request was applied. So each request has a number, and
--- the server applies each number once.
+-- Prepended to every script that changes permits or counts. A request to such a script names no
+-- owner, so the server's data does not show whether the request was applied. Therefore each request
+-- has a number, and the server applies each number once.
 --
 -- KEYS 1 the semaphore or latch, 2 the record of the request's sequence
 -- ARGV 1 number of the request, 2 the latest time at which it may be applied, in ms since 1970 on
@@ -60,9 +60,9 @@ local function answer(outcome, its_mark)
     return its_mark == '' and count or {count, its_mark}
 end
 
--- Runs the one command that makes the script's change. Before it, the function writes the result to
--- the record. If the server refuses this write, nothing is changed. If the server refuses the
--- command, the function restores the old record.
+-- Writes the result to the record, and then runs the one command that makes the script's change. If
+-- the server refuses to write the record, nothing is changed. If the server refuses the command,
+-- the function restores the old record.
 local function change(outcome, ...)
     remember(ARGV[1] .. '=' .. outcome .. (mark == '' and '' or '=' .. mark))
     local reply = redis.pcall(...)
@@ -74,10 +74,10 @@ local function change(outcome, ...)
 end
 
 -- Applies a request. `wanted` returns the result and the command that makes the change. If there is
--- nothing to change, `wanted` returns only a result, or nothing for the result 0. Such a result is
--- written to the record only if this request is a copy: the first request may arrive after its
--- copy, and must then change nothing. `told` computes the reply to the first request from the
--- command's reply. The reply to a copy is the result.
+-- nothing to change, `wanted` returns only a result, or nothing for the result 0. A result without
+-- a change is written to the record only if this request is a copy: the first request may arrive
+-- after its copy, and must then change nothing. `told` computes the reply to the first request from
+-- the command's reply. The reply to a copy is the result.
 local function once(wanted, told)
     if last == number then
         return answer(result, seen)

@@ -16,7 +16,7 @@
 ///
 /// This type is not an [`Option`], because with an `Option` two mistakes would compile: after
 /// `lock.try_lock()?;` the program continues without the lock, and `if lock.try_lock()?.is_some()`
-/// drops the guard at the end of the condition, so the block runs without the lock. With this type,
+/// drops the guard at the end of the condition, so the block runs without the lock. With `Attempt`,
 /// the compiler warns of the first mistake and rejects the second. The compiler does not warn of
 /// the following mistakes. **Bind the guard to a name**: `let Taken(_) = … else`, `matches!(…,
 /// Taken(_))` and `let _ =` drop the guard at once. **Match `Taken`**: `let _guard =

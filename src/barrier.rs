@@ -393,8 +393,8 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `None` would say that no other party passes. The error of the wait would not
-                    // say that the other parties may pass. So this returns the error of `leave`.
+                    // Return the error of `leave`: `None` would say that no other party passes, and
+                    // the error of the wait would not say that the other parties may pass.
                     (Err(error), _) => return Err(error),
                     // The end of the wait has cut a request.
                     _ if wait.is_over() => return Ok(None),
@@ -486,8 +486,8 @@ impl Party<'_> {
     }
 
     /// Breaks the generation in the background, because the server has not answered. The client
-    /// repeats this for the length of the party's lease. After this time the generation breaks
-    /// without it.
+    /// repeats the request for the length of the party's lease. When the lease has ended, the
+    /// generation breaks without a request.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);

@@ -531,8 +531,8 @@ impl LeaderElection {
     }
 }
 
-/// How often a campaign takes a lock that is then lost or has too little lease left. After these
-/// attempts the campaign fails: more attempts would hide that the server is too slow for the lease.
+/// How often a campaign takes a lock that is then lost or has too little lease left, before the
+/// campaign fails. More attempts would hide that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 /// The average pause of a [run](LeaderElection::run) between two campaigns.
@@ -788,9 +788,9 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        // Cancel `stop` while the mutex is held. If the cancel came after the unlock, `on_deposed`
-        // could call a callback before the cancel. If it came before the lock, the work could stop
-        // and resign at once, and the callbacks would be dropped.
+        // Cancel `stop` while the mutex is held. If the cancel came after the mutex is unlocked,
+        // `on_deposed` could call a callback before the cancel. If the cancel came before the mutex
+        // is locked, the work could stop and resign at once, and the callbacks would be dropped.
         self.stop.cancel();
         callbacks
     }

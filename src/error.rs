@@ -318,7 +318,8 @@ impl Error {
         self
     }
 
-    /// Marks the error as trouble during which a wait continues. Such an error is also transient.
+    /// Marks the error as trouble during which a wait continues. Trouble during which a wait
+    /// continues is also transient.
     pub(crate) fn endured(mut self, passing: Passing) -> Self {
         self.0.outlook = Outlook::Endured(passing);
         self

@@ -257,7 +257,8 @@ impl CountDownLatch {
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If `wait` ends during a request, the call returns
     /// `TimedOut` if the server has answered an earlier request of this call, or any request over
-    /// the same connection within the last second. Otherwise it returns an error.
+    /// the same connection within the last second. If there was no such answer, the call returns an
+    /// error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }

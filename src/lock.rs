@@ -127,8 +127,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// One round trip. No round trip if a thread of this process holds the lock, waits for it or
-    /// asks for it. (For a [`FairLock`], no round trip only if such a thread holds the lock.) A
-    /// call that adds a level may need a round trip to extend the lease: see [`lock`](Self::lock).
+    /// asks for it. (For a [`FairLock`], no round trip only if a thread of this process holds the
+    /// lock.) A call that adds a level may need a round trip to extend the lease: see
+    /// [`lock`](Self::lock).
     fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
     }

@@ -51,8 +51,8 @@ return once(function()
         return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    -- A party that leaves while the last party's action runs belongs to the next generation. So the
-    -- next generation breaks.
+    -- A party that leaves while the last party's action runs belongs to the next generation, so it
+    -- breaks the next generation.
     local breaks = leaves and missing < 0 and number + 1 or number
     if is_broken(breaks) then
         if leaves then

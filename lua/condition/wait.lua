@@ -4,8 +4,8 @@
 -- ARGV 2 owner, 3 waiter
 -- reply: 1 = the thread is among the waiters; 0 = this owner does not have the lock
 --
--- A notifier must have the lock, too. So no thread can notify between this script and the release.
--- A copy of the request may arrive after the release. Such a copy changes nothing: another owner
+-- A notifier must have the lock, too, so no thread can notify between this script and the release.
+-- A copy of the request may arrive after the release. A late copy changes nothing: another owner
 -- has the lock by then, or, if the lock was passed on inside the process, the waiter has an entry
 -- or a record.
 local held = is_held_by(ARGV[2])
@@ -18,8 +18,8 @@ end
 -- The list must never be left without a time to live, so the script first checks the right to
 -- PEXPIRE. The script also checks the rights that the later release needs: if the release were
 -- refused, the thread would wait for the end of its own lease. RPUSH is the first write, so that a
--- server that is out of memory refuses it. Such a server would later refuse to grant the lock to
--- the thread again.
+-- server that is out of memory refuses it. A server without memory would later refuse to grant the
+-- lock to the thread again.
 local commands = {
     {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},

@@ -14,11 +14,12 @@
 --        server's refusal
 --
 -- A renewal raises a shorter lease and keeps a longer one, because a thread may have asked for the
--- longer one. If a lease is longer than any thread asked for, the server's clock was set back. Such
--- a lease must be cut: if its process died, the lock would stay taken until the lease ended. The
--- script does not cut the lease at once, because a request for a longer lease may have overtaken
--- this renewal on another connection. So the client first checks this, and then requests the cut in
--- another renewal. If the server refuses PTTL, the lease does not change.
+-- longer one. If a lease is longer than any thread asked for, the server's clock was set back. A
+-- lease that is too long must be cut: if its process died, the lock would stay taken until the
+-- lease ended. The script does not cut the lease at once, because a request for a longer lease may
+-- have overtaken this renewal on another connection. So the client first checks whether a thread
+-- asked for a longer lease, and then requests the cut in another renewal. If the server refuses
+-- PTTL, the lease does not change.
 --
 -- The script always writes. A client that waits for replicas waits for the writes of this
 -- connection, and the longer lease may have been written over another connection. Each command runs

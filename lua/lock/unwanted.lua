@@ -4,7 +4,7 @@
 --
 -- The rest of the script would do the same, but creating its functions costs as much as these
 -- commands. (If ARGV 3 is above 0, the lock was granted to this owner by a message, so there are
--- probably more waiters. Then hand_over.lua releases the lock.)
+-- probably more waiters. In that case hand_over.lua releases the lock.)
 --
 -- One HDEL checks the owner and ends its hold, because a lock has one field. If the server refuses
 -- the message, the lock is free all the same.

@@ -254,7 +254,7 @@ local function behind(owner)
 end
 
 -- Returns the channels of these owners up to the first writer; false for an owner whose process
--- does not listen. Unlike `channel_of`, it sends one command for all owners.
+-- does not listen. Unlike `channel_of`, this function sends one command for all owners.
 local function channels_of(line)
     local channels = {}
     for i, owner in ipairs(line) do

@@ -1,5 +1,5 @@
--- Gives back the permits that an abandoned request took. If that request arrives after this script,
--- it takes no permits.
+-- Gives back the permits that an abandoned request took. If the abandoned request arrives after
+-- this script, it takes no permits.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, of the request to abandon, 5 channel

@@ -21,7 +21,7 @@ pub(crate) enum Message<'a> {
     /// The owner now holds the lock.
     Grant(GrantMessage<'a>),
     /// The owner is the first in the queue. The owner should ask after the time `left` (which may
-    /// be zero). Until then Redisson's clients may take the lock.
+    /// be zero). During the time `left`, Redisson's clients may take the lock.
     Open { left: Duration, database: i64, lock: &'a str },
     /// Others wait for this lock, which the owner has.
     Wanted { database: i64, lock: &'a str },

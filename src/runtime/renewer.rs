@@ -30,8 +30,8 @@ use crate::scripts;
 const NAMES_A_CALL: usize = 128;
 /// The most names whose renewals are written before a reply is read.
 const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
-/// How long a reply for which no caller waits may take, in addition to some round trips. After this
-/// time, the lane of the reply is closed.
+/// How long a reply for which no caller waits may take, in addition to some round trips. If the
+/// reply takes longer, its lane is closed.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
@@ -243,10 +243,11 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Releases holds that this client has already released. Such a hold exists again if another
-    /// server becomes the master, or if this server comes back with older data. Without this,
-    /// waiters would wait until the lease ends. (A list of all released holds would grow without
-    /// limit. So the renewer asks the server for the owners of the locks that this client knows.)
+    /// Releases holds that this client has already released. A released hold exists again if
+    /// another server becomes the master, or if this server comes back with older data. Without a
+    /// second release, waiters would wait until the lease ends. (A list of all released holds would
+    /// grow without limit. So the renewer asks the server for the owners of the locks that this
+    /// client knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
         // If a name has two members, this keeps the later member: a fair lock's queue, which knows

@@ -7,8 +7,8 @@
 //! no request of a sequence, it has received no change of the sequence for minutes. The client
 //! repeats the changes that the server lacks (`lua/semaphore/mend.lua`), in the order of their
 //! numbers. Then the server remembers the last repeated change, so a copy changes nothing. Before
-//! that, the server applies no later request of the sequence, because each request names the change
-//! before it (`lua/once.lua`).
+//! the changes are repeated, the server applies no later request of the sequence, because each
+//! request names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;

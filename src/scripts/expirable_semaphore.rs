@@ -28,8 +28,8 @@ static UPDATE_LEASE_TIME: LazyLock<Script> =
     script!(COUNT, "expirable_semaphore/update_lease_time.lua");
 static SET_PERMITS: LazyLock<Script> = script!(COUNT, "expirable_semaphore/set_permits.lua");
 static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua");
-// The number of free permits is stored as in a plain semaphore, but without a mark. So these
-// scripts are shared.
+// Plain semaphores use these scripts, too, because both kinds store the number of free permits in
+// the same way (an expirable semaphore has no mark).
 static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
 

@@ -18,8 +18,8 @@ fn prefixed(prefix: &str, name: &str) -> String {
 }
 
 /// Like [`pieces`], for a key that only redlatch uses. A name with a brace gives
-/// `prefix_tagged:name`, because the names `x` and `{x}` must not share such a key: a release of
-/// one lock would grant it to a waiter of the other lock.
+/// `prefix_tagged:name`, because the names `x` and `{x}` must not share a key of redlatch: a
+/// release of one lock would grant it to a waiter of the other lock.
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])

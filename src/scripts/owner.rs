@@ -78,8 +78,8 @@ impl ClientId {
 
     /// Returns a new owner. The owner's number names one acquisition and is never used again. So a
     /// late command of an old hold cannot change the next hold, and an acquire may be sent twice.
-    /// (In Redis, the re-entry count of an owner is always 1. The process counts the levels
-    /// itself.)
+    /// (In Redis, the re-entry count of an owner is always 1, because the process counts the levels
+    /// of a hold itself.)
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock, false)
     }

@@ -387,8 +387,9 @@ impl ChangedNames {
         self.names.lock().queue.is_empty()
     }
 
-    /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. Empty:
-    /// there are no more names. (If a name moves to the end in the meantime, it is returned twice.)
+    /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. If no more
+    /// names are left, the list is empty. (If a name moves to the end in the meantime, it is
+    /// returned twice.)
     pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
         let from = cursor.0.max(names.before);

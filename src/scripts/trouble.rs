@@ -44,8 +44,8 @@ impl Trouble {
         }
     }
 
-    /// Returns the error of a request that reads or sets a value of this name. Nothing has to be
-    /// undone after such a request.
+    /// Returns the error of a request that reads or sets a value of this name. After the failure of
+    /// such a read or write, nothing has to be undone.
     pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",

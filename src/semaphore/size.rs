@@ -12,9 +12,9 @@ use crate::scripts::Trouble;
 
 /// The size that one client's handles want for one semaphore.
 ///
-/// The client may make the semaphore until a request for permits has found the semaphore. After
-/// this, permits of this client may be taken, and a new semaphore would not count them. (If a
-/// failover loses the new semaphore before that request, the client makes it again.)
+/// The client may make the semaphore until a request for permits has found the semaphore. Later,
+/// permits of this client may be taken, and a new semaphore would not count the taken permits. (If
+/// a failover loses the new semaphore before that request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,

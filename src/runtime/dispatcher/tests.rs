@@ -78,7 +78,7 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
 }
 
 /// When the slot leaves the server, the server ends the subscription. The server then refuses the
-/// client's UNSUBSCRIBE. So this request gets two replies.
+/// client's UNSUBSCRIBE, so the UNSUBSCRIBE gets two replies.
 #[test]
 fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     static HOLDS: AtomicBool = AtomicBool::new(true);

@@ -102,9 +102,9 @@ impl Renewer {
         }
     }
 
-    /// Plans to repeat all changes again, because the user may get the right later. Until then the
-    /// server refuses later requests in the same sequences (`lua/once.lua`). If the server has
-    /// already applied a change, its repetition has no effect.
+    /// Plans to repeat all changes again, because the user may get the right later. Until the
+    /// changes are repeated, the server refuses later requests in the same sequences
+    /// (`lua/once.lua`). If the server has already applied a change, its repetition has no effect.
     fn mend_again(&mut self) {
         self.last_run = u64::MAX;
         let at = clock::now().saturating_add(ASK_FOR_RIGHTS);

@@ -49,8 +49,8 @@ pub(crate) trait PermitSource: Sized {
 
     /// Sends one request for these needs. The server meets the needs in order, each need completely
     /// or not at all. If `clients` processes share the free permits, the needs together get at most
-    /// the share of one process. Without this limit the other processes would starve, because the
-    /// process that has just released permits is the first to ask.
+    /// the share of one process. If one process could get more, the other processes would starve,
+    /// because the process that has just released permits is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -80,8 +80,8 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 pub(crate) enum PermitReply<L> {
     /// Permits for the first need, and perhaps for further needs.
     Given(Permits<L>),
-    /// Too few permits for the first need. After this time more permits may be free, even if no
-    /// message arrives.
+    /// Too few permits for the first need. The value is the time after which more permits may be
+    /// free, even if no message arrives.
     Refused(Option<Duration>),
 }
 
@@ -94,8 +94,8 @@ pub(crate) struct RequestFailed {
 }
 
 impl RequestFailed {
-    /// Returns the failure of a request that checks whether the semaphore exists, or makes it. Such
-    /// a request comes before the request for permits.
+    /// Returns the failure of a request that checks whether the semaphore exists, or makes it. This
+    /// check comes before the request for permits.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");

@@ -124,9 +124,10 @@ impl PermitTurn {
 
     /// Ends the turn. Returns the number of other processes that should have their turns: all
     /// listeners except the process's `own`. The reply to the last release may not have been read
-    /// yet, because a drop does not wait for it. In this case, returns the number from an earlier
-    /// release, but at least one, because a process may have come since. (If this always returned
-    /// one, this process would ask again before the slowest process had its turn.)
+    /// yet, because a drop does not wait for the reply. If the reply is missing, returns the number
+    /// from an earlier release, but at least one, because a process may have come since. (If the
+    /// result were always one, this process would ask again before the slowest process had its
+    /// turn.)
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -195,7 +196,7 @@ impl PermitTurn {
         if !std::mem::replace(&mut self.is_used, true) {
             // The permits were taken through an earlier site of this name, which ended with its
             // last handle. It is unknown for how long the process has had the permits, and other
-            // processes may have waited for them. So the turn counts as over.
+            // processes may have waited for them. For this reason the turn counts as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last = Some(TurnEnd { at: now });

@@ -4,11 +4,12 @@
 //! no server. One thread asks for all threads that need the slots at that time.
 //!
 //! A server's answer is its *view*. A server that is cut off from the other servers reports the old
-//! owners of slots. But such a server reports that it reaches no majority of the masters
-//! (`cluster_state`), and its epoch is older than the epoch of a master that was elected in the
-//! meantime. The client accepts a view at once only if its server reaches a majority and its epoch
-//! is not older than the epoch of the last accepted view. Otherwise the client asks a majority of
-//! the masters, which cannot be cut off as a whole, and accepts the best of their views.
+//! owners of slots. But a server that is cut off also reports that it reaches no majority of the
+//! masters (`cluster_state`), and its epoch is older than the epoch of a master that was elected in
+//! the meantime. The client accepts a view at once only if its server reaches a majority and its
+//! epoch is not older than the epoch of the last accepted view. Otherwise the client asks a
+//! majority of the masters, which cannot be cut off as a whole, and accepts the best of their
+//! views.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

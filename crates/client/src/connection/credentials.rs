@@ -26,9 +26,9 @@ impl Credentials {
         Self { user: user.to_owned(), password: password.to_owned(), valid_for: None }
     }
 
-    /// Returns the same credentials, which the server accepts only for `time` from now. After this
-    /// time the server may close connections that were opened with them. Without this call, the
-    /// credentials are valid until the server changes them.
+    /// Returns the same credentials, which the server accepts only for `time` from now. When `time`
+    /// is over, the server may close connections that were opened with these credentials. Without a
+    /// call of `valid_for`, the credentials are valid until the server changes them.
     #[must_use]
     pub fn valid_for(self, time: Duration) -> Self {
         Self { valid_for: Some(time), ..self }

@@ -167,7 +167,7 @@ impl Endpoint {
         self.number
     }
 
-    /// Whether the server is in this process. Such a server has no users.
+    /// Whether the server is in this process. A server in this process has no users.
     pub(super) fn is_in_memory(&self) -> bool {
         matches!(&self.target, Locator::At { network, .. } if network.is_in_memory())
     }

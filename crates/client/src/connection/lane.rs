@@ -160,11 +160,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a command for whose reply no thread waits. Does not block. When this returns, the
-    /// command has been written, or it is in one of two places. If it is in the link, it is written
-    /// before all later commands, as soon as the connection accepts bytes. If it is in the queue,
-    /// another combining thread writes it. If there is no connection, or too many replies are
-    /// unread, the background thread writes it.
+    /// Sends a command for whose reply no thread waits. Does not block. When `post` returns, the
+    /// command has been written, or waits in the link or in the queue. A command in the link is
+    /// written before all later commands, as soon as the connection accepts bytes. A command in the
+    /// queue is written by the thread that combines now. If there is no connection, or too many
+    /// replies are unread, the background thread writes the command.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
@@ -187,8 +187,9 @@ impl Lane {
     /// `response_timeout`. If the queue is long, writes only the first packet.
     ///
     /// Opening a connection may take at most `to_open`, because the background thread has renewals
-    /// to send. If this time is too short, the queued commands fail, and their receivers get the
-    /// failure. If it is zero, the commands fail at once, without a look-up of the host's name.
+    /// to send. If `to_open` is too short, the queued commands fail, and their receivers get the
+    /// failure. If `to_open` is zero, the commands fail at once, without a look-up of the host's
+    /// name.
     ///
     /// Returns `false` if another thread combines, or if there is more to do. A thread that was
     /// asked for this call must then [request another call](Self::request_service).

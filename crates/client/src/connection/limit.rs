@@ -123,14 +123,14 @@ pub(super) fn cuts(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 
-/// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. The
-/// failure of such a call does not show an outage, and does not concern other threads.
+/// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. A
+/// failure because of the limit does not show an outage, and does not concern other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
 
 /// Whether the connection of the [cut](was_cut) call had received a reply within the last second.
-/// After such a reply, the limit was too short, and there is no outage.
+/// If it had, the limit was too short for the call, and there is no outage.
 pub fn was_cut_while_answering() -> bool {
     cut() == Cut::Answering
 }

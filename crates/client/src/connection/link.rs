@@ -25,18 +25,18 @@ use self::rights::{KnownRights, SentQuestion};
 /// The silence in nanoseconds after which a connection is tested before a command uses it. If a
 /// firewall had dropped the connection, the outcome of the command would be unknown.
 const TRUSTED: u64 = 10_000_000_000;
-/// The shortest time limit of such a test. The usual limit is twice the time that opening the
-/// connection took.
+/// The shortest time limit for the test of a silent connection. The usual limit is twice the time
+/// that opening the connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
-/// The receiver of a reply. The thread that reads the reply calls it with no mutex held. The
-/// receiver must not block, and must not send a command.
+/// The receiver of a reply. The thread that reads the reply calls the receiver with no mutex held.
+/// The receiver must not block, and must not send a command.
 pub trait ReplyReceiver: Send + Sync {
-    /// Gets the reply, or the reason why there is none. Called once.
+    /// Receives the reply, or the reason why there is no reply. Called once for each command.
     fn receive(&self, outcome: Outcome);
 
-    /// Whether a thread waited for the reply and has left. The command of such a thread must not be
-    /// sent again: it would run after the command that undoes it.
+    /// Whether a thread waited for the reply and has left. If so, the command must not be sent
+    /// again: it would run after the command that undoes it.
     fn has_left(&self) -> bool {
         false
     }
@@ -161,8 +161,8 @@ impl Link {
         })
     }
 
-    /// Whether a reply said that this is the wrong server. Such a link must be closed: the next
-    /// link looks the address up again.
+    /// Whether a reply said that this is the wrong server. A link to a wrong server must be closed:
+    /// the next link looks the address up again.
     pub fn is_wrong(&self) -> bool {
         self.is_wrong
     }
@@ -776,8 +776,8 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Replies for which no thread waits are read with a short time limit. If this limit ends,
-        // it does not show that the server is out of reach.
+        // Replies for which no thread waits are read with a short time limit. The end of this short
+        // limit does not show that the server is out of reach.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.failed(self.wrote_at, &error);
         }

@@ -50,8 +50,8 @@ impl Outage {
         Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
-    /// Notes that the client finds the outage over. If it is the last such client, returns the
-    /// length of the outage.
+    /// Notes that the client finds the outage over. Returns the length of the outage if no other
+    /// client of the process still notices the outage.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())
     }

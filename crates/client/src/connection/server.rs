@@ -105,8 +105,8 @@ impl ServerInfo {
 ///
 /// After a restart, the server (or the replica that replaced it) may not have the client's holds.
 /// So the reply "not held" to a release may mean that the hold was lost before. If a server does
-/// not report its run, every connection counts as a new run. The client then reports such a release
-/// as a loss, and checks its holds again.
+/// not report its run, every connection counts as a new run. After a new run, the client reports
+/// the reply "not held" as a loss, and checks its holds again.
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
     /// The number of the last run. Before the first connection, this is already the number of the
@@ -126,9 +126,9 @@ impl Default for Runs {
 
 impl Runs {
     /// Notes a new connection to this server. Returns the run's number, if the server reports its
-    /// run. `asked`: the code behind the callback has opened this connection. If the server does
-    /// not report its run, the callback is not called for such a connection: otherwise that code
-    /// would open the next connection, and so on for ever.
+    /// run. `asked`: the code behind the callback has opened this connection. If `asked` is true
+    /// and the server does not report its run, the callback is not called: otherwise the code
+    /// behind it would open the next connection, and so on for ever.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();

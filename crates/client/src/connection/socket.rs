@@ -1,9 +1,9 @@
 //! A socket that keeps its deadline, even if signals arrive.
 //!
 //! After a signal handler (even with `SA_RESTART`), or after the process was stopped and continued,
-//! a read with a timeout fails with `Interrupted`. If this counted as a failure of the connection,
-//! all threads would lose the connection. The socket's own timeout also starts again with every
-//! byte. So this module computes the deadline itself.
+//! a read with a timeout fails with `Interrupted`. If `Interrupted` counted as a failure of the
+//! connection, all threads would lose the connection. The socket's own timeout also starts again
+//! with every byte. Therefore this module computes how much time is left, and reads again.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -174,7 +174,7 @@ impl Socket {
 
     /// Like [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
     /// another thread continue. Reads and writes then fail with `WouldBlock`, so that TLS can
-    /// continue, too. Such a read or write ends as precisely as the system's timers, while a
+    /// continue, too. These reads and writes end as precisely as the system's timers, while a
     /// socket's own timeout may be late by several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
@@ -290,7 +290,8 @@ impl Closer {
         let _ = open.stream.shut_down();
     }
 
-    /// The address of the other side. Returns `None` if it has none, or if the socket is closed.
+    /// Returns the address of the other side, or `None` if the other side has no address or the
+    /// socket is closed.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.0.upgrade()?.stream.peer()
     }

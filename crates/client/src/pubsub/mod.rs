@@ -383,9 +383,9 @@ impl PubSub {
     }
 
     /// Notes a sign of a missed message: a reply shows a change that no message has reported. The
-    /// message may still arrive. But if the connection receives nothing until the next such sign,
-    /// it is dead without an error. Then this call closes the connection, and the subscriber opens
-    /// a new connection.
+    /// message may still arrive. If the connection has received nothing since the last sign of a
+    /// missed message, the connection is dead without an error. Then this call closes the
+    /// connection, and the subscriber opens a new connection.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),

@@ -165,7 +165,8 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    /// Handles a message. Returns `true` if it was a control message, after reading the queue.
+    /// Handles a message. If this is a control message, reads the subscriber's queue and returns
+    /// `true`.
     fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
         let Some(entry) = self.entry(channel) else { return Ok(false) };
         if entry.kind() != ChannelKind::Own {

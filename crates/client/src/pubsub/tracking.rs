@@ -126,7 +126,7 @@ pub(super) enum TrackingNews {
 }
 
 impl Tracking {
-    /// Begins tracking on a new connection. Returns the first steps.
+    /// Begins tracking on a new connection. Returns the steps that the subscriber sends first.
     pub(super) fn begin(&mut self) -> TrackingSteps {
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;

@@ -25,8 +25,8 @@ pub fn own_thread(
     thread.map(drop)
 }
 
-/// Whether the calling thread is a background thread of a client. If such a thread drops the last
-/// handle (which an `on_lost` callback may own), the thread must not wait for its own end.
+/// Whether the calling thread is a background thread of a client. If a background thread drops the
+/// last handle (which an `on_lost` callback may own), the thread must not wait for its own end.
 pub fn on_own_thread() -> bool {
     OWN.try_with(Cell::get).unwrap_or(false)
 }

@@ -12,8 +12,8 @@ static FIRST: OnceLock<Guard> = OnceLock::new();
 /// Returns whether this process may connect a client: not if an ancestor has connected one. The
 /// reason: parking_lot keeps the sleeping threads of a process in one table. A forked child's copy
 /// of the table has entries of the parent's threads, and the child's own threads may get the stacks
-/// of those threads. Without this rule, one client of ten hung or crashed. An error means that the
-/// system allows no handler of `fork`.
+/// of those threads. When forked children were allowed to connect, one client of ten hung or
+/// crashed. An error means that the system allows no handler of `fork`.
 pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
     Guard::try_new().map(|this| {
         FIRST.get_or_init(|| this);
@@ -21,8 +21,8 @@ pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
     })
 }
 
-/// Whether this process was forked from a process with clients. Such a child must not lock, write
-/// or release anything of these clients. The check reads a counter that a handler of `fork`
+/// Whether this process was forked from a process with clients. A forked child must not lock, write
+/// or release anything of its parent's clients. The check reads a counter that a handler of `fork`
 /// increments. (A call of `getpid` would take as long as a re-entry.)
 #[inline]
 pub fn is_forked() -> bool {

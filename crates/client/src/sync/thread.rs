@@ -27,9 +27,10 @@ impl Thread {
     /// The calling thread.
     ///
     /// A thread whose thread-locals are being destroyed counts as dead, so that its holds are not
-    /// renewed for ever. But a destructor may still take a lock. For a destructor, this returns a
-    /// new `Thread` at each call, which is never dead. Its [`id`](Self::id) is always the same, so
-    /// the destructor re-enters its holds and does not wait for itself.
+    /// renewed for ever. But the destructor of a thread-local may still take a lock. For a
+    /// destructor, `current` returns a new `Thread` at each call, which is never dead. Its
+    /// [`id`](Self::id) is always the same, so the destructor re-enters its holds and does not wait
+    /// for itself.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT
