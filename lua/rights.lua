@@ -27,7 +27,7 @@ local function lacks(name, rest)
             lacking[#lacking + 1] = string.upper(command) .. (key and ' ' .. key or '')
         end
     end
-    -- (The server receives this script as text. It runs all other scripts by their hash, with
+    -- (The client sends this script as text, with EVAL, and all other scripts by their hash, with
     -- EVALSHA.)
     ask('evalsha', '', '0')
     ask('time')

@@ -19,8 +19,8 @@
 //! - To take its arrival back, a party sends a request with the same number. After this request the
 //!   server refuses copies of the arrival, and the generation in which the party has arrived, or
 //!   would arrive, is broken. If there is no reply, the client repeats the request in the
-//!   background. It also repeats the request before its next numbered request: if the old request
-//!   arrived after a reset, it would break the new generation.
+//!   background. The client also repeats an unanswered request before its next numbered request: if
+//!   the old request arrived after a reset, it would break the new generation.
 //! - No party arrives in a generation that is earlier than the latest generation that its process
 //!   knows.
 
@@ -78,8 +78,9 @@ use crate::waiting::{
 ///
 /// Either all parties of a generation pass the barrier, or none of them. The barrier breaks if a
 /// party's wait reaches its limit or is cancelled, if a waiting party dies, if the action panics,
-/// or if the barrier is [reset](Self::reset) or deleted. Then every waiting party, and every party
-/// that arrives before the next reset, gets an error of kind [`Broken`](ErrorKind::Broken).
+/// or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting
+/// party, and every party that arrives before the next reset, gets an error of kind
+/// [`Broken`](ErrorKind::Broken).
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. This happens if a

@@ -370,9 +370,9 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// The call scans all keys of each server, so do not call it often. It needs three round trips
-    /// for every 100 keys, one for each hash, and one `CLIENT LIST` for each server. Each round
-    /// trip for keys takes the server less than a millisecond.
+    /// The call scans all keys of each server, so do not call it often. The call needs three round
+    /// trips for every 100 keys, one for each hash, and one `CLIENT LIST` for each server. Each
+    /// round trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }

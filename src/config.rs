@@ -150,8 +150,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the longest time for which the watchdog renews one lock or permit. Then the lease ends,
-    /// and the guard reports the loss. So a thread that hangs does not keep a lock for ever.
+    /// Sets the longest time for which the watchdog renews one lock or permit. At the end of this
+    /// time the lease ends, and the guard reports the loss. So a thread that hangs does not keep a
+    /// lock for ever.
     ///
     /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
@@ -313,11 +314,11 @@ impl ClientBuilder {
     }
 
     /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
-    /// Then the client notices within milliseconds that another client has deleted its lock.
-    /// Without tracking, the client notices this only at its next renewal.
+    /// With these reports the client notices within milliseconds that another client has deleted
+    /// its lock. Without tracking, the client notices this only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. Then tracking costs one request for
-    /// each hold and for each of its renewals, an entry in the server's table
+    /// Tracking costs nothing in the first 100 ms of a hold. After 100 ms, tracking costs one
+    /// request for each hold and for each of its renewals, an entry in the server's table
     /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
     /// times a second, the client skips some of these requests. The client tracks at most 10,000
     /// keys. If the server refuses to track keys, the client logs a line.
@@ -352,9 +353,9 @@ impl ClientBuilder {
     /// and for passwords that change while the client lives. The client calls it for each
     /// connection that it opens. If the credentials are valid for a limited time
     /// ([`Credentials::valid_for`]), the client also calls it after three quarters of this time.
-    /// Then open connections log in again (`AUTH`), and the client replaces its connections for
-    /// messages. With Sentinels, the credentials are for the servers that the Sentinels watch; in a
-    /// cluster, they are for all servers.
+    /// With the new credentials, open connections log in again (`AUTH`), and the client replaces
+    /// its connections for messages. With Sentinels, the credentials are for the servers that the
+    /// Sentinels watch; in a cluster, they are for all servers.
     ///
     /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
     /// thread that opens a connection waits for the result within

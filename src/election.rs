@@ -642,9 +642,9 @@ impl Leadership {
     /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
     /// before it is resigned. If the lease was not renewed
     /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` one grace before
-    /// the lease ends. Then no other process leads yet, unless this process was stopped. For any
-    /// other reason, another process may already lead. If the leadership has already ended, the
-    /// client calls `callback` soon.
+    /// the lease ends. At that moment no other process leads yet, unless this process was stopped.
+    /// For any other reason, another process may already lead. If the leadership has already ended,
+    /// the client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
     /// a deposed leadership, because it may still keep the lock.
@@ -732,8 +732,8 @@ struct Term {
     tenancy: Arc<Tenancy>,
     token: u64,
     grace: Duration,
-    /// The token that tells the work of a [run](LeaderElection::run) to stop. It is cancelled at
-    /// the latest at the end of the term.
+    /// The token that tells the work of a [run](LeaderElection::run) to stop. The token is
+    /// cancelled at the latest at the end of the term.
     stop: CancelToken,
     progress: Mutex<Progress>,
 }

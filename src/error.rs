@@ -232,7 +232,7 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// The compiler does not derive these traits because of `source`. They are safe to implement,
+// The compiler does not derive these traits because of `source`. Implementing them by hand is safe,
 // because an error never changes.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}

@@ -521,9 +521,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so the next leader asks at once. It also gets
-        // the request state: without it, the leader would take the end of the latch's time to live
-        // for the last count-down.
+        // The next leader may wait for another count, so the next leader asks at once. The next
+        // leader also gets the request state, because a leader without it would take the end of the
+        // latch's time to live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

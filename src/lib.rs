@@ -1,8 +1,8 @@
 //! Distributed locks and synchronizers on Redis for plain threads.
 //!
-//! `redlatch` is for a threaded program that needs a `Mutex` across machines. It has the locks of
-//! java.util.concurrent, synchronous and blocking. redlatch is wire-compatible with Redisson, so a
-//! Java service and a Rust service can share one lock.
+//! `redlatch` is for a threaded program that needs a `Mutex` across machines. redlatch has the
+//! locks of java.util.concurrent, synchronous and blocking. redlatch is wire-compatible with
+//! Redisson, so a Java service and a Rust service can share one lock.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -60,8 +60,8 @@
 //!   [`check`](LockGuard::check) before each write. If a late write does harm, make the write
 //!   itself conditional ([fencing](guide::fencing)).
 //! - **The server may lose its data**: in a restart without persistence, an eviction, or a failover
-//!   to a replica that lags behind. Then two processes may hold the lock, until the first holder
-//!   detects its loss.
+//!   to a replica that lags behind. After such a loss of data, two processes may hold the lock,
+//!   until the first holder detects its loss.
 //! - **A dead process's permits** of a [`Semaphore`] are lost. The permits of an
 //!   [`ExpirableSemaphore`] have leases, and are free again when the leases end.
 //!

@@ -538,7 +538,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Errors
     ///
-    /// Those of [`with`](Self::with).
+    /// The errors of [`with`](Self::with).
     ///
     /// # Blocking
     ///

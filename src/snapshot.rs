@@ -23,7 +23,7 @@ pub struct Snapshot {
 }
 
 /// How often each event has happened; see [`Observer`](crate::observe::Observer) for the events.
-/// These numbers never decrease. If several permits are acquired, released or lost together, they
+/// The counts never decrease. If several permits are acquired, released or lost together, they
 /// count as several events. So, apart from waits for latches and barriers, `acquired` is the sum of
 /// `released`, `lost` and the number of present holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,8 +104,8 @@ pub struct Waiting {
 pub struct ServerState {
     /// The server's host and port.
     pub address: String,
-    /// How many connections to the server the client may have for commands. (It has two more, for
-    /// messages and for renewals.)
+    /// How many connections to the server the client may have for commands. (The client has two
+    /// more connections, for messages and for renewals.)
     pub connections: usize,
     /// How many of these connections are open.
     pub open: usize,

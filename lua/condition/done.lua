@@ -25,8 +25,8 @@ if pass then
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- The one field may be the field '', which is no record. If so, no record is left, and the HDEL
-    -- below removes the whole hash. If not, the HDEL removes nothing.
+    -- The one field may be the field '', which is no record. If it is, no record is left, and the
+    -- HDEL of '' removes the whole hash. If the one field is a record, the HDEL removes nothing.
     redis.call('hdel', notified, '')
 end
 return 1

@@ -46,9 +46,10 @@ local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(numbe
     and not redis.call('lrange', queue, 0, 0)[1]
 
 -- Returns the number n of Redisson's waiters in the queue. If a live redlatch waiter has the
--- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. Then
--- its score shows n: it is at most the fair wait above n times Redisson's wait. (If `rest` is less
--- than half the fair wait, the waiter has missed keep-alives, so its score may not show n.)
+-- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. In
+-- this case the highest score shows n: it is at most the fair wait above n times Redisson's wait.
+-- (If `rest` is less than half the fair wait, the waiter has missed keep-alives, so its score may
+-- not show n.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then

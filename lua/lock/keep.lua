@@ -23,8 +23,8 @@ local size, timeout = redis.call('hlen', lock), timeout_of(lock, owner, 1)
 if size > 1 and redis.call('pttl', timeout) > rest then
     redis.call('pexpire', timeout, rest)
 end
--- With more readers than this, reading all timeouts takes too long. Then the next reader that
--- leaves shortens the lock's time to live.
+-- With more readers than this, reading all timeouts takes too long. If there are more, the next
+-- reader that leaves shortens the lock's time to live.
 local MANY = 64
 local left = size <= MANY and cut(lock, owner, rest)
 if left then

@@ -4,9 +4,9 @@
 -- ARGV 1 the client's uuid
 -- reply: for each lock the list of these owners
 --
--- A new master may lack the last commands that the old master received. Then the new master still
--- has holds and queue entries of owners that no thread uses any longer. The script changes nothing.
--- If the user may not read a queue, the queue counts as empty. Each command runs in a pcall, as in
+-- A new master may lack the last commands that the old master received. So the new master may have
+-- holds and queue entries of owners that no thread uses any longer. The script changes nothing. If
+-- the user may not read a queue, the queue counts as empty. Each command runs in a pcall, as in
 -- renew.lua. A hash with more than MOST fields counts as another program's data, even if it is a
 -- lock with many readers.
 local MOST = 1000

@@ -1,5 +1,5 @@
--- Takes several locks of one kind, all or none. It takes the locks only if no other owner holds or
--- waits for one of them.
+-- Takes several locks of one kind, all or none. The script takes the locks only if no other owner
+-- holds or waits for one of them.
 --
 -- Comes after the function `one`, which takes a free lock without waiters: ../lock/free.lua or
 -- ../read_write/free.lua.

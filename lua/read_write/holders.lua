@@ -63,8 +63,9 @@ end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
 -- refusal. If a reader's process was stopped, its timeout key may have expired while another reader
--- kept the lock. Then this function makes the key anew, as lock/renew.lua does. Without the key,
--- the next reader that leaves would find no other reader, and would free the lock for a writer.
+-- kept the lock. If the timeout key has expired, this function makes it anew, as lock/renew.lua
+-- does. Without the key, the next reader that leaves would find no other reader, and would free the
+-- lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -119,9 +120,9 @@ end
 
 -- Examines the holders other than `owner`. Returns the longest remaining lease of the readers (0:
 -- all have expired), whether another owner writes, whether one of the readers is redlatch's, and
--- the dead readers whose fields must be removed. These are redlatch's dead readers, and if there
--- are many readers also Redisson's. (If there are few, the fields of Redisson's dead readers
--- remain: without its field, Redisson's late unlock would throw an error.)
+-- the dead readers whose fields must be removed. The dead readers in the result are redlatch's, and
+-- if there are many readers also Redisson's. (If there are few, the fields of Redisson's dead
+-- readers remain: without its field, Redisson's late unlock would throw an error.)
 local MANY, LOOKS = 64, 16
 local function others(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -203,7 +204,7 @@ local function drop(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- This HSET changes nothing. It tests whether the server would refuse the HSET below:
+            -- This HSET changes nothing, but tests whether the server would refuse the HSET below:
             -- if that failed after the HDEL of the owner, no owner could take the lock. (This HDEL
             -- removes nothing. After it, a server that is out of memory refuses no command.)
             redis.call('hdel', lock, '')
@@ -232,7 +233,7 @@ end
 -- release would correct it.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
-        -- (This ends no live owner's hold. It only removes dead readers.)
+        -- (This only removes dead readers, and ends no live owner's hold.)
         drop('')
         return true
     end

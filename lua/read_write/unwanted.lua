@@ -1,6 +1,6 @@
 -- Prepended to ../hand_off.lua in release.lua: frees a lock that has one holder and no waiters,
--- while the chain is younger than AGE (../hand_off.lua). It is the counterpart of
--- ../lock/unwanted.lua.
+-- while the chain is younger than AGE (../hand_off.lua). (For plain locks, ../lock/unwanted.lua
+-- does the same.)
 --
 -- Unlike ../lock/unwanted.lua, one HDEL cannot check the owner and free the lock: the hash also has
 -- the mode, and may have other holders.

@@ -20,8 +20,8 @@
 //! The invariants, and the errors that they prevent:
 //!
 //! - *one at a time*: an entry has at most one open request. A reply does not name its request, so
-//!   if there were two open requests, the first reply would count for the second request. Then the
-//!   anchor, and the deadline of a grant by message, would be too late.
+//!   if there were two open requests, the first reply would count for the second request. With two
+//!   open requests the anchor, and the deadline of a grant by message, would be too late.
 //! - *hint*: a message only makes the owner send a request, unless the message is a grant that
 //!   [counts](EntryMachine::collect). After a grant that does not count, the owner also sends a
 //!   request, because the owner may still be the holder at the server.

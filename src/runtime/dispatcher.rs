@@ -1,5 +1,5 @@
 //! The dispatcher of a cluster's client, which gives each job to the renewer of its server. The
-//! dispatcher's thread does no I/O. So a server that does not answer never delays the jobs of other
+//! dispatcher's thread does no I/O. A server that does not answer never delays the jobs of other
 //! servers.
 //!
 //! If a server has lost all its slots, it may never come back. So the server's renewer and

@@ -154,8 +154,8 @@ impl Renewer {
         done
     }
 
-    /// Returns the outcome for the receivers of a job that panicked. They receive the same failure
-    /// as after a broken connection.
+    /// Returns the outcome for the receivers of a job that panicked. The receivers get the same
+    /// failure as after a broken connection.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked");
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))

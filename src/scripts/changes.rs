@@ -6,9 +6,9 @@
 //! sequence, it has all changes of the sequence up to k, and no later change. If a server remembers
 //! no request of a sequence, it has received no change of the sequence for minutes. The client
 //! repeats the changes that the server lacks (`lua/semaphore/mend.lua`), in the order of their
-//! numbers. Then the server remembers the last repeated change, so a copy changes nothing. Before
-//! the changes are repeated, the server applies no later request of the sequence, because each
-//! request names the change before it (`lua/once.lua`).
+//! numbers. After that the server remembers the last repeated change, so a copy changes nothing.
+//! Before the changes are repeated, the server applies no later request of the sequence, because
+//! each request names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -103,7 +103,8 @@ impl Log {
             self.last.resize(change.sequence + 1, (0, 0));
         }
         self.last[change.sequence] = (change.number, change.run);
-        // Most changes have the same mark as the previous change. They then share one text.
+        // Most changes have the same mark as the previous change. Changes with the same mark share
+        // one text.
         if let Some(last) = self.changes.back()
             && last.mark == change.mark
         {

@@ -46,7 +46,7 @@ pub(crate) struct ExpirableScripts<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// This many permits were taken. They have the first ids.
+    /// This many permits were taken, and have the first ids of the request.
     Taken(usize),
     /// There were too few permits for the first thread. The first lease ends after this time.
     Refused(Option<Duration>),

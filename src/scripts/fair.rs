@@ -72,8 +72,8 @@ pub(crate) enum Others<'a> {
     },
     /// The owner was queued before, and its request names no other owners.
     Nobody,
-    /// The owner was queued before and has lost its entry. The named owners were queued, too. Those
-    /// that have lost their entries also return to the queue.
+    /// The owner was queued before and has lost its entry. The named owners were queued, too. The
+    /// named owners that have lost their entries also return to the queue.
     Requeued(&'a [Owner]),
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
     !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
 }
 
-/// The keys and channels of one lock, except the key that is the lock's name. They are made for
+/// The keys and channels of one lock, except the key that is the lock's name. The keys are made for
 /// each request, because stored keys would take a third of a hold's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockKeys<'a> {
@@ -293,8 +293,8 @@ impl BarrierKeys {
 pub(crate) struct ElectionKeys;
 
 impl ElectionKeys {
-    /// The key of the recorded leader. It is also the channel of the messages about a change of the
-    /// leader.
+    /// The key of the recorded leader. The channel of the messages about a change of the leader has
+    /// the same name.
     pub(crate) fn leader(name: &str) -> String {
         ours("redlatch_leader", name).to_string()
     }

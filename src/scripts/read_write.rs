@@ -1,5 +1,5 @@
-//! The scripts of a read-write lock. They have the same replies as the scripts of a plain lock, so
-//! `lock.rs` has the functions.
+//! The scripts of a read-write lock. These scripts have the same replies as the scripts of a plain
+//! lock, so `lock.rs` has the functions.
 
 use std::sync::LazyLock;
 

@@ -15,7 +15,7 @@ use crate::scripts::{LockKeys, Mode, Owner};
 
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    /// The second value: whether others wait for the lock. It is `false` if the renewal did not ask
+    /// The second value: whether others wait for the lock, or `false` if the renewal did not ask
     /// for this.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.

@@ -1,8 +1,8 @@
 //! The Redis client of [redlatch](https://docs.rs/redlatch): synchronous, multiplexed, with
-//! Sentinel, Cluster, push messages and TLS. It has no code for locks.
+//! Sentinel, Cluster, push messages and TLS. The package has no code for locks.
 //!
-//! This package is a part of redlatch. It is published because redlatch needs it. Its API is not
-//! stable: redlatch requires exactly the same version of this package.
+//! This package is published only because redlatch needs it. Its API is not stable: redlatch
+//! requires exactly the same version of this package.
 
 // These pages are for people who change redlatch, and who can see the private items.
 #![allow(rustdoc::private_intra_doc_links)]

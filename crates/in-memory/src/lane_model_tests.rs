@@ -25,7 +25,7 @@ const LOOKS: usize = 4;
 /// A script that returns its argument. At first the server does not know the script.
 const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
-/// A server without keys, whose only script returns its argument. It keeps the arguments.
+/// A server without keys, whose only script returns its argument. The server keeps the arguments.
 #[derive(Debug, Default)]
 struct NoKeys {
     ran: Vec<Vec<u8>>,

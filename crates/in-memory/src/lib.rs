@@ -1,8 +1,8 @@
 //! A Redis server inside the process, for the tests of [redlatch](https://docs.rs/redlatch)'s
 //! users. redlatch's models of all interleavings also use it, with their own keys and scripts.
 //!
-//! This package is a part of redlatch. It is published because redlatch needs it. Its API is not
-//! stable: use redlatch's feature `in-memory`.
+//! This package is published only because redlatch needs it. Its API is not stable: use redlatch's
+//! feature `in-memory`.
 
 mod commands;
 #[cfg(all(test, models))]

@@ -21,8 +21,9 @@ use crate::resp::split;
 #[derive(Debug)]
 pub struct Server<K> {
     state: Mutex<State<K>>,
-    /// Whether the connection may accept no bytes, or only some bytes, of a write. Then a
-    /// background thread must write the other bytes, and most models have no background thread.
+    /// Whether the connection may accept no bytes, or only some bytes, of a write. If it accepts
+    /// too few, a background thread must write the other bytes, and most models have no background
+    /// thread.
     has_little_room: AtomicBool,
     /// A function that returns a random number from zero to its argument.
     chance: fn(usize) -> usize,

@@ -143,7 +143,8 @@ fn asking() -> EntryMachine<char> {
     entry
 }
 
-/// The owner of `asking` after a refusal with this number of entries ahead. It polls at 1,101 ms.
+/// The owner of `asking` after a refusal with this number of entries ahead. The owner polls at
+/// 1,101 ms.
 fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
     step(&mut entry, 101 * MS, answered(refused(100, place)));

@@ -133,9 +133,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             return Ok(entered);
         }
         let mut request_state = PermitRequestState::default();
-        // The gate may be open although the process's turn is over. Then this thread must pause,
-        // too: otherwise its request, right after a release of its process, would win every race.
-        // If no other process listens, the thread does not pause, and asks alone.
+        // The gate may be open although the process's turn is over. In that case this thread must
+        // pause, too: otherwise its request, right after a release of its process, would win every
+        // race. If no other process listens, the thread does not pause, and asks alone.
         if is_turn_over(&**self) {
             request_state.pause = remaining_yield(&**self);
         }

@@ -195,8 +195,8 @@ impl PermitTurn {
     pub(crate) fn released(&mut self, now: u64) {
         if !std::mem::replace(&mut self.is_used, true) {
             // The permits were taken through an earlier site of this name, which ended with its
-            // last handle. It is unknown for how long the process has had the permits, and other
-            // processes may have waited for them. For this reason the turn counts as over.
+            // last handle. This process may have had the permits for any time, and other processes
+            // may have waited for them. For this reason the turn counts as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last = Some(TurnEnd { at: now });

@@ -97,7 +97,7 @@ impl RightsQuestion {
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
-    /// `EVALSHA` and the script's hash, as parts. They have the same length for all scripts.
+    /// `EVALSHA` and the script's hash, as parts. These parts have the same length for all scripts.
     by_hash: Vec<u8>,
 }
 

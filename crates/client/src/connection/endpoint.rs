@@ -407,7 +407,8 @@ impl Endpoint {
         self.login.database()
     }
 
-    /// Returns the server's address for errors and the log. It never contains a user or a password.
+    /// Returns the server's address for errors and the log. The result never contains a user or a
+    /// password.
     pub fn address(&self) -> String {
         self.health.address().to_string()
     }

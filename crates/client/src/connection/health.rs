@@ -69,7 +69,7 @@ pub struct HealthNews {
 pub enum ServerEvent {
     /// An outage begins, with this error.
     Out(String),
-    /// The outage is over. It lasted for this time.
+    /// The outage is over, after this time.
     Back(Duration),
     /// The server refuses new connections, with this error.
     Refuses(String),

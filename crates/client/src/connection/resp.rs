@@ -15,7 +15,7 @@ const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// The deepest nesting of arrays.
 const DEEPEST: usize = 32;
-/// The initial size of the buffer. It is enough for almost all replies.
+/// The initial size of the buffer. This size is enough for almost all replies.
 const ROOM: usize = 4 << 10;
 
 const END: &[u8] = b"\r\n";
@@ -199,7 +199,7 @@ fn number(line: &[u8]) -> RedisResult<i64> {
 }
 
 /// Makes the value at the beginning of `bytes`, which must have been scanned. Also returns the
-/// bytes after it.
+/// bytes after the value.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];
@@ -248,7 +248,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     Ok((value, rest))
 }
 
-/// Makes the values of the next `number` parts. Also returns the bytes after them.
+/// Makes the values of the next `number` parts. Also returns the bytes after the values.
 fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {

@@ -25,7 +25,7 @@ pub struct Settings {
     pub credentials: Option<Credentials>,
     /// The source of credentials, which is set when the client connects.
     pub credential_source: Option<Arc<Source<Credentials>>>,
-    /// The user and password for the Sentinels. These replace the user and password of the URL.
+    /// The user and password for the Sentinels, instead of those in the URL.
     pub sentinel_credentials: Option<Credentials>,
     /// The map from the addresses that servers report to the addresses to which the client
     /// connects.

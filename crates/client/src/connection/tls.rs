@@ -22,8 +22,8 @@ use rustls::Connector;
 #[cfg(feature = "tls")]
 pub(super) use rustls::{TlsStream, wants_certificate};
 
-/// The TLS settings for connections. They are made once, because reading the system's certificates
-/// takes a fraction of a second.
+/// The TLS settings for connections, made once, because reading the system's certificates takes a
+/// fraction of a second.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
     /// `None` for a URL without TLS.

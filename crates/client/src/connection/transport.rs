@@ -32,7 +32,7 @@ pub trait Transport: Send + Sync {
     /// fails with `WouldBlock`.
     fn write_now(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sets the timeout of later reads or writes. It must not be zero.
+    /// Sets the timeout of later reads or writes. The timeout must not be zero.
     fn set_timeout(&self, way: IoDirection, timeout: Duration) -> io::Result<()>;
 
     /// Sleeps until a read or write would not block. Returns `false` if the time ended first.

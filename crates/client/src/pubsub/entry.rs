@@ -12,8 +12,8 @@ use crate::sync::{Mutex, Waker};
 pub(crate) struct ChannelEntry {
     channel: Arc<str>,
     kind: ChannelKind,
-    /// The number of the server at which this process subscribes to the channel. It changes only
-    /// under the mutex of all channels.
+    /// The number of the server at which this process subscribes to the channel. This number
+    /// changes only under the mutex of all channels.
     home: AtomicUsize,
     state: Mutex<EntryState>,
 }

@@ -81,7 +81,7 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots and no thread needs the subscriber. Then the subscriber
+    /// Whether the server has no slots and no thread needs the subscriber. If so, the subscriber
     /// thread ends, because a server without slots may never come back. If a thread needs the
     /// server later, it finds no queue and starts a new subscriber. This check and the search for a
     /// queue run under the mutex of all channels.

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns a random number from 0 to 1, evenly distributed. It is good enough for waiting times,
-/// but not for secrets.
+/// Returns a random number from 0 to 1, evenly distributed. The number is good enough for waiting
+/// times, but not for secrets.
 ///
 /// The `rand` crate's generator is a thread-local. If a waiter's thread-locals are being destroyed,
 /// it would panic, which ends the process.

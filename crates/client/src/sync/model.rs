@@ -149,8 +149,8 @@ impl TimedOut {
     }
 }
 
-/// Runs `scenario` in `schedules` random orders of its threads' steps. Then runs it in the same
-/// number of orders with few switches between threads, because random orders rarely have few
+/// Runs `scenario` in `schedules` random orders of its threads' steps. Then runs `scenario` in the
+/// same number of orders with few switches between threads, because random orders rarely have few
 /// switches. `REDLATCH_LONG=1` makes ten times as many runs. Each call tries other orders.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};

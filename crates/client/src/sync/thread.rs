@@ -162,7 +162,7 @@ impl Drop for Local {
 
 thread_local! {
     static CURRENT: Local = Local(Arc::new(Thread::named()));
-    /// The id of a thread after [`CURRENT`] was destroyed, or 0 if it has none yet. It has no
-    /// destructor, so it lives as long as the thread.
+    /// The id of a thread after [`CURRENT`] was destroyed, or 0 if it has none yet. This
+    /// thread-local has no destructor, so it lives as long as the thread.
     static LATE: Cell<u64> = const { Cell::new(0) };
 }

@@ -136,10 +136,10 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // The combiner opens a link if there is none. It writes the posts of other threads first,
-        // then its own command. In the meantime other calls queue. The combiner's drop makes the
-        // first call in the queue the next combiner, which writes the whole queue in one packet
-        // (`combine_queue`).
+        // The combiner opens a link if there is none. The combiner writes the posts of other
+        // threads first, then its own command. In the meantime other calls queue. The combiner's
+        // drop makes the first call in the queue the next combiner, which writes the whole queue in
+        // one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
             // No connection could be opened, and the caller need not wait for a second attempt.
@@ -149,8 +149,8 @@ impl Lane {
     }
 
     /// Waits for the reply: sleeps until another thread has read the reply, or combines when this
-    /// thread becomes the combiner. A thread with a limit leaves when the limit is over. It never
-    /// opens a connection itself.
+    /// thread becomes the combiner. A thread with a limit leaves when the limit is over. A thread
+    /// with a limit never opens a connection itself.
     ///
     /// | its command when it leaves | its result | the command's end |
     /// |---|---|---|
@@ -161,8 +161,8 @@ impl Lane {
     ///
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
     /// command is written: that call's thread becomes the reader. If no other call waits, the link
-    /// goes back to the lane. Then the next caller, or the next `service`, reads the late reply
-    /// before its own reply. The link is closed only if the server has sent nothing for
+    /// goes back to the lane. In that case the next caller, or the next `service`, reads the late
+    /// reply before its own reply. The link is closed only if the server has sent nothing for
     /// `response_timeout`, even if other threads wrote in the meantime. If there is no link, or the
     /// link was silent for long, a new thread combines in place of the thread with the limit. The
     /// new thread may take the whole connect timeout to open a link, and handles all calls that

@@ -24,7 +24,7 @@ use crate::connection::socket::Socket;
 use crate::connection::{Identity, Provided, Source, TlsSettings};
 
 pub(super) struct Connector {
-    /// The settings. They contain no identity if there is a source of identities.
+    /// The settings. If there is a source of identities, the settings contain no identity.
     config: Arc<ClientConfig>,
     source: Option<Arc<Source<Identity>>>,
 }
@@ -127,8 +127,8 @@ fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, Socket>;
 
-/// Trusts any certificate, for `#insecure`. It still checks that the server has the certificate's
-/// key.
+/// Trusts any certificate, for `#insecure`. The verifier still checks that the server has the
+/// certificate's key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
