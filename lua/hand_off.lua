@@ -99,13 +99,13 @@ local function stand(owner, came)
 end
 
 -- Removes the silent entries ahead of `asker`. The caller has found the lock free while the queue
--- has entries: an owner did not use its grant, or the holder died. Otherwise each silent entry in
--- turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has sent no
--- request for HEARD ms, while the server answered the asker. `sent`: the server's time at which the
--- client sent this request, as the client estimates it; nil if the server did not answer the client
--- promptly in the last HEARD ms. If the asker's request is late, the server stood still or its
--- clock jumped. In that case requests of other owners may be late, too, so no entry counts as
--- silent.
+-- has entries: an owner did not use its grant, or the holder died. If silent entries remained, each
+-- of them in turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has
+-- sent no request for HEARD ms, while the server answered the asker. `sent`: the server's time at
+-- which the client sent this request, as the client estimates it; nil if the server did not answer
+-- the client promptly in the last HEARD ms. If the asker's request is late, the server stood still
+-- or its clock jumped. In that case requests of other owners may be late, too, so no entry counts
+-- as silent.
 local function pass_silent(asker, sent)
     if not sent or math.abs(now() - sent) > PROMPT then
         return

@@ -23,9 +23,9 @@
 --
 -- A new master has the changes of the old master up to some point. So it has all changes of a
 -- sequence up to the change in the record, and no later change. If the new master applied a new
--- request first, the record would no longer show that changes before this request are missing. So
--- each request names the change before it. The server refuses the request until the client has
--- repeated that change (semaphore/mend.lua).
+-- request first, the record would no longer show that changes before this request are missing. For
+-- this reason each request names the change before it. The server refuses the request until the
+-- client has repeated that change (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction

@@ -115,7 +115,8 @@ impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
 impl CyclicBarrier {
-    /// Sets the number of parties if none is set. Otherwise changes nothing and returns `false`.
+    /// Sets the number of parties if none is set. If one is set, changes nothing and returns
+    /// `false`.
     ///
     /// # Errors
     ///

@@ -151,8 +151,8 @@ impl ClientBuilder {
     }
 
     /// Sets the longest time for which the watchdog renews one lock or permit. At the end of this
-    /// time the lease ends, and the guard reports the loss. So a thread that hangs does not keep a
-    /// lock for ever.
+    /// time the lease ends, and the guard reports the loss. With this setting, a thread that hangs
+    /// does not keep a lock for ever.
     ///
     /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {

@@ -135,7 +135,7 @@ impl From<Recorded> for Leader {
 impl LeaderElection {
     /// Campaigns again and again, and calls `work` each time that this process leads, until `ends`
     /// is cancelled. When `work` returns, the call resigns, pauses for 0.5 to 1.5 seconds, and
-    /// campaigns again. So other candidates can lead before this process leads again.
+    /// campaigns again. In the pause, other candidates can become the leader.
     ///
     /// `work` gets a token, which is cancelled when `work` should return:
     ///
@@ -149,8 +149,8 @@ impl LeaderElection {
     /// call, `work` may cancel a clone of `ends`.
     ///
     /// If `work` panics, the client logs the panic, and the call continues as if `work` had
-    /// returned: it resigns, pauses and campaigns again. So the data that `work` changes must be
-    /// consistent after a panic.
+    /// returned: it resigns, pauses and campaigns again. Therefore the data that `work` changes
+    /// must be consistent after a panic.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -718,8 +718,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // Drop the callbacks here, with no mutex held. Otherwise the watchdog, which may have a
-        // reference to the term, could drop them.
+        // Drop the callbacks here, with no mutex held. If the callbacks remained, the watchdog,
+        // which may have a reference to the term, could drop them.
         let _unheard = self.0.end(Progress::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));

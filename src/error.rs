@@ -262,9 +262,9 @@ impl Error {
     }
 
     /// Returns whether the failure may pass without a change: the server is unreachable, is
-    /// starting, is busy, is slow or is out of memory, or another server takes over. Also returns
-    /// true for [`EndsTooSoon`](ErrorKind::EndsTooSoon), if the next renewal makes the lease long
-    /// enough.
+    /// starting, is busy, is slow or is out of memory, or another server takes over. For
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) the result is true if the next renewal makes the
+    /// lease long enough.
     ///
     /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]

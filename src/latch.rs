@@ -223,11 +223,11 @@ impl CountDownLatch {
 
     /// Blocks until the latch is open.
     ///
-    /// If the latch is open, this needs one round trip. Otherwise the thread sleeps until the
-    /// message of the last count-down arrives, and asks again. (If the message is lost, the thread
-    /// asks after about 5 s.) One thread asks for all waiting threads of this process. If a program
-    /// sets a new count before this process has asked, the wait may last until the new count is
-    /// zero, as in Redisson.
+    /// If the latch is open, this needs one round trip. If the latch is closed, the thread sleeps
+    /// until the message of the last count-down arrives, and asks again. (If the message is lost,
+    /// the thread asks after about 5 s.) One thread asks for all waiting threads of this process.
+    /// If a program sets a new count before this process has asked, the wait may last until the new
+    /// count is zero, as in Redisson.
     ///
     /// # Errors
     ///

@@ -148,8 +148,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
     /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
     /// request of this call, or has answered any call over the same connection within the last
-    /// second. Otherwise the call returns an error. If the server grants the lock later, the client
-    /// releases it in the background.
+    /// second. If the server has answered no such call, the result is an error. If the server
+    /// grants the lock later, the client releases it in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
@@ -389,8 +389,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
     /// than the interval, no other run begins before the first run ends. (If a process is killed
     /// near the end of the interval or later, its lock may remain taken for one more lease.) Choose
-    /// an interval a little shorter than the time between two planned runs. Otherwise the call for
-    /// the next run may come a moment too early. This call is
+    /// an interval a little shorter than the time between two planned runs. If the interval is as
+    /// long as this time, the call for the next run may come a moment too early. This call is
     /// [`with_hold_at_least`](Self::with_hold_at_least) followed by [`try_lock`](Self::try_lock),
     /// with the errors of both.
     ///
@@ -525,8 +525,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.lock()?.release_after(work)
     }
 
-    /// Does the same as [`with`](Self::with) if the lock can be taken now. Otherwise returns
-    /// `None`, and `work` does not run.
+    /// Does the same as [`with`](Self::with) if the lock can be taken now. If the lock is not free,
+    /// returns `None`, and `work` does not run.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ReentrantLock};

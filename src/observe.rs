@@ -43,9 +43,9 @@ macro_rules! forwards {
 /// Each acquisition has one [`wait_started`](Self::wait_started), even if it gets the lock at once,
 /// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). Each acquired lock is
 /// later [`released`](Self::released) or [`lost`](Self::lost), once. Permits that were acquired
-/// together may be released one by one. So to count permits, add up [`permits`](Event::permits) of
-/// the events. A re-entry is reported only if it fails. For a latch or a barrier, only the waits
-/// are reported.
+/// together may be released one by one. To count permits, add up [`permits`](Event::permits) of the
+/// events. A re-entry is reported only if it fails. For a latch or a barrier, only the waits are
+/// reported.
 ///
 /// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
 /// releases. The other methods run on a thread of the client, in order. The client calls each

@@ -66,7 +66,7 @@ pub struct Held {
         serde(rename = "left_ms", serialize_with = "crate::json::millis")
     )]
     pub left: Duration,
-    /// The name of the thread, if it has a name. Also `None` if an owned guard has the lock.
+    /// The name of the thread, or `None` if the thread has no name or an owned guard has the lock.
     pub thread: Option<String>,
     /// How many levels of the lock the thread has.
     pub levels: usize,
@@ -87,8 +87,7 @@ pub struct Waiting {
         serde(rename = "waited_ms", serialize_with = "crate::json::millis")
     )]
     pub waited: Duration,
-    /// The name of the thread, if it has a name. Also `None` if the thread waits for an owned
-    /// guard.
+    /// The name of the thread, or `None` if the thread has no name or waits for an owned guard.
     pub thread: Option<String>,
     /// How many of this client's listed waits for the name come before this wait in the client's
     /// own queue (for a fair lock: how many began before this wait). Only the server knows the

@@ -10,8 +10,8 @@ end
 -- The uuid is a part of the number, because two clients may use equal numbers.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- After all waiters are notified, none is left to which a notification could be passed on. So
-    -- this notification needs no records, and the earlier records can be deleted.
+    -- After all waiters are notified, none is left to which a notification could be passed on. So a
+    -- notification of all waiters needs no records, and the earlier records can be deleted.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local heard = 0

@@ -1,5 +1,5 @@
 -- Prepended to every script of a condition, after ../prelude.lua: the waiters and the notified
--- waiters. (Each function adds a twelfth of a microsecond to a run. So the functions that only some
+-- waiters. (Each function adds a twelfth of a microsecond to a run, so the functions that only some
 -- scripts need are in holder.lua and passing.lua.)
 --
 -- KEYS 1 the waiters, 2 the notified waiters, 3 the lock (where a script needs it)

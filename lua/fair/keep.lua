@@ -8,7 +8,8 @@
 -- The script only shortens the lease, so a copy of the request does no harm. The first waiter knows
 -- only the old end of the lease, so the script sends it a message to ask again.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
--- A replica may not know the holder. So the script always writes: a replica refuses the write.
+-- A replica may not know the holder. So the script always writes, because a replica refuses each
+-- script that writes.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
     leave(ARGV[i])

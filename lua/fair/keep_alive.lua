@@ -49,8 +49,8 @@ for i = 5, #ARGV do
 end
 
 -- A server that is out of memory refuses even a ZADD that only changes a score, unless the script
--- has already written. So a ZREM, which removes nothing, comes first. Both commands also test the
--- user's rights before the first change.
+-- has already written. So a ZREM, which removes nothing, comes before the ZADD. Both commands also
+-- test the user's rights before the first change.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
 

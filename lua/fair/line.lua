@@ -11,9 +11,9 @@
 -- if no other thread runs a script.
 --
 -- The server may refuse a command for lack of rights or memory, but this must happen before the
--- script has changed anything. So the script first tries each such command in a form that changes
--- nothing. (Each function adds a twelfth of a microsecond to a run. So functions that are seldom
--- needed are created where they are used.)
+-- script has changed anything. So the script first tries each command that might be refused in a
+-- form that changes nothing. (Each function adds a twelfth of a microsecond to a run, so functions
+-- that are seldom needed are created where they are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local channels, database = ARGV[2], ARGV[3]
 local fair_wait, redisson_wait = string.match(ARGV[1], '^(%d+),(%d+)$')

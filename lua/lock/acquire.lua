@@ -17,8 +17,8 @@
 --        WRONGTYPE = the key holds no lock
 --
 -- A waiter sends this script in every request: in its first one, in a copy, in a poll, and after a
--- reconnect. So each request replaces a lost entry, and finds a grant whose message was lost. A
--- late copy does not shorten a lease that was extended after the first copy.
+-- reconnect. Therefore each request of a waiter replaces a lost entry, and finds a grant whose
+-- message was lost. A late copy does not shorten a lease that was extended after the first copy.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')

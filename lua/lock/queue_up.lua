@@ -8,8 +8,8 @@
 -- of the script created its functions, a poll would take nearly twice as long. A process that waits
 -- for thousands of names sends thousands of polls a second.)
 --
--- RPUSH is the first write, because its reply shows whether any owner waits. The later commands
--- must not be refused. So before RPUSH, the script checks that the user may run them. The script
+-- RPUSH is the first write, because its reply shows whether any owner waits. No command after RPUSH
+-- may be refused, so the script first checks that the user may run the later commands. The script
 -- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
 -- poll, a refused command does no harm: a poll adds no entry.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd

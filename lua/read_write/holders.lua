@@ -148,10 +148,10 @@ end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `others` must
 -- examine all readers: if all examined leases have expired, if no live redlatch reader was
--- examined, or if only the lease of `owner` may be as long as the lock's time to live. Otherwise
--- returns the lock's time to live and the dead readers among the examined ones. The lock then keeps
--- its time to live, which may come from a reader that has left. Once only MANY readers are left,
--- `others` corrects the time to live. If all readers die, `outlived` does so.
+-- examined, or if only the lease of `owner` may be as long as the lock's time to live. In the other
+-- cases returns the lock's time to live and the dead readers among the examined ones. The lock then
+-- keeps its time to live, which may come from a reader that has left. Once only MANY readers are
+-- left, `others` corrects the time to live. If all readers die, `outlived` does so.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! This file is pure, as `exchanges.rs` is: it has no owner number, clock, random choice, mutex or
-//! I/O. So a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
+//! I/O, so a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
 //! run this file, and `tests/models/explore/` visits all states of the machine. Two threads take
 //! part, so there are two types: the waiting thread owns the [`EntryMachine`], and the subscriber
 //! thread fills the [`Inbox`], under a mutex of the caller.
@@ -34,8 +34,8 @@
 //!   that arrives during a request remains in the inbox. The reply decides whether the message
 //!   counts: the server may have refused the owner after the grant.
 //! - *every wait ends*: a refused owner sleeps at most for [`POLL`], which is shorter than the
-//!   lease of a grant by message. So during that lease every waiter sends at least one request. The
-//!   reply says when the lease ends, and the waiter asks again then. If the process that was
+//!   lease of a grant by message, so every waiter sends at least one request during such a lease.
+//!   The reply says when the lease ends, and the waiter asks again then. If the process that was
 //!   granted the lock is stopped, the waiters lose only the time of that lease. (Every waiter asks,
 //!   because a waiter cannot know whether it is the first one now.)
 //! - *no message is lost*: a message that caused a request is used up. So if the request fails, the

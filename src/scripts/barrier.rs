@@ -69,9 +69,9 @@ pub(crate) enum Comes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
-    /// The number of parties that are still missing. Zero: this is the last party, which trips the
-    /// barrier or runs the action. `None`: the thread has not arrived, because the generation is
-    /// complete and the last party's action runs.
+    /// The number of parties that are still missing. If it is zero, this is the last party, which
+    /// trips the barrier or runs the action. `None`: the thread has not arrived, because the
+    /// generation is complete and the last party's action runs.
     pub(crate) index: Option<u32>,
 }
 
@@ -92,8 +92,8 @@ impl BarrierScripts<'_> {
     }
 
     /// Makes `party` arrive with its lease. `least`: the lowest number that the present generation
-    /// can have. `is_copy`: the request was sent before, with an unknown outcome. `None`: the
-    /// barrier is broken.
+    /// can have. `is_copy`: the request was sent before, with an unknown outcome. Returns `None` if
+    /// the barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,

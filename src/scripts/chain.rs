@@ -27,8 +27,8 @@ pub(crate) enum ChainClock {
 
 const MS: u64 = 1_000_000;
 /// AGE of `lua/hand_off.lua`. A release does not send a chain that is younger than this: the two
-/// arguments would cost the server as much as a command. So the next chain may begin up to 10 ms
-/// too late.
+/// arguments would cost the server as much as a command. As a consequence the next chain may begin
+/// up to 10 ms too late.
 pub(super) const AGE: u64 = 10 * MS;
 
 /// The start of a chain as a release sends it, in ms.
@@ -49,7 +49,7 @@ impl Chain {
         Self { clock: ChainClock::Ours, start: asked_at, count: 1 }
     }
 
-    /// Returns the start that a release at `now` sends. `None`: the release sends no chain.
+    /// Returns the start that a release at `now` sends, or `None` if the release sends no chain.
     #[inline]
     pub(crate) fn since(self, now: impl FnOnce() -> u64) -> Option<Since> {
         match self.clock {

@@ -35,8 +35,8 @@ pub(crate) struct Change {
     pub(super) number: u64,
     /// The latest server time at which the server may make the change.
     pub(super) latest: u64,
-    /// The number of permits given back. Negative: permits were taken. Zero: the permits that the
-    /// request took were given back.
+    /// The number of permits given back. A negative number means that permits were taken. Zero
+    /// means that the permits that the request took were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
     /// The mark in the reply to the change. `None`: the change undid an earlier change, and the

@@ -51,8 +51,8 @@ impl ConditionScripts<'_> {
         flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
     }
 
-    /// Notifies one waiter, or all waiters. Returns the number of notified waiters. `None`: the
-    /// owner has lost the lock.
+    /// Notifies one waiter, or all waiters. Returns the number of notified waiters, or `None` if
+    /// the owner has lost the lock.
     pub(crate) fn notify(
         self,
         route: &Route,

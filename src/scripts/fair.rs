@@ -44,7 +44,7 @@ pub(crate) enum FairAcquired {
     Queued {
         /// The server's time of the reply in ms.
         now: u64,
-        /// The time after which to ask again if no message arrives. `None`: ask only after a
+        /// The time after which to ask again if no message arrives, or `None` to ask only after a
         /// message.
         ask_after: Option<Duration>,
         /// Whether the message may come from one of Redisson's clients, on the owner's own channel.
@@ -223,7 +223,7 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     })
 }
 
-/// Returns the time after which a lease with `left` ms remaining has certainly ended. `None`:
+/// Returns the time after which a lease with `left` ms remaining has certainly ended, or `None` if
 /// `left` is no time. A script's time is rounded down to whole milliseconds, and a lease lasts
 /// until the end of its last millisecond. So the lock may still be held after exactly `left` ms.
 fn ends_after(left: i64) -> Option<Duration> {

@@ -117,7 +117,8 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// Returns the tokens of a hold with this last token. `None`: no hold can have such tokens.
+    /// Returns the tokens of a hold with this last token, or `None` if no hold can have this token
+    /// as its last.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
@@ -188,8 +189,8 @@ impl LockScripts<'_> {
         self.send(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
     }
 
-    /// Raises the lease of a hold, and returns the number of processes that wait. `None`: the owner
-    /// has lost the hold.
+    /// Raises the lease of a hold, and returns the number of processes that wait, or `None` if the
+    /// owner has lost the hold.
     pub(crate) fn read_on(
         self,
         owner: &Owner,
@@ -502,7 +503,7 @@ pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
-/// Returns the remaining lease of the lock. `None`: the lock is free, or the key holds data of
+/// Returns the remaining lease of the lock, or `None` if the lock is free or the key holds data of
 /// another type.
 pub(crate) fn remaining_lease(
     route: &Route,

@@ -35,8 +35,9 @@ pub(crate) enum AllAcquired {
     Refused,
 }
 
-/// Takes all of these locks for these owners if all are free and have no waiters. Otherwise takes
-/// none of them. The request goes over the connection of the first lock.
+/// Takes all of these locks for these owners if all are free and have no waiters. If one of the
+/// locks is taken or has waiters, takes none of them. The request goes over the connection of the
+/// first lock.
 pub(crate) fn acquire(
     locks: &[(LockScripts<'_>, Owner)],
     lease: Duration,

@@ -19,7 +19,7 @@ const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
 const WRITES: &str = ":write";
 
 /// The number of bits of an owner's number below the milliseconds: a counter, and two flags in the
-/// lowest bits. Scripts compare numbers and read their flags. So the numbers must be below 2⁵³, the
+/// lowest bits. Scripts compare numbers and read their flags, so the numbers must be below 2⁵³, the
 /// limit of exact integers in Lua. This is true until the year 2248.
 const BELOW_MILLIS: u32 = 10;
 const STEP: u64 = 1 << 2;

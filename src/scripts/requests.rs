@@ -64,7 +64,7 @@ pub(crate) struct Requests {
     valid_for: Duration,
     pub(super) memory: Duration,
     changes: Weak<ChangedNames>,
-    /// The route to the name's server. `None`: the client does not repeat the changes.
+    /// The route to the name's server, or `None` if the client does not repeat the changes.
     route: Option<Route>,
 }
 
@@ -450,8 +450,8 @@ impl ChangedNames {
                 }
                 left
             });
-            // This may drop the last reference to the `Requests`, whose destructor takes a mutex.
-            // So this thread must hold no mutex here.
+            // This may drop the last reference to the `Requests`, whose destructor takes a mutex,
+            // so this thread must hold no mutex here.
             drop((left, first));
         }
     }

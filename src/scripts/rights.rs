@@ -354,8 +354,8 @@ impl Rights {
         KINDS.iter().position(|kind| kind.rights == self)
     }
 
-    /// Returns the query for these rights, which runs before the first request of this kind.
-    /// `None`: the kind belongs to no synchronizer.
+    /// Returns the query for these rights, which runs before the first request of this kind, or
+    /// `None` if the kind belongs to no synchronizer.
     pub(super) fn question(self) -> Option<&'static RightsQuestion> {
         self.kind().map(|kind| &*QUESTIONS[kind])
     }

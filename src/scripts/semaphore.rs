@@ -174,7 +174,7 @@ impl SemaphoreScripts<'_> {
         marked(self.once(script, request_id, &arguments).call(self.route)?, flag)
     }
 
-    /// Returns the number of free permits. `None`: there is no such semaphore.
+    /// Returns the number of free permits, or `None` if there is no such semaphore.
     pub(crate) fn available_permits(self) -> Result<Option<i64>, Trouble> {
         stored_number(self.route, self.key, Rights::Semaphores)
     }
@@ -247,9 +247,9 @@ pub(super) fn marked<T>(
 /// Replaces the number of subscribers if the server refused the message. Other processes may wait.
 pub(crate) const REFUSED: i64 = -1;
 
-/// Converts the reply of a release to the number of subscribers that got the message. `None`: no
-/// permit is free, so no message was sent. [`REFUSED`] does not change. Any other negative number
-/// means that the number is unknown.
+/// Converts the reply of a release to the number of subscribers that got the message, or to `None`
+/// if no permit is free, so that no message was sent. [`REFUSED`] does not change. Any other
+/// negative number means that the number is unknown.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,

@@ -248,7 +248,8 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
 
 /// Returns the error for a refusal by the server. `rights`: the rights that the request needs. If
 /// this library knows the cause, the message has this library's text and the source has the
-/// server's text. Otherwise the message has the server's text, and there is no source.
+/// server's text. If the cause is unknown, the message has the server's text, and there is no
+/// source.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (kind, hint) = meaning(error);

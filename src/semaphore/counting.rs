@@ -109,7 +109,7 @@ permit_verbs!(Semaphore, Permit, Permit);
 
 impl Semaphore {
     /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
-    /// if the semaphore does not exist. So no program has to call
+    /// if the semaphore does not exist. With such a handle, no program has to call
     /// [`try_set_permits`](Self::try_set_permits).
     ///
     /// ```no_run
@@ -137,11 +137,11 @@ impl Semaphore {
     /// # Errors
     ///
     /// This method returns no error. If a call on this handle asks for more than `permits` at once,
-    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has so many. So
-    /// with zero every acquire fails. (To wait for permits that another program adds, take a handle
-    /// without `with_permits`.) The first acquire also checks whether the semaphore exists, and may
-    /// make it. If this fails, the acquire returns the error and takes no permit, and the next
-    /// acquire tries again.
+    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has so many. If
+    /// `permits` is zero, every acquire fails. (To wait for permits that another program adds, take
+    /// a handle without `with_permits`.) The first acquire also checks whether the semaphore
+    /// exists, and may make it. If this fails, the acquire returns the error and takes no permit,
+    /// and the next acquire tries again.
     ///
     /// # Blocking
     ///
@@ -153,7 +153,7 @@ impl Semaphore {
         Self { size: Some(permits), ..self.clone() }
     }
 
-    /// Makes the semaphore with `permits` if it does not exist. Otherwise changes nothing and
+    /// Makes the semaphore with `permits` if it does not exist. If it exists, changes nothing and
     /// returns `false`.
     ///
     /// # Errors
@@ -369,7 +369,7 @@ impl Semaphore {
     }
 
     /// Gives `permits` back, as [`release_forgotten`](Self::release_forgotten) does, if the
-    /// semaphore exists. Otherwise changes nothing and returns `false`.
+    /// semaphore exists. If there is no semaphore, changes nothing and returns `false`.
     ///
     /// # Errors
     ///

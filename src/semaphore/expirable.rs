@@ -154,7 +154,7 @@ impl ExpirableSemaphore {
         Self { terms: Terms::watched(timeout), ..self.clone() }
     }
 
-    /// Makes the semaphore with `permits` if it does not exist. Otherwise changes nothing and
+    /// Makes the semaphore with `permits` if it does not exist. If it exists, changes nothing and
     /// returns `false`.
     ///
     /// # Errors

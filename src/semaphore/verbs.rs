@@ -57,7 +57,7 @@ macro_rules! permit_verbs {
                 }
 
                 /// Takes one permit if a permit is free now and no thread of this process waits for
-                /// a permit. Otherwise returns [`NotTaken`].
+                /// a permit. If no permit is free or another thread waits, returns [`NotTaken`].
                 ///
                 /// # Errors
                 ///

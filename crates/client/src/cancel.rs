@@ -9,7 +9,7 @@ use crate::sync::{Mutex, Waker, is_forked};
 /// Cancels waits from another thread, like Java's `Thread.interrupt`.
 ///
 /// All clones are the same token. A cancelled token remains cancelled, and ends each later wait at
-/// once. So make a new token for each piece of work.
+/// once. Make a new token for each piece of work.
 ///
 /// ```
 /// # use redlatch_client as redlatch;

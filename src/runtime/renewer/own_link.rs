@@ -64,9 +64,9 @@ impl OwnLink {
 
     /// Sends commands in one packet and reads their replies. An open connection may have been dead
     /// for a while: if it breaks without a reply, sends the commands again over a new connection.
-    /// Also returns whether the commands were sent twice. After a second send, the first copies may
-    /// have run, even if the second copies failed. `within`: the time limit for the replies. If a
-    /// few round trips take longer, they are the limit.
+    /// The second result is whether the commands were sent twice. After a second send, the first
+    /// copies may have run, even if the second copies failed. `within`: the time limit for the
+    /// replies. If a few round trips take longer, they are the limit.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],

@@ -321,7 +321,7 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // `has_cleanup` is reset under the mutex that guards `permits`. So a thread that adds
+            // `has_cleanup` is reset under the mutex that guards `permits`, so a thread that adds
             // to the debt afterwards queues a new cleanup.
             debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)

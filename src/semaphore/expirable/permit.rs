@@ -170,9 +170,10 @@ impl ExpirablePermit {
 
     /// Ends the guard and leaves the permit taken. The client no longer renews its lease. A process
     /// that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give
-    /// the permit back ([`ExpirableSemaphore::release`]). Otherwise the permit is free when its
-    /// lease ends. A lease that was renewed until now lasts for two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more from now. No I/O.
+    /// the permit back ([`ExpirableSemaphore::release`]). If no process extends the lease or gives
+    /// the permit back, the permit is free when its lease ends. A lease that was renewed until now
+    /// lasts for two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more
+    /// from now. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;

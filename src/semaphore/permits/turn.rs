@@ -47,8 +47,8 @@ pub(crate) struct PermitTurn {
     /// How many times the turn was doubled, because no other process used the last pauses.
     doubled: u32,
     /// The number of listeners that got the message of a release, and the time at which the
-    /// release's reply was read. So the process knows without another request whether other
-    /// processes want permits.
+    /// release's reply was read. From these listeners the process knows, without another request,
+    /// whether other processes want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
     /// How long the process pauses after a turn.

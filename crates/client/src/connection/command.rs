@@ -467,7 +467,7 @@ fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
     bytes.extend_from_slice(b"\r\n");
 }
 
-/// One part of a command, as pieces that are joined when the command is written. So a lock's
+/// One part of a command, as pieces that are joined when the command is written, so that a lock's
 /// requests allocate no strings.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a>([&'a [u8]; 4]);

@@ -21,8 +21,8 @@ use crate::sync::Mutex;
 /// this separately, and the refusal is over when the next connection opens.
 ///
 /// If several clients of a process notice the same outage, only one of them reports it. During an
-/// outage, if no thread sends commands, the client opens a connection every few seconds. So the end
-/// of the outage is always reported.
+/// outage, if no thread sends commands, the client opens a connection every few seconds. Through
+/// this connection the end of the outage is always noticed and reported.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.

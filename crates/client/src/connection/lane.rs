@@ -2,11 +2,11 @@
 //!
 //! One thread, the *combiner*, has the link. The combiner writes its own command and the commands
 //! in the queue, reads the replies, and wakes the other threads. Then the first call that has
-//! queued in the meantime becomes the next combiner. So the sharing costs a single thread nothing,
-//! and many threads need few packets. There is no I/O thread, which would cost a single caller a
-//! third of its rate.
+//! queued in the meantime becomes the next combiner. With this sharing many threads need few
+//! packets, and a single thread loses no time. There is no I/O thread, which would cost a single
+//! caller a third of its rate.
 //!
-//! Order: all callers' commands for a name use the name's lane. So a release posted by `Drop` runs
+//! Order: all callers' commands for a name use the name's lane, so a release posted by `Drop` runs
 //! before the next acquire. (Renewals and cleanups use the renewer's connection.) If the connection
 //! accepts no bytes, commands wait in the link in their order.
 

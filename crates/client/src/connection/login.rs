@@ -15,7 +15,7 @@ pub(crate) struct Login {
     settings: RedisConnectionInfo,
     /// The connection's name on the server. If it is empty, the connection has no name.
     name: Arc<str>,
-    /// The source of the user and the password. `None`: they are in the settings.
+    /// The source of the user and the password, or `None` if they are in the settings.
     source: Option<Arc<Source<Credentials>>>,
 }
 

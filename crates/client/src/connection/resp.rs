@@ -1,6 +1,6 @@
 //! Reads replies from bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is scanned while it arrives, and its value is made when the whole reply has arrived. So
+//! A reply is scanned while it arrives, and its value is made when the whole reply has arrived, so
 //! an announced length alone allocates no memory. This module parses the most frequent kinds of
 //! replies, and the redis crate parses all others. (For a number, the redis crate takes ten times
 //! as long.)

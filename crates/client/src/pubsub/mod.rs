@@ -159,7 +159,7 @@ impl PubSub {
         state.queues.entry(node.number()).or_insert_with(|| {
             let mut own = self.names.control.clone();
             if self.channels != Channels::Server {
-                // Every server of a cluster receives a published message. So the channel for a
+                // Every server of a cluster receives a published message, so the channel for a
                 // server contains the server's number.
                 own = format!("{own}:{}", node.number());
             }
@@ -409,7 +409,8 @@ impl PubSub {
 
     /// Notes that another connection has reached a new run of this server, or another server. The
     /// subscriber's connection may still lead to the old run or server, which may still be alive.
-    /// So this closes the subscriber's connection, and the subscriber opens a new connection.
+    /// So this function closes the subscriber's connection, and the subscriber opens a new
+    /// connection.
     pub fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));

@@ -113,8 +113,8 @@ impl<'a> Serving<'a> {
             queue.wanted.clear();
             queue.left.clear();
             // After this, a thread that wants a new channel sends a control message. Before the
-            // client's own channel is confirmed, such a message is lost. So this thread reads the
-            // queue again when the channel is confirmed.
+            // client's own channel is confirmed, a control message is lost, so this thread reads
+            // the queue again when the channel is confirmed.
             queue.reading = true;
             // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
@@ -291,7 +291,8 @@ impl<'a> Serving<'a> {
     /// With sharded channels, a PING follows each unsubscription, and only the reply to the PING
     /// (or its refusal) shows that the unsubscription is done. The reason: if a slot leaves a
     /// server, the server ends the subscriptions itself, with a message that looks like a reply,
-    /// and then refuses the client's request to end them. So the request may get one reply or two.
+    /// and then refuses the client's request to end them. So the client's request to unsubscribe
+    /// may get one reply or two.
     fn ask_each(
         &mut self,
         ask: ChannelVerb,

@@ -204,7 +204,8 @@ impl Tracking {
         steps
     }
 
-    /// Handles the server's report that these keys have changed. `None`: any key may have changed.
+    /// Handles the server's report that these keys have changed, or (`None`) that any key may have
+    /// changed.
     pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
         let mut steps = TrackingSteps::default();

@@ -1,9 +1,9 @@
 //! Threads, mutexes and the clock for the model tests. This module has the API of `system.rs`, and
 //! shuttle schedules the threads.
 //!
-//! A model test runs its threads as coroutines and tries many orders of their steps. So a model
-//! test finds bugs that occur once a month on real threads. If no other thread will ever wake a
-//! sleeping thread, the model reports this at once. `RUSTFLAGS="--cfg shuttle"
+//! A model test runs its threads as coroutines and tries many orders of their steps, so it finds
+//! bugs that occur once a month on real threads. If no other thread will ever wake a sleeping
+//! thread, the model reports this at once. `RUSTFLAGS="--cfg shuttle"
 //! CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs the model tests. A failed test
 //! prints its schedule, which `shuttle::replay` runs again.
 

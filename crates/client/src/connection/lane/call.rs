@@ -24,8 +24,8 @@ pub(super) struct Call {
 pub(super) enum CallState {
     /// The command is not yet written, or not yet answered.
     Queued,
-    /// The call's thread must combine. This is set under the lane's mutex, like the `Done` of a
-    /// thread that leaves. So a thread that has left never becomes the combiner.
+    /// The call's thread must combine. `Combines` is set under the lane's mutex, like the `Done` of
+    /// a thread that leaves, so a thread that has left never becomes the combiner.
     Combines,
     /// The command is answered, or the thread leaves with this outcome.
     Done(Outcome),
@@ -245,7 +245,7 @@ impl Lane {
     }
 
     /// Removes a call from the queue. Returns [`Failure::Unsent`] if the call was still in the
-    /// queue. Otherwise the command may run, and this returns [`Failure::TimedOut`].
+    /// queue. If the command was written, it may run, and the result is [`Failure::TimedOut`].
     fn give_up(&self, state: &mut LaneState, call: &Arc<Call>, why: io::Error) -> Failure {
         let why = Cause::new(why, self.endpoint.health());
         match state.queue.iter().position(|pending| pending.is(call)) {
