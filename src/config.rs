@@ -284,11 +284,11 @@ impl ClientBuilder {
     /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
     /// each wait. The warning says who has the lock, as far as the server knows: `waited 5 s for
     /// "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC by its
-    /// clock, for 25 s more unless it renews; 3 waiters before this one`. The wait goes on. Each
-    /// client logs at most one such line a second, and one a minute for each name. For one name,
-    /// all clients together log at most one line a second. If these limits are exceeded, waits are
-    /// logged later. Each line costs one [`status`](crate::Client::status), called by a thread of
-    /// the client.
+    /// clock, for 25 s more unless it renews; 3 waiters before this one`. The warning does not end
+    /// the wait. Each client logs at most one such line a second, and one a minute for each name.
+    /// For one name, all clients together log at most one line a second. If these limits are
+    /// exceeded, waits are logged later. Each line costs one [`status`](crate::Client::status),
+    /// called by a thread of the client.
     ///
     /// If the thread holds other locks of this client, the client logs a second line at once, for
     /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if

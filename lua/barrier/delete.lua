@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the barrier, 2 record, 3 its parties
 -- ARGV 1-4 as in once.lua, 5 channel
--- reply: 1 = there was one, 0 = there was none
+-- reply: 1 = the barrier existed, 0 = there was no barrier
 local number = present()
 return once(function()
     if not number then

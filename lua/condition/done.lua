@@ -3,7 +3,7 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it did not use its notification, and no longer waits
--- reply: 1 = it had been notified; 0 = it has no record
+-- reply: 1 = the waiter had been notified; 0 = the waiter has no record
 local pass = ARGV[3] == '1'
 if pass then
     redis.call('lrem', waiting, 1, ARGV[2])

@@ -2,7 +2,7 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it stops waiting
--- reply: 1 = it waits, or waited until now; 0 = it was notified
+-- reply: 1 = the waiter waits, or waited until now; 0 = the waiter was notified
 --
 -- If there are many records, the script reads them all only if no waiter's request has read them in
 -- the last LOOKED ms. Any waiter's request may read them, so a dead waiter cannot prevent this.

@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the latch, 2 record
 -- ARGV 1-4 as in once.lua, 5 channel
--- reply: 1 = there was one, 0 = there was none
+-- reply: 1 = the latch existed, 0 = there was no latch
 --
 -- The message `0` says that the count is zero. The message ends the waits of all clients,
 -- Redisson's as well. (Redisson's own script sends `1`, so its waiters would continue to wait.)

@@ -60,8 +60,8 @@ if kind == 'hash' and redis.call('hlen', name) <= MOST then
     kind = is_shared and 'shared' or kind
     for i = 1, #all, 2 do
         local owner, count = all[i], string.sub(all[i + 1], 1, 20)
-        -- A reader has such a timeout key for each of its levels. This is the key of its last
-        -- level, which exists as long as the owner reads.
+        -- A reader has a timeout key for each of its levels. The timeout key of the last level
+        -- exists as long as the owner reads.
         local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
         local reads_for = is_shared and read('pttl', key) or -2
         if owner ~= 'mode' then

@@ -56,7 +56,7 @@ pub enum Rights {
     ReplicaAcks,
     /// For the messages that wake a waiter. [`Connect`](Self::Connect) has these rights, too.
     Subscriptions,
-    /// For each client of a cluster.
+    /// The rights that each client of a cluster needs.
     Cluster,
     /// For a server whose URL has a host's name, or that Sentinels name.
     Role,

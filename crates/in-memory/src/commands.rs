@@ -603,7 +603,7 @@ impl Between {
     }
 }
 
-/// The index of an element. A negative one counts from the end.
+/// Returns the index of an element. If `at` is negative, it counts from the end.
 fn place(at: i64, length: usize) -> Option<usize> {
     let at = if at < 0 { at.checked_add(i64::try_from(length).ok()?)? } else { at };
     usize::try_from(at).ok()

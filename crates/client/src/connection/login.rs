@@ -13,7 +13,7 @@ use super::{Credentials, Settings, Source};
 #[derive(Clone)]
 pub(crate) struct Login {
     settings: RedisConnectionInfo,
-    /// The connection's name on the server. If it is empty, the connection has no name.
+    /// The connection's name on the server, or an empty text if the connection gets no name.
     name: Arc<str>,
     /// The source of the user and the password, or `None` if they are in the settings.
     source: Option<Arc<Source<Credentials>>>,

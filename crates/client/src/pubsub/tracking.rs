@@ -6,8 +6,9 @@
 //! whether the hold is still there. The question reads the key, so the server reports the key's
 //! next change: a change by a command, the end of the lease, or an eviction. The subscriber then
 //! asks the same question again, and the server tracks the key again. If the hold still exists, the
-//! change was a renewal, perhaps by this client. After any other reply the client renews the hold
-//! at once. The reply to the renewal shows whether the hold is lost.
+//! change was a renewal, perhaps by this client. If the hold does not exist, or the question is
+//! refused, the client renews the hold at once. The reply to the renewal shows whether the hold is
+//! lost.
 //!
 //! The server's report and the reply to the question are only hints: a hold that is being released
 //! no longer exists at the server either. Only the reply to a renewal proves a loss.

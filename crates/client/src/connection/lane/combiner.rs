@@ -179,7 +179,7 @@ impl<'a> Combiner<'a> {
             Some(link) => Ok(link),
             none => {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
-                // The server has accepted the link. Note this now, because a call's limit may end
+                // Note now that the server has accepted the link, because a call's limit may end
                 // before the combiner is done.
                 self.lane.state.lock().heard_at = link.heard_at();
                 Ok(none.insert(Box::new(link)))
