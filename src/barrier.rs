@@ -777,9 +777,9 @@ impl BarrierSite {
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
-            // This request would give a party whose arrival was not sent a new deadline. So check
-            // its old deadline. (If the arrival was sent, the server refuses the request after the
-            // deadline.)
+            // Check the party's old deadline, because this request would give a party whose arrival
+            // was not sent a new deadline. (If the arrival was sent, the server refuses the request
+            // after the deadline.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -876,7 +876,8 @@ impl Debtor for BarrierSite {
     fn paid(&self, outcome: &Outcome, _: bool) {
         let Some(id) = self.left.lock().sending.take() else { return };
         let is_done = match outcome {
-            // If this server lacks earlier changes, the renewer first repeats those changes.
+            // If the server lacks earlier changes of this client, the renewer first repeats the
+            // earlier changes.
             Ok(reply) => !Requests::is_behind(reply),
             Err(Failure::Refused(cause)) => !is_transient(&cause.error),
             Err(_) => false,

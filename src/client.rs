@@ -299,13 +299,14 @@ impl Client {
         }
     }
 
-    /// Takes over the lock of a ticket, and returns its guard. The lock has been taken since
-    /// [`into_ticket`](crate::LockGuard::into_ticket), and stays so. The watchdog renews it from here
-    /// on, with a lease of [`watchdog_timeout`](ClientBuilder::watchdog_timeout).
+    /// Takes over the lock of a ticket, and returns the lock's guard. The lock is never free
+    /// between [`into_ticket`](crate::LockGuard::into_ticket) and this call. After the call, the
+    /// watchdog renews the lock, with a lease of
+    /// [`watchdog_timeout`](ClientBuilder::watchdog_timeout).
     ///
-    /// The first client that adopts a ticket gets the lock. The ticket is dead after that: the guard
-    /// makes a new one. Processes that wait for the lock keep waiting, and so do threads of this
-    /// process.
+    /// The first client that adopts a ticket gets the lock. After this, the ticket is used up, but
+    /// the guard can make a new ticket. Processes that wait for the lock continue to wait, as do
+    /// waiting threads of this process.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -325,36 +326,38 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`NotHeld`](ErrorKind::NotHeld) if the ticket does not have the lock: somebody has adopted
-    ///   it (perhaps this client, and then the guard of that call is valid), its lease has ended, or
-    ///   the lock was taken away. Nothing was changed.
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time. If [the outcome is unknown](Error::outcome_unknown), this client may have
-    ///   adopted the ticket. Call this again: the second call is the same adoption. If nobody does,
-    ///   the lock stays taken for a lease of this client, and is free after that.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the ticket does not have the lock, because a client has
+    ///   adopted the ticket, the ticket's lease has ended, or the lock was taken away. The call has
+    ///   changed nothing. (If this client has already adopted the ticket, the guard of the first
+    ///   call is still valid.)
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is unreachable, or does
+    ///   not answer in time. If [the outcome is unknown](Error::outcome_unknown), this client may
+    ///   have adopted the ticket. In this case call `adopt` again: the second call repeats the same
+    ///   adoption. Without a second call, the lock remains taken for one lease of this client, and
+    ///   is then free.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call returned.
     /// - [`Config`](ErrorKind::Config) for the ticket of a fenced lock, or if its name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).
     ///
     /// # Blocking
     ///
-    /// One round trip, or two if this process has not noticed yet that an earlier hold of this name
-    /// was lost. Never waits for another holder.
+    /// One round trip, or two if this process has not noticed yet that it has lost an earlier hold
+    /// of this name. The call never waits for another holder.
     pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedLockGuard, Error> {
         ticket::adopt(&self.0, ticket)
     }
 
-    /// As [`adopt`](Self::adopt), for the ticket of a [`FencedLock`]. The guard has a new token,
-    /// which is higher than that of the guard before the ticket.
+    /// Like [`adopt`](Self::adopt), for the ticket of a [`FencedLock`]. The new guard's token is
+    /// higher than the token of the guard that became the ticket.
     ///
     /// # Errors
     ///
-    /// Those of [`adopt`](Self::adopt), but [`Config`](ErrorKind::Config) for the ticket of a
+    /// The errors of [`adopt`](Self::adopt), but [`Config`](ErrorKind::Config) for the ticket of a
     /// re-entrant lock.
     ///
     /// # Blocking
     ///
-    /// As [`adopt`](Self::adopt).
+    /// Like [`adopt`](Self::adopt).
     pub fn adopt_fenced(&self, ticket: &Ticket) -> Result<OwnedFencedLockGuard, Error> {
         ticket::adopt_fenced(&self.0, ticket)
     }

@@ -38,7 +38,7 @@ local number, ends = present(), false
 return once(function()
     if not number then
         if leaves then
-            -- Without this, a copy that comes later would break a new barrier.
+            -- Without this record, a late copy of the request would break a new barrier.
             remember(ARGV[1] .. '=0')
         end
         return nil

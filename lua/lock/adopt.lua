@@ -1,13 +1,14 @@
--- Adopts the hold of a ticket: the adopter takes the place of the ticket's owner.
+-- Adopts a ticket: the adopter becomes the holder of the lock instead of the ticket.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 the adopter's owner, which has the number of the ticket's owner, 3 the
 --      ticket's owner, 4 number of the database
 -- reply: n from 0 on = adopted, and n processes wait; n below 0 = this adopter had the lock
 --        already, and -1 - n processes wait; if the lock has tokens, {n, the last token of this
---        hold}; nil = neither the ticket nor this adopter has it; WRONGTYPE = the key holds no lock
+--        hold}; nil = neither the ticket nor this adopter has the lock; WRONGTYPE = the key holds
+--        no lock
 --
--- The script never takes a free lock. So a late copy of the request cannot take the lock after the
+-- The script never takes a free lock, so a late copy of the request cannot take the lock after the
 -- adopter's release.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
@@ -15,7 +16,7 @@ local who, left, foreign = holder()
 if foreign then
     return foreign
 elseif who == owner then
-    -- The script always writes, as in acquire.lua.
+    -- Write in any case, for clients that wait for replicas: see acquire.lua.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
     return take_tokens() or taken(-1 - length())
 elseif who ~= ticket then

@@ -1,5 +1,5 @@
 -- Appended to a user's script, which is the function `script`. Runs this function if the owner has
--- the lock. (A writer must have the write lock.)
+-- the lock. (If the owner is a writer, it must have the write lock.)
 --
 -- KEYS those of the user's script, then the lock, which is removed before the user's script runs
 -- ARGV those of the user's script, then the owner, which is removed before the user's script runs
@@ -8,12 +8,12 @@
 --        error. What the script had written before the error remains.
 --
 -- Any other error reply comes from the server itself, and means that the user's script has not run.
--- A client may follow a redirect.
+-- So if the error redirects the command to another server, the client may send the command there.
 local at, last = #KEYS, #ARGV
 local lock, owner = KEYS[at], ARGV[last]
 KEYS[at], ARGV[last] = nil, nil
 local held = redis.pcall('hexists', lock, owner)
--- The owner of a write hold ends with `:write`, and that of a plain hold with a digit.
+-- The text of a writer ends with `:write`, and the text of a plain owner with a digit.
 if held == 1 and string.byte(owner, -1) == 101 then
     held = redis.call('hget', lock, 'mode') == 'write' and 1 or 0
 end

@@ -1,13 +1,13 @@
--- Stands behind owner.lua, before ticket.lua and adopt.lua: how an owner takes the place of another
--- one while the lock stays taken.
+-- Comes after owner.lua, before ticket.lua or adopt.lua: makes another owner the holder while the
+-- lock remains taken.
 
--- Makes `new` the owner in place of `old`, which has the lock for `left` ms, and gives it this
--- lease. Returns nil, or the server's refusal, after which nothing has changed.
+-- Makes `new` the owner instead of `old`, and gives `new` this lease. `left`: the remaining lease
+-- of `old`, in ms. Returns nil, or the server's refusal, after which nothing has changed.
 --
--- The new field comes first. If the old one went first, the key would go with it: the lock would be
--- free if the server then refused the new field. The HSET is also the first write, so a server that
--- is out of memory refuses it. (For a moment the lock has two owners, but no other script runs in
--- between.)
+-- The script writes the new field before it removes the old field. In the other order the key would
+-- disappear with the old field, and the lock would be free if the server then refused the new
+-- field. The HSET is also the first write, so that a server that is out of memory refuses it. (For
+-- a moment the lock has two owners, but no other script runs at that moment.)
 local function succeed(old, left, new, lease)
     local trouble = denied('hdel', lock, '') or refused(redis.pcall('hset', lock, new, 1))
         or refused(redis.pcall('pexpire', lock, lease))
@@ -17,7 +17,7 @@ local function succeed(old, left, new, lease)
     end
     redis.call('hdel', lock, old)
     if tonumber(lease) < left then
-        -- The first in line knows only the old, later end.
+        -- The first waiter in the queue only knows the later end of the old lease.
         pcall(announce, lease)
     end
 end

@@ -1,12 +1,13 @@
--- Turns a hold into a ticket: an owner of no client takes its place, with a lease that nobody
--- renews.
+-- Gives a lock to a ticket: an owner that belongs to no client becomes the holder, with a lease
+-- that nobody renews.
 --
 -- KEYS see holder.lua
 -- ARGV 1 the ticket's lease in ms, 2 owner, 3 the ticket's owner, 4 number of the database
--- reply: 1 = the ticket has the lock; nil = this owner does not have it; WRONGTYPE = the key holds
---        no lock
+-- reply: 1 = the ticket has the lock; nil = this owner does not have the lock; WRONGTYPE = the key
+--        holds no lock
 --
--- A copy of the request finds the ticket's owner, and does not set its lease again.
+-- A copy of the request finds that the ticket has the lock, and does not set the ticket's lease
+-- again.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
 local who, left, foreign = holder()

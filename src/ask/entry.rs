@@ -1,5 +1,5 @@
 //! An owner's entry in the queue of a lock, as a state machine. Each event is a method, which takes
-//! the time and returns what to do. `site/queue_entry.rs` does it. A fair lock's entry is in
+//! the time and returns what the caller must do (`site/queue_entry.rs`). A fair lock's entry is in
 //! `lock/fair/entry.rs`.
 //!
 //! ```text
@@ -28,8 +28,9 @@
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *acknowledged*: if replicas must have a grant, a grant message only makes the owner send a
 //!   request. Another connection has written the grant, and WAIT covers only the writes of the
-//!   connection that sends it. So the owner's request writes the hold again. If an owner cannot use
-//!   the short lease of a grant by message, it also sends a request, which raises the lease.
+//!   connection that sends it. So the owner's own request writes the hold again, and then waits for
+//!   the replicas. If an owner cannot use the short lease of a grant by message, it also sends a
+//!   request, which raises the lease.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
 //!   that arrives during a request remains in the inbox. The reply decides whether the message
 //!   counts: the server may have refused the owner after the grant.
@@ -69,7 +70,7 @@ const PAST_END: u64 = MS;
 /// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
 /// the same time.
 const PER_PLACE: u64 = 300_000;
-/// The number of grants in a row, each read after its lease had ended, at which the wait fails.
+/// If the owner reads so many grants in a row after their leases have ended, the wait fails.
 const MOST_LATE: u32 = 3;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
@@ -79,7 +80,8 @@ pub(crate) struct EntryMachine<D> {
     is_asking: bool,
     /// The time at which the owner asks, even without a message. Zero: at once.
     ask_at: u64,
-    /// The number of entries ahead, according to the last reply. `None`: the owner had no entry.
+    /// The number of entries ahead, according to the last reply, or `None` if the owner had no
+    /// entry.
     place: Option<u32>,
     /// Whether a copy of a request may arrive later: a request was sent twice, or its outcome is
     /// unknown.
@@ -94,18 +96,20 @@ pub(crate) struct EntryMachine<D> {
     unconfirmed: Option<D>,
 }
 
-/// The messages that an owner has received, on any channel, and its thread has not collected.
+/// The messages that have arrived for an owner, on any channel, and that its thread has not
+/// collected yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inbox<D> {
-    /// The first grant message: the owner has the lock. A second one adds nothing.
+    /// The first grant message, which says that the owner has the lock. (A second grant message
+    /// would add nothing.)
     pub(crate) grant: Option<ReceivedGrant<D>>,
     /// A window is open until this time. The owner should ask when the window ends.
     pub(crate) open_until: Option<u64>,
     /// One of Redisson's clients has released the lock, or may have done so before the channel was
     /// confirmed.
     pub(crate) is_public: bool,
-    /// The owner should ask: a script sent such a message, or the client has subscribed to its own
-    /// channel again and may have missed messages.
+    /// Whether the owner should ask, because a script sent a message that says so, or because the
+    /// client has subscribed to its own channel again and may have missed messages.
     pub(crate) is_missed: bool,
 }
 
@@ -266,10 +270,10 @@ impl<D> EntryMachine<D> {
         self.in_doubt
     }
 
-    /// Begins a request for this lease, and returns its extra arguments. `None`: a request is on
-    /// its way, so the owner must not ask. The first request, a poll and a request after a
-    /// reconnect do not differ. Without `queues`, the request takes the lock only if it is free,
-    /// ahead of the queue, and adds no entry.
+    /// Begins a request for this lease, and returns the request's extra arguments. Returns `None`
+    /// if a request is on its way, so that the owner must not ask. The first request, a poll and a
+    /// request after a reconnect are alike. If `queues` is false, the request takes the lock only
+    /// if the lock is free, ignores the queue, and adds no entry.
     #[inline]
     pub(crate) fn begin_request(
         &mut self,
@@ -286,8 +290,8 @@ impl<D> EntryMachine<D> {
         Some(if queues { self.exchanges.again(asked.at) } else { None })
     }
 
-    /// Takes the server's answer to the request. `in_doubt`: the request was sent twice, and a copy
-    /// may still come.
+    /// Handles the server's answer to the request. `in_doubt`: the request was sent twice, and a
+    /// copy may still reach the server.
     #[inline]
     pub(crate) fn answered(
         &mut self,
@@ -319,16 +323,16 @@ impl<D> EntryMachine<D> {
                 let lease = lease.max(Duration::from_nanos(least));
                 let may_be_named = already || self.may_stand();
                 let by = By::Reply { details, message, may_be_named };
-                // `begin_request` has left the entry due. So if the gate does not admit the grant,
-                // the owner asks the server at once.
+                // If the gate does not admit the grant, the owner asks the server at once, because
+                // `begin_request` has set `ask_at` to zero.
                 let granted = Granted { asked, lease, in_doubt: self.in_doubt, by };
                 return Answered { listens, suspects, then: Then::Granted(granted) };
             }
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
                 self.refused(server);
-                // If the entry is new although the owner had one, the server granted the old entry
-                // the lock, and the message of that grant did not come.
+                // If the entry is new although the owner had an entry, the server granted the lock
+                // to the old entry, and the message of this grant did not arrive.
                 suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
@@ -345,10 +349,10 @@ impl<D> EntryMachine<D> {
         Answered { listens, suspects, then: self.sleeps() }
     }
 
-    /// Ends a request without a usable answer. The entry stays due. `in_doubt`: the server may have
-    /// run the request or may still run it, since no reply came, the second copy had an error, or
-    /// the thread's wait ended or was cancelled. Otherwise the server has run no copy of the
-    /// request, and will run none.
+    /// Ends a request without a usable answer. The owner still has to ask. `in_doubt`: the server
+    /// may have run the request or may still run it, because no reply arrived, the second copy had
+    /// an error, or the thread's wait ended or was cancelled. If `in_doubt` is false, the server
+    /// has run no copy of the request, and will run none.
     pub(crate) fn unanswered(&mut self, in_doubt: bool) {
         if std::mem::take(&mut self.is_asking) {
             self.may_have(in_doubt, false);
@@ -362,7 +366,7 @@ impl<D> EntryMachine<D> {
     }
 
     /// Collects the messages. Returns the grant if a message granted the lock and the grant counts.
-    /// Otherwise the owner sleeps until [`ask_at`](Self::ask_at).
+    /// If the result is `None`, the owner sleeps until [`ask_at`](Self::ask_at).
     pub(crate) fn collect(
         &mut self,
         now: u64,
@@ -388,7 +392,7 @@ impl<D> EntryMachine<D> {
         // If the grant may not count, or if the gate does not admit it, the owner asks the server
         // next.
         self.ask_at = 0;
-        // `None`: the server has refused the owner after this grant.
+        // Return `None` if the server has refused the owner after this grant.
         let granted_at = self.exchanges.own_time(server)?;
         if collector.needs_reply {
             self.unconfirmed = Some(details);
@@ -407,9 +411,9 @@ impl<D> EntryMachine<D> {
         Some(Granted { asked, lease, in_doubt: self.in_doubt, by: By::Message { details } })
     }
 
-    /// Ends the entry, which is used up. Returns what the server may have of the owner: an entry,
-    /// or the lock. The details are those of an unused grant by message, which was not collected or
-    /// which no reply has confirmed.
+    /// Ends the entry, which must not be used again. Returns what the client must undo, because the
+    /// server may have an entry or a hold of the owner. The second result has the details of an
+    /// unused grant by message, which was not collected or which no reply has confirmed.
     pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
         let unconfirmed = self.unconfirmed.take();
@@ -437,7 +441,7 @@ impl<D> EntryMachine<D> {
     }
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
-    /// reply. A grant from before that time is over, even if this process reads it later.
+    /// reply. A grant from before this time is over, even if this process reads the grant later.
     fn refused(&mut self, server: u64) {
         (self.late, self.unconfirmed) = (0, None);
         self.exchanges.refused(server);

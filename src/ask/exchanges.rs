@@ -158,14 +158,14 @@ impl Exchanges {
         }
     }
 
-    /// The time on the process's own clock at which the server made a grant, or an earlier time,
-    /// however late this process reads the grant. `server`: the server's time in the grant. `None`:
-    /// the server has refused the owner after this grant, by the server's clock. So the grant has
-    /// ended, or that clock was set back in between.
+    /// Returns the time on the process's own clock at which the server made a grant, or an earlier
+    /// time, however late this process reads the grant. `server`: the server's time in the grant.
+    /// Returns `None` if the server, by its clock, has refused the owner after this grant: the
+    /// grant has ended, or the server's clock was set back in between.
     pub(crate) fn own_time(&self, server: u64) -> Option<u64> {
         let Some(anchor) = self.anchor else { return self.began };
         let since = server.checked_sub(anchor.server)?;
-        // The arithmetic saturates, since any client may publish any number on the channel.
+        // The arithmetic saturates, because any client may publish any number on the channel.
         Some(anchor.sent.saturating_add(since.saturating_mul(MS)))
     }
 }

@@ -1,12 +1,12 @@
 //! The live owners: the owners for which this process requests or holds locks.
 //!
 //! If a release reached only the old master, the new master may have a hold of an owner that no
-//! thread of this client uses. A number is never used again, so such an owner never becomes live
-//! again, and its hold can be released.
+//! thread of this client uses. An owner's number is never used again, so an owner that no thread
+//! uses never becomes live again, and its hold can be released.
 //!
-//! The number of an adoption is its ticket's, and a program may name a ticket twice. So the number
-//! stays live unless the server has certainly ended the hold: a command that removes what is left
-//! of the first adoption must not end a second one.
+//! An owner that adopts a ticket has the ticket's number, and a program may adopt a ticket twice.
+//! So this number remains live until the server has certainly ended the hold: a command that
+//! removes the remains of the first adoption must not end the second adoption.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::scripts::{Mode, Owner};
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
-    /// The live numbers of adoptions whose outcome is unknown, and which may be repeated.
+    /// The live numbers of adoptions with an unknown outcome. These adoptions may be repeated.
     undecided: Mutex<BTreeSet<u64>>,
 }
 
@@ -42,9 +42,9 @@ impl Core {
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
-    /// Makes the owner of an adoption live, whose number is that of its ticket. Also returns whether
-    /// this repeats an adoption with an unknown outcome. `None`: another call of this client adopts
-    /// the ticket, or has done so.
+    /// Makes the owner live that adopts the ticket with this number. The second result is whether
+    /// the call repeats an adoption with an unknown outcome. Returns `None` if another call of this
+    /// client adopts the ticket now, or has adopted it.
     pub(crate) fn adopts(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
         let is_repeated = self.owners.undecided.lock().remove(&number);
         let is_new = self.owners.live.lock().insert(number);
@@ -67,7 +67,8 @@ impl LiveOwner {
 }
 
 impl LiveOwner {
-    /// Notes that the outcome of this adoption is unknown. Another call may repeat it.
+    /// Notes that the outcome of this adoption is unknown, so that another call may repeat the
+    /// adoption.
     pub(crate) fn stays_undecided(self) {
         self.core.owners.undecided.lock().insert(self.number);
     }

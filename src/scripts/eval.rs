@@ -64,7 +64,8 @@ impl Script {
     /// names the right line.
     pub(crate) fn whole(&self) -> &(String, String) {
         self.whole.get_or_init(|| {
-            // Without a use of `...`, Lua would make a table of the arguments at each call.
+            // In a function that does not use `...`, Lua would make a table of the arguments at
+            // each call.
             let head = "local script = function(...) do local _ = ... end";
             let code = format!("{head} {}\nend\n{}", self.text, *IF_HELD);
             let hash = redis::Script::new(&code).get_hash().to_owned();
@@ -180,7 +181,7 @@ impl ScriptCall<'_> {
             (outcome, in_doubt) = (again, in_doubt || is_copied);
         }
         let ended = match refusal(&outcome) {
-            // With WRONGTYPE, the key holds data of another type, so the lock is lost.
+            // WRONGTYPE means that the key holds data of another type, so the lock is lost.
             Some(("NOTHELD" | "WRONGTYPE", _)) => Some(Ran::NotHeld),
             Some(("SCRIPT", text)) => Some(Ran::Failed(text.to_owned())),
             _ => None,
@@ -209,7 +210,7 @@ impl ScriptCall<'_> {
     }
 }
 
-/// The code and the text of an error reply.
+/// Returns the code and the text of an error reply.
 fn refusal(outcome: &Outcome) -> Option<(&str, &str)> {
     let Err(Failure::Refused(cause)) = outcome else { return None };
     Some((reply_code(&cause.error), cause.error.detail().unwrap_or_default()))

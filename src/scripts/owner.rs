@@ -29,8 +29,8 @@ const HEARS: u64 = 1;
 /// The least number that has a time and flags. The numbers of older versions are counters, which
 /// never get so high.
 const WITH_TIME: u64 = 1 << 50;
-/// The least number of a ticket. A client numbers no acquisition of its own from here up to
-/// [`WITH_TIME`].
+/// The lowest number of a ticket. A client's own acquisitions have no numbers from `OF_TICKET` up
+/// to [`WITH_TIME`].
 const OF_TICKET: u64 = WITH_TIME / 2;
 
 /// The uuid of a client, and the source of the numbers of its owners, requests and permits.
@@ -91,8 +91,8 @@ impl ClientId {
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
     }
 
-    /// The owner of this client's adoption of a ticket, the same each time. It has the ticket's
-    /// number.
+    /// Returns the owner with which this client adopts a ticket: each time the same owner, with the
+    /// ticket's number.
     pub(crate) fn adopter(&self, ticket: &Owner) -> Owner {
         let (client, number) = (Uuid::from_u128(self.seed), ticket.number());
         Owner::Lock { client, number, mode: Mode::Lock }
@@ -153,7 +153,7 @@ impl Owner {
         })
     }
 
-    /// A fresh owner for a ticket. It belongs to no client, and its number is random.
+    /// Returns a new owner for a ticket. The owner belongs to no client and has a random number.
     pub(crate) fn of_new_ticket() -> Result<Self, SysError> {
         let (mut uuid, mut number) = ([0; 16], [0; 8]);
         SysRng.try_fill_bytes(&mut uuid)?;
@@ -162,17 +162,17 @@ impl Owner {
         Ok(Self::Lock { client: Uuid::new_v8(uuid), number, mode: Mode::Lock })
     }
 
-    /// Whether this is the number of a ticket and of its adopters.
+    /// Whether tickets, and the owners that adopt them, have such numbers.
     pub(crate) fn is_ticket_number(number: u64) -> bool {
         (OF_TICKET..WITH_TIME).contains(&number)
     }
 
-    /// Whether the owner has a ticket's number: it is a ticket's own, or has adopted one.
+    /// Whether the owner belongs to a ticket or has adopted a ticket: both have a ticket's number.
     pub(crate) fn has_ticket_number(&self) -> bool {
         Self::is_ticket_number(self.number())
     }
 
-    /// Whether this can be the owner of a ticket.
+    /// Whether this owner can belong to a ticket.
     pub(crate) fn is_of_ticket(&self) -> bool {
         let is_ours = |client: &Uuid| client.get_version_num() == 8;
         self.has_ticket_number() && matches!(self, Self::Lock { client, .. } if is_ours(client))

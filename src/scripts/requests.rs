@@ -292,8 +292,9 @@ impl Requests {
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a request a later time, unless another thread has given it a time that is not over.
-    /// No copy of it was applied, and none with the old time can be applied any more.
+    /// Gives a request a later time, unless another thread has already done so and that time is not
+    /// over. The caller knows that the server has applied no copy with the old time, and never
+    /// will.
     pub(crate) fn prolong(&self, request_id: RequestId) {
         let mut sequences = self.sequences.lock();
         let latest = self.latest();

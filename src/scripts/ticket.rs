@@ -15,14 +15,16 @@ static ADOPT: LazyLock<Script> =
     script!(takes; NUMBER_OR_LIST; LOCK_OWNER, "lock/successor.lua", "lock/adopt.lua");
 
 impl LockScripts<'_> {
-    /// Gives the owner's lock to a ticket, with this lease. `false`: the owner does not have it.
+    /// Gives the owner's lock to a ticket, with this lease. Returns `false` if the owner does not
+    /// have the lock.
     pub(crate) fn give_to_ticket(
         self,
         owner: &Owner,
         ticket: &Owner,
         lease: Duration,
     ) -> Result<bool, Trouble> {
-        // A copy finds the ticket's owner, and answers as the first request did.
+        // A copy of the request finds that the ticket has the lock, and gets the same reply as the
+        // first request.
         match call(self.route, &self.handing_over(&TICKET, lease, owner, ticket), self.rights())? {
             Value::Nil => Ok(false),
             Value::Int(_) => Ok(true),
@@ -30,8 +32,8 @@ impl LockScripts<'_> {
         }
     }
 
-    /// Takes the lock over from a ticket. [`NotTaken`](Acquired::NotTaken): neither the ticket nor
-    /// this owner has the lock.
+    /// Takes the lock over from a ticket. Returns [`NotTaken`](Acquired::NotTaken) if neither the
+    /// ticket nor this owner has the lock.
     pub(crate) fn adopt(
         self,
         ticket: &Owner,

@@ -28,7 +28,7 @@ enum Event {
     Ends { inbox: Inbox<char> },
 }
 
-/// What the machine makes of an event.
+/// The result of an event.
 #[derive(Debug, PartialEq)]
 enum Action {
     Ask { again: Option<Again> },
@@ -44,7 +44,7 @@ enum Received {
     Missed,
 }
 
-/// Makes a step. An event that asks for nothing lets the owner sleep.
+/// Calls the method of the event. If the method has no result, the owner sleeps.
 fn step(entry: &mut EntryMachine<char>, now: u64, event: Event) -> Action {
     let done = match event {
         Event::Asks(asked) => {
@@ -371,7 +371,7 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(action, counts(700, false, by_reply(Some('m'), true)));
     let left = step(&mut over, 701 * MS, Event::Unacknowledged { in_doubt: true });
     assert_eq!(left, Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') });
-    // Another grant than that of the message.
+    // The reply has another grant than the message.
     let action = step(&mut another, 701 * MS, granted(false));
     assert_eq!(action, counts(700, false, by_reply(None, true)));
 }
