@@ -54,9 +54,9 @@ use crate::waiting::{
     outlast, slow_poll_or,
 };
 
-/// A barrier at which a fixed number of threads, of all processes together, wait for each other
-/// again and again. This type is like `CyclicBarrier` of java.util.concurrent; Redisson has no
-/// barrier. Made by [`Client::cyclic_barrier`].
+/// A barrier at which a fixed number of threads, in all processes together, wait for each other
+/// again and again. A `CyclicBarrier` is like that of java.util.concurrent; Redisson has no
+/// barrier. [`Client::cyclic_barrier`] returns one.
 ///
 /// A clone is the same barrier, and so is every handle of the same name.
 ///
@@ -76,11 +76,11 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// Either all parties of a generation pass the barrier, or none of them. The barrier breaks if a
-/// party's wait reaches its limit or is cancelled, if a waiting party dies, if the action panics,
-/// or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting
-/// party, and every party that arrives before the next reset, gets an error of kind
-/// [`Broken`](ErrorKind::Broken).
+/// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
+/// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
+/// barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting party gets an
+/// error of kind [`Broken`](ErrorKind::Broken). Until a reset, every party that arrives later gets
+/// this error, too.
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. This happens if a
@@ -380,7 +380,7 @@ impl CyclicBarrier {
                     place
                 }
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
-                // There is no barrier. It was deleted during the wait, or never made.
+                // The barrier was deleted during the wait, or was never made.
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
@@ -434,7 +434,7 @@ struct Party<'a> {
     renewal: OnceCell<Arc<dyn KeepAlive>>,
 }
 
-/// A numbered arrival. It may be sent again, and it may be given up.
+/// A numbered arrival, which may be sent again or given up.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     id: RequestId,

@@ -33,16 +33,16 @@ mod model_tests;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A client of one Redis server, of the master that Sentinels name, or of a cluster. A client makes
-/// the locks and the other synchronizers.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster. The methods of
+/// a `Client` return the locks and the other synchronizers.
 ///
 /// All clones are the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
 /// Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
-/// When the last clone, handle and guard of a client is dropped, the client shuts down, as in
-/// [`shutdown`](Self::shutdown), and the drop may block for as long. The client releases its locks,
-/// except the locks that were [left to expire](crate::LockGuard::leave_to_expire).
+/// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
+/// of [`shutdown`](Self::shutdown). The drop may block for as long as this call. The drop releases
+/// the client's locks, except locks that were [left to expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -243,12 +243,13 @@ impl Client {
         CyclicBarrier::new(&self.0, name)
     }
 
-    /// Returns the holders and the waiters of this name, for any kind of synchronizer and any
-    /// client, also Redisson's clients. The result may be out of date when the call returns.
+    /// Returns the holders and the waiters of this name. The holders and waiters may use any kind
+    /// of synchronizer and any client, including Redisson's. The result may be out of date when the
+    /// call returns.
     ///
-    /// The call changes nothing, takes no lock, and lists up to 1,000 holders and 1,000 waiters.
-    /// The call finds an owner's process by the client's [`id`](Self::id), with which the name of a
-    /// client's connections ends.
+    /// The call changes nothing and takes no lock. The result lists up to 1,000 holders and 1,000
+    /// waiters. To find an owner's process, the call compares the owner's uuid with the names of
+    /// the server's connections, which end with the [`id`](Self::id) of their client.
     ///
     /// # Errors
     ///
@@ -373,9 +374,9 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// The call scans all keys of each server, so do not call it often. The call needs three round
-    /// trips for every 100 keys, one for each hash, and one `CLIENT LIST` for each server. Each
-    /// round trip for keys takes the server less than a millisecond.
+    /// The call scans all keys of each server, so programs should not call it regularly. The call
+    /// needs three round trips for every 100 keys, one for each hash, and one `CLIENT LIST` for
+    /// each server. Each round trip for keys takes the server less than a millisecond.
     pub fn statuses(&self, pattern: &str) -> Result<Vec<Status>, Error> {
         Status::all(self.0.core(), pattern)
     }
@@ -461,12 +462,13 @@ impl ClientBuilder {
     ///   the server is too old or lacks the URL's database, or if the system provides no threads or
     ///   no random numbers. Another attempt does not help.
     /// - [Server trouble](ErrorKind#server-trouble) if the client cannot reach the server or its
-    ///   Sentinels, if they do not answer in time, or if they refuse the client: its user, password
-    ///   or certificate is wrong or missing, they are in protected mode, they have no connection
-    ///   left, or the user may not run scripts.
-    /// - [`Protocol`](ErrorKind::Protocol) if the reply is not from a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process was forked from a process that had called
-    ///   `connect`.
+    ///   Sentinels, if they do not answer in time, or if they refuse the client. The servers may
+    ///   refuse the client because its user, password or certificate is wrong or missing, because
+    ///   they are in protected mode or have no free connection, or because the user may not run
+    ///   scripts.
+    /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
+    /// - [`Forked`](ErrorKind::Forked) if this process is a forked child and its parent had called
+    ///   this.
     ///
     /// After an error no thread, no connection and no data on the server is left.
     ///

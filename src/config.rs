@@ -219,8 +219,8 @@ impl ClientBuilder {
     }
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
-    /// connection. The client opens each connection at its first use. The client also has a
-    /// connection for renewals and one for messages.
+    /// connection. The client opens each connection at its first use. The client has two more
+    /// connections, one for renewals and one for messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip that the client measures when it
     /// connects: four on the same machine, up to sixteen over a network. With
@@ -317,11 +317,11 @@ impl ClientBuilder {
     /// With these reports the client notices within milliseconds that another client has deleted
     /// its lock. Without tracking, the client notices this only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. After 100 ms, tracking costs one
-    /// request for each hold and for each of its renewals, an entry in the server's table
-    /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
-    /// times a second, the client skips some of these requests. The client tracks at most 10,000
-    /// keys. If the server refuses to track keys, the client logs a line.
+    /// Tracking costs nothing in the first 100 ms of a hold. After that, tracking costs one request
+    /// for each hold and for each of its renewals. Tracking also needs an entry in the server's
+    /// table (`tracking-table-max-keys`), and the connection for messages. If a key changes more
+    /// than ten times a second, the client skips some of the requests. The client does not track
+    /// more than 10,000 keys. If the server refuses to track keys, the client logs a line.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
@@ -340,22 +340,23 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the user and password for the server, without percent-encoding. They replace the user
-    /// and password of the URL. An empty user is the server's default user. With Sentinels, these
+    /// Sets the user and password for the server, without percent-encoding. This user and password
+    /// replace those of the URL. An empty user is the server's default user. With Sentinels, these
     /// are for the servers that the Sentinels watch.
     pub fn credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.credentials = Some(Credentials::new(user, password));
         self
     }
 
-    /// Sets a function that returns the user and password for the server. They replace those of the
-    /// URL and of [`credentials`](Self::credentials). Use it for tokens that expire after minutes,
-    /// and for passwords that change while the client lives. The client calls it for each
-    /// connection that it opens. If the credentials are valid for a limited time
-    /// ([`Credentials::valid_for`]), the client also calls it after three quarters of this time.
-    /// With the new credentials, open connections log in again (`AUTH`), and the client replaces
-    /// its connections for messages. With Sentinels, the credentials are for the servers that the
-    /// Sentinels watch; in a cluster, they are for all servers.
+    /// Sets a function that returns the user and password for the server. The returned user and
+    /// password replace those of the URL and of [`credentials`](Self::credentials). Use it for
+    /// tokens that expire after minutes, and for passwords that change while the client lives. The
+    /// client calls the function for each connection that it opens. The client also calls the
+    /// function when three quarters of the time for which the credentials are valid
+    /// ([`Credentials::valid_for`]) have passed. After this second kind of call, open connections
+    /// log in again (`AUTH`), and the client replaces its connections for messages. With Sentinels,
+    /// the credentials are for the servers that the Sentinels watch. In a cluster, they are for all
+    /// servers.
     ///
     /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
     /// thread that opens a connection waits for the result within
@@ -392,19 +393,21 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the user and password for the Sentinels. They replace `sentinelUsername` and
-    /// `sentinelPassword` of the URL. An empty user is the Sentinels' default user.
+    /// Sets the user and password for the Sentinels. This user and password replace
+    /// `sentinelUsername` and `sentinelPassword` of the URL. An empty user is the Sentinels'
+    /// default user.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.sentinel_credentials = Some(Credentials::new(user, password));
         self
     }
 
-    /// Sets a function that maps a server's address to the address to which this client must
-    /// connect; `None` does not change the address. Use it for servers behind a network address
-    /// translation, such as Docker's, which report the addresses of their own network. This setting
-    /// is like Redisson's `NatMapper`. The client maps each address in the replies of Sentinels, in
-    /// `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the addresses in the URL. If a server of a
-    /// cluster reports only a port, the client uses the host with which it reaches that server.
+    /// Sets a function that maps the address of a server to the address at which this client
+    /// reaches that server. If the function returns `None`, the address stays as it is. Use it for
+    /// servers behind network address translation, such as Docker's, which give each other
+    /// addresses of their own network. The function is like Redisson's `NatMapper`. The client maps
+    /// each address in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the
+    /// addresses in the URL. If a server of a cluster returns only a port, the client uses the host
+    /// at which it reaches that server.
     ///
     /// The client uses the mapped address everywhere. Errors, the log and
     /// [`snapshot`](crate::Client::snapshot) show the mapped address, and the server's TLS
@@ -441,23 +444,24 @@ impl ClientBuilder {
     }
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few replicas do, the client releases the lock, and the call returns a
-    /// transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their number. If
-    /// too few replicas acknowledge a renewal, the renewal has failed: the guard's state is
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
-    /// succeeds before the lease ends, the lock is lost. So if a guard says that a lock is held, at
-    /// least `count` replicas have this lock with its lease.
+    /// as taken. If too few replicas acknowledge it, the client releases the lock, and the call
+    /// returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their
+    /// number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's state
+    /// is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. So for each lock that a guard reports as
+    /// held, at least `count` replicas have the lock and its lease.
     ///
-    /// The setting applies to all locks, to permits of a [`Semaphore`](crate::Semaphore), and to
-    /// permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
+    /// The setting applies to all locks and all ways to take them, to permits of a
+    /// [`Semaphore`](crate::Semaphore), and to permits of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). The setting does not
     /// apply to settings, to notifications, to the counts of a
     /// [`CountDownLatch`](crate::CountDownLatch), or to the release of a lock. If a failover loses
     /// a release, the lock is held until its lease ends.
     ///
-    /// **What this guarantees**: `count` replicas had the lock in memory before the call returned.
-    /// If one of these replicas becomes the master, it has the lock. **What this cannot prevent**,
-    /// because Redis replicates asynchronously:
+    /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
+    /// of these replicas becomes the master, the lock is there. **What it cannot prove**, because
+    /// Redis replicates asynchronously:
     ///
     /// - A replica that has not acknowledged may become the master, unless `count` is the number of
     ///   all replicas.
@@ -518,11 +522,12 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a function that returns the certificates and the key for servers that ask for a
-    /// certificate, in place of those of [`tls_client_certificate`](Self::tls_client_certificate)
-    /// and in the same format. Use it for certificates that are renewed while the client lives. The
-    /// client calls it for each connection that it opens, also to Sentinels. Open connections are
-    /// not replaced, because a server checks a certificate only when a connection begins.
+    /// Sets a function that returns the certificates and the key for servers that require a
+    /// certificate. The returned certificates and key replace those of
+    /// [`tls_client_certificate`](Self::tls_client_certificate), and have the same form. Use it for
+    /// certificates that are renewed while the client lives. The client calls the function for each
+    /// connection that it opens, also to Sentinels. Open connections stay open, because a server
+    /// checks a certificate only when a connection begins.
     ///
     /// `provide` may block: it runs on its own thread (`redlatch-certs`), one call at a time. A
     /// thread that opens a connection waits for the result within

@@ -139,8 +139,8 @@ impl LeaderElection {
     ///
     /// `work` gets a token, which is cancelled when `work` should return:
     ///
-    /// - this process was deposed, as [`on_deposed`](Leadership::on_deposed) says, or its client was
-    ///   shut down;
+    /// - this process was deposed, as [`on_deposed`](Leadership::on_deposed) says, or its client
+    ///   was shut down;
     /// - `ends` was cancelled.
     ///
     /// The token also ends blocking calls, such as
@@ -179,8 +179,8 @@ impl LeaderElection {
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
     ///   [`WrongType`](ErrorKind::WrongType), which need somebody change of the program or the server.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
-    ///   in a forked child.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
+    ///   [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -374,7 +374,8 @@ impl LeaderElection {
     }
 
     /// Returns an iterator over the present leader and each later change, for as long as `wait`
-    /// allows. Its `next` blocks. The iterator may skip a leadership that was very short.
+    /// allows. The iterator's `next` blocks. The iterator may skip a leadership that was very
+    /// short.
     ///
     /// Messages announce new leaders and resignations. If a leader dies, the iterator notices when
     /// the leader's lease ends. The iterator ends with an error if the server does not answer for
@@ -590,9 +591,9 @@ impl Leadership {
         Owner::of(&self.resigns.0.tenancy.hold().owner)
     }
 
-    /// Returns the state of the leadership, as far as this process knows it. The state becomes
-    /// [`Lost`](HoldState::Lost) when this process is deposed, although the lease still lasts for
-    /// the grace. No I/O.
+    /// Returns the state of the leadership, as far as this process knows it. The state is
+    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then lasts
+    /// for the grace. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         let term = &self.resigns.0;
@@ -641,10 +642,10 @@ impl Leadership {
 
     /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
     /// before it is resigned. If the lease was not renewed
-    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` one grace before
-    /// the lease ends. At that moment no other process leads yet, unless this process was stopped.
-    /// For any other reason, another process may already lead. If the leadership has already ended,
-    /// the client calls `callback` soon.
+    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
+    /// lease ends by this process's clock. In this case no other process leads yet, unless this
+    /// process was paused. For any other reason, another process may already lead. If the
+    /// leadership has already ended, the client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
     /// a deposed leadership, because it may still keep the lock.
@@ -749,7 +750,7 @@ enum Progress {
 impl Term {
     /// Returns how long the term lasts if no renewal succeeds, or zero if the term is over.
     fn left(&self) -> Duration {
-        // A forked child does not lead. A forked child must not lock a mutex or call a callback.
+        // A forked child does not lead. The child must not lock a mutex or call a callback.
         if is_forked() {
             return Duration::ZERO;
         }
@@ -788,9 +789,9 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        // Cancel `stop` while the mutex is held. If the cancel came after the mutex is unlocked,
-        // `on_deposed` could call a callback before the cancel. If the cancel came before the mutex
-        // is locked, the work could stop and resign at once, and the callbacks would be dropped.
+        // The token is cancelled under the mutex. If the token were cancelled later, `on_deposed`
+        // could have a callback called before the cancellation. If the token were cancelled
+        // earlier, the work could stop and resign at once, and the callbacks would be dropped.
         self.stop.cancel();
         callbacks
     }

@@ -232,8 +232,8 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// The compiler does not derive these traits because of `source`. Implementing them by hand is safe,
-// because an error never changes.
+// The compiler does not derive these traits because of `source`. The two traits hold, because an
+// error is never changed after it was made.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 

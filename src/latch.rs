@@ -22,8 +22,8 @@ use crate::waiting::{
     acquire, slow_poll_or,
 };
 
-/// A count in Redis. Threads wait until other threads, in any process, have lowered the count to
-/// zero. This type is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
+/// A count in Redis: threads wait until other threads, in any process, have counted it down to
+/// zero. A `CountDownLatch` is like that of java.util.concurrent, and compatible with Redisson's
 /// `RCountDownLatch`. [`Client::count_down_latch`] returns one.
 ///
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
@@ -521,9 +521,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so the next leader asks at once. The next
-        // leader also gets the request state, because a leader without it would take the end of the
-        // latch's time to live for the last count-down.
+        // The next leader may wait for another count, so it asks at once. The next leader gets the
+        // request state of this leader. Otherwise the next leader would take the end of the latch's
+        // time to live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

@@ -154,8 +154,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::try_take(self, wait.into())
     }
 
-    /// Takes the lock, or returns [`NotTaken`] at `deadline`, as [`try_lock_for`](Self::try_lock_for)
-    /// does after its `wait`. If `deadline` has passed, the call tries once.
+    /// Takes the lock, or returns [`NotTaken`] at `deadline`, as
+    /// [`try_lock_for`](Self::try_lock_for) does after its `wait`. If `deadline` has passed, the
+    /// call tries once.
     ///
     /// # Errors
     ///

@@ -85,7 +85,7 @@ pub enum StatusKind {
     ExpirableSemaphore,
     /// A latch for which processes wait.
     CountDownLatch,
-    /// A semaphore or a latch for which no process waits. Its key has only a number.
+    /// A semaphore or a latch for which no process waits. The name's key has only a number.
     Number,
     /// Another program's data.
     Other,

@@ -1,4 +1,4 @@
-//! Models of a whole lock, in many interleavings of its threads. They run the handles, gates,
+//! Models of a whole lock, in many interleavings of its threads. The models run the handles, gates,
 //! waiting loop, lane, link and subscriber of one or two clients against the model server.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! The cut of a lease that is longer at the server than any thread has asked for. Such a lease
-//! exists if the server's clock was set back, or if another process handed the hold on with a
-//! longer lease. The answer to a renewal reports such a lease, and the next renewal cuts it.
+//! The cut of a lease that is longer at the server than any thread has asked for. A lease can be
+//! too long because the server's clock was set back, or because another process handed the hold on
+//! with a longer lease. The answer to a renewal reports such a lease, and the next renewal cuts it.
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
 //! last. So the two must notice each other. The thread that asks for a longer lease raises `wanted`
@@ -29,7 +29,7 @@ impl LeaseCut {
         Self { is_due: AtomicBool::new(is_due), to, is_lost }
     }
 
-    /// Returns the certain part of a lease. It is shorter than the lease if the server may run a
+    /// Returns the certain part of a lease, which is shorter than the lease if the server may run a
     /// cut later.
     pub(super) fn certain_part(&self, lease: Duration) -> Duration {
         match self.to.load(Ordering::SeqCst) {

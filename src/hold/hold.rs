@@ -28,8 +28,8 @@ use crate::scripts::{Chain, Mode, Owner};
 pub(crate) struct GrantDetails {
     /// The number of processes that wait behind the hold.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over by a message. If so, other processes most
-    /// likely wait when this hold is released.
+    /// Whether another process handed the lock over by a message. After a hand-over, other
+    /// processes most likely wait when this hold is released.
     pub(crate) by_message: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
@@ -47,10 +47,11 @@ pub(crate) struct Hold {
     pub(crate) line: Option<Box<Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// The time on [`clock`] until which the server certainly keeps the hold. It never decreases.
+    /// The time on [`clock`] until which the server certainly keeps the hold. This time never
+    /// decreases.
     pub(super) deadline: AtomicU64,
-    /// The latest time on [`clock`] until which a tenant that shares the hold wants it. It is
-    /// written under the gate's mutex.
+    /// The latest time on [`clock`] until which a tenant that shares the hold wants it. Written
+    /// under the gate's mutex.
     pub(super) latest_end: AtomicU64,
     /// The longest lease that a request has asked for since the grant, in nanoseconds. Zero if
     /// there was no such request.
@@ -76,11 +77,11 @@ pub(crate) struct Hold {
     live: Option<Live>,
     /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
-    /// Whether a request of this owner was sent twice, or had an unknown outcome. If so, a copy may
-    /// arrive after the release, and its effect must be undone.
+    /// Whether a request of this owner was sent twice, or had an unknown outcome. In both cases a
+    /// copy may arrive after the release, and the effect of the copy must be undone.
     pub(crate) in_doubt: bool,
-    /// The number of users' [scripts](crate::Script) of this owner that may still run. It is
-    /// incremented under the gate's mutex.
+    /// The number of users' [scripts](crate::Script) of this owner that may still run. Incremented
+    /// under the gate's mutex.
     scripts: AtomicU32,
     /// The reason of the loss, as the number of a [`LostReason`]. Zero if the hold was not lost. A
     /// thread sets this before it looks for the present tenancy, so that no thread passes the hold
@@ -95,9 +96,9 @@ pub(crate) struct Hold {
     /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
     /// Whether processes other than this one wait for the lock, according to the server: the flag
-    /// [`WANTED`], and above it the number of [messages](Self::hear_wanted) that said so. Both are
-    /// in one number, because an answer that is older than a message must not clear the flag of
-    /// that message.
+    /// [`WANTED`], and above it the number of [messages](Self::hear_wanted) that said so. The flag
+    /// and the number share one atomic value, because an answer that is older than a message must
+    /// not clear the flag of that message.
     wanted: AtomicU64,
     /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -110,8 +111,8 @@ pub(crate) struct Attention {
     /// wait. Empty if the client has not subscribed yet, or if the owner does not
     /// [hear](Owner::hears) such messages.
     own: OnceLock<Subscription>,
-    /// The time on [`clock`] at which the hold must ask the server even if no renewal is due. It
-    /// may also be [`FIRST`] or [`NEVER`].
+    /// The time on [`clock`] at which the hold must ask the server even if no renewal is due, or
+    /// [`FIRST`] or [`NEVER`].
     look_at: AtomicU64,
     /// Whether a guard has an `on_wanted` callback.
     calls: AtomicBool,
@@ -125,7 +126,8 @@ pub(super) struct Heard(u64);
 /// The flag of [`Hold::wanted`]. The higher bits are the number of messages.
 const WANTED: u64 = 1;
 
-/// The hold has not asked yet. It asks some time after the grant or the last pass.
+/// The value of `look_at` before the hold's first question, which comes some time after the grant
+/// or the last pass.
 const FIRST: u64 = 0;
 const NEVER: u64 = u64::MAX;
 
@@ -203,8 +205,8 @@ impl Hold {
     /// `live`.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
         // The earlier hold in `live` was not admitted, so usually no other thread has it, and its
-        // own `Live` is moved out of it. Without this move, holds would form a chain in which each
-        // keeps the previous one, and the drop of a long chain would overflow the stack.
+        // own `Live` is moved out of it. Otherwise holds would form a chain in which each keeps the
+        // previous one, and the drop of a long chain would overflow the stack.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -415,8 +417,8 @@ impl Hold {
         }
     }
 
-    /// Returns the certain part of a lease, which no late command can take away. It is less than
-    /// the lease if a [`LeaseCut`] may come later.
+    /// Returns the certain part of a lease, which no late command can take away. The certain part
+    /// is less than the lease if a [`LeaseCut`] may come later.
     pub(crate) fn certain_part(&self, lease: Duration) -> Duration {
         self.cut.certain_part(lease)
     }
@@ -513,9 +515,9 @@ impl Hold {
         self.scripts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether the server may still run a user's script under this owner. If so, the hold is
-    /// released and not passed on. Otherwise the script could run while another thread has the hold
-    /// under this owner.
+    /// Whether the server may still run a user's script under this owner. If a script may still
+    /// run, the hold is released and not passed on. Otherwise the script could run while another
+    /// thread has the hold under this owner.
     fn may_run_scripts(&self) -> bool {
         #[cfg(soak_mutants)]
         if mutants::is("a hold that is passed on before its scripts") {

@@ -3,7 +3,7 @@
 //!
 //! Redis keeps the order of a fair lock, so its processes take no turns. A grant names the threads
 //! of the same process that stand directly behind its owner. The hold may be passed to them in that
-//! order. Their entries stay in Redis's queue until the release of the hold removes them.
+//! order. The threads' entries stay in Redis's queue until the release of the hold removes them.
 
 use std::fmt;
 use std::iter;
@@ -20,7 +20,7 @@ use crate::scripts::{FairKeys, Owner};
 /// The threads to which a fair hold may be passed after its owner.
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
-    /// The state. Its mutex is taken after the gate's mutex.
+    /// The state of the line. This mutex is taken after the gate's mutex.
     pub(crate) state: Mutex<LineState>,
 }
 
@@ -47,15 +47,15 @@ impl Line {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Returns the command that undoes the effects of a late request of the owner. It also removes
-    /// the threads to which the hold was passed from the queue.
+    /// Returns the command that undoes the effects of a late request of the owner, and removes the
+    /// threads to which the hold was passed from the queue.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
         scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
-    /// Returns the command that shortens the owner's kept hold so that it ends at this time. It
-    /// also removes the threads to which the hold was passed from the queue.
+    /// Returns the command that shortens the owner's kept hold so that it ends at this time, and
+    /// removes the threads to which the hold was passed from the queue.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

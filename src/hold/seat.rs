@@ -23,8 +23,8 @@ pub(crate) struct Seat {
     shared: Option<Box<SharedHold>>,
     /// The time at which the hold was granted, or was last passed.
     pub(crate) taken_at: u64,
-    /// Whether no process waited for the lock at the server's last reply. If so, other threads of
-    /// this process may join the hold.
+    /// Whether other threads of this process may join the hold, because no process waited for the
+    /// lock at the server's last reply.
     pub(crate) is_open: bool,
     pub(crate) progress: RenewalProgress,
     /// Values that live as long as the seat. (Boxed, because most seats have none.)
@@ -39,7 +39,7 @@ pub(crate) enum LevelEnd {
     OthersStay,
 }
 
-/// Values that live as long as the seat. They are never dropped under the gate's mutex.
+/// Values that live as long as the seat. These values are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps the
@@ -114,7 +114,7 @@ impl Beside {
 /// not become longer.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// The number of levels that the watchdog renews. Such a level has no end of its own.
+    /// The number of levels that the watchdog renews. A renewed level has no end of its own.
     endless: usize,
     /// The ends of the other levels, each with the number of levels that end at that time.
     ends: BTreeMap<u64, usize>,
@@ -197,7 +197,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// Returns a tenant besides the tenant in the seat.
+    /// Returns the tenant of this tenancy, if it is one of the other tenants.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }

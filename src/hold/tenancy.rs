@@ -49,8 +49,8 @@ pub enum HoldState {
     Released,
 }
 
-/// A tenancy: one thread's use of a hold. It continues during waits on conditions. After each such
-/// wait it has another hold.
+/// A tenancy: one thread's use of a hold. A tenancy continues during waits on conditions. After
+/// each such wait the tenancy has another hold.
 ///
 /// Guards read their state from the tenancy. In a forked child the parent has the hold. There the
 /// state is "lost", and no mutex of the parent is locked.
@@ -189,7 +189,7 @@ impl Tenancy {
     /// Takes the hold of `again`, which the thread got after a wait. Returns the earlier hold,
     /// which the caller must not drop under a mutex.
     ///
-    /// During the wait the tenancy has stepped down but has not ended. Its guards report
+    /// During the wait the tenancy has stepped down but has not ended. The tenancy's guards report
     /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time,
     /// because only the thread that takes a tenancy out of its seat reports a loss to it. Here the
     /// tenancy's own thread has taken it out.
@@ -341,8 +341,8 @@ impl Tenancy {
         !self.end.lock().wanted().is_empty()
     }
 
-    /// Records whether others wait for the lock. If they do, returns the callbacks that were not
-    /// called since they began to wait.
+    /// Records whether others wait for the lock. If others wait, returns the callbacks that were
+    /// not called since the others began to wait.
     pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
         let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
@@ -390,8 +390,8 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer about the loss, if the observer was told that the thread had the hold. If
-    /// not, [`observed`](Self::observed) reports both events later.
+    /// Tells the observer about the loss, if the observer was told that the thread had the hold.
+    /// Otherwise [`observed`](Self::observed) reports the hold and its loss later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;

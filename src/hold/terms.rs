@@ -35,9 +35,9 @@ impl Terms {
     }
 
     /// Returns the same terms, for a thread that will leave the hold to expire as soon as it has
-    /// it. Such a thread needs the full lease from the server's reply. The 2 s of a grant by
-    /// message are too short, and so is the remaining lease of another thread. An extension might
-    /// fail after the thread has left the hold.
+    /// it. A thread that leaves at once needs the full lease from the server's reply. The 2 s of a
+    /// grant by message are too short, and so is the remaining lease of another thread. An
+    /// extension might fail after the thread has left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }
     }

@@ -21,8 +21,8 @@ use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// An object with a hold that the watchdog watches. It is a lock's site, with the hold in its seat,
-/// or a permit lease.
+/// An object with a hold that the watchdog watches: a lock's site, with the hold in its seat, or a
+/// permit lease.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
 
@@ -41,8 +41,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// hold.
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
-    /// Whether another process may have asked for a longer lease of the hold. If so, no renewal
-    /// cuts the hold's lease.
+    /// Whether another process may have asked for a longer lease of the hold, so that no renewal
+    /// may cut the hold's lease.
     fn may_be_longer(&self) -> bool {
         false
     }
@@ -245,8 +245,8 @@ impl Renewing<'_> {
         due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
     }
 
-    /// Returns whether the hold must now ask whether others wait for the lock. If so, sets the time
-    /// of the next question.
+    /// Returns whether the hold must now ask whether others wait for the lock. For `true`, also
+    /// sets the time of the next question.
     fn looks(&self, now: u64) -> bool {
         let looks = self.hold.look_at(self.state.taken_at) <= now;
         if looks {

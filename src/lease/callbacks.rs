@@ -1,4 +1,5 @@
-//! The thread that runs users' callbacks and writes log lines. It runs only while there is work.
+//! The thread that runs users' callbacks and writes log lines. The thread runs only while there is
+//! work.
 
 #![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
 
@@ -16,7 +17,7 @@ const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
 const MOST_LINES: usize = 1_000;
 /// Losses for the same reason share a log line. The line is written this long after the last loss,
-/// and at most [`GATHERED_AT_MOST`] after the first loss. Both times are in nanoseconds.
+/// and at most [`GATHERED_AT_MOST`] after the first loss. The two times are in nanoseconds.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The maximum number of names in a log line about losses.

@@ -117,7 +117,7 @@ impl Cleanup {
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
-    /// Undoes a request for which no caller waits. Its outcome is unknown, or a copy of the request
+    /// Undoes a request for which no caller waits, and whose outcome is unknown or of which a copy
     /// may come late. `lease` is the lease of the hold that the request may take, and the undo is
     /// repeated as for [`released`](Self::released). (If the request has added an entry to a lock's
     /// queue, the client gives back the lock when the entry is granted it.)
@@ -227,7 +227,7 @@ impl Cleanup {
     }
 
     /// Takes an outcome, and returns whether the cleanup goes on. `ended` is true after the client
-    /// has ended. Then only a debt that got an answer goes on.
+    /// has ended. After that, only a debt that got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,

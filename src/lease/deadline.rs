@@ -15,8 +15,8 @@ pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
 /// Returns the deadline of a lease. The lease is counted from the time before its request was sent,
 /// and the possible drift of two clocks is subtracted. No guard says "held" after its deadline.
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds. It rounds the requested lease down to milliseconds, and its
-    // clock may be up to a millisecond late.
+    // Redis counts whole milliseconds. Redis rounds the requested lease down to milliseconds, and
+    // its clock may be up to a millisecond late.
     let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX) / MS * MS;
     sent_at.saturating_add(lease - drift(lease))
 }

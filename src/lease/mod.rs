@@ -300,7 +300,7 @@ impl Watchdog {
         self.log(level, || format!("{error:#}"));
     }
 
-    /// Logs a panic of this library's code. Such a panic ends no thread.
+    /// Logs a panic of this library's code, which ends no thread.
     pub(crate) fn log_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }

@@ -149,7 +149,7 @@ impl RenewalState {
         // A fixed lease is not shortened, even if its thread has died.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();
-            // A hold that was granted by message is raised once. Its fixed lease counts from
+            // A hold that was granted by message is raised once. A fixed lease counts from
             // `taken_at`.
             let spent = Duration::from_nanos(now.saturating_sub(self.taken_at));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);

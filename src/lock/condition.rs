@@ -26,9 +26,9 @@ use self::entry::{ConditionEntry, Ended};
 mod entry;
 
 /// A condition of a lock. Threads wait on it until another thread, on any machine, makes a change
-/// and notifies them. It corresponds to `Condition` of java.util.concurrent, across processes.
-/// [`ReentrantLock::condition`] returns one. [`FairLock`], [`FencedLock`] and [`WriteLock`]
-/// have the same method. (A read lock has no conditions, as in Java.)
+/// and notifies them. A `Condition` corresponds to `Condition` of java.util.concurrent, across
+/// processes. [`ReentrantLock::condition`] returns one. [`FairLock`], [`FencedLock`] and
+/// [`WriteLock`] have the same method. (A read lock has no conditions, as in Java.)
 ///
 /// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before
 /// it returns. A notification goes to the thread that has waited longest. If no thread waits, a
@@ -103,9 +103,9 @@ mod entry;
 /// notification within three seconds. (The next waiter then waits for the lock until the dead
 /// holder's lease ends.)
 ///
-/// **Notify before you make the change** for which other threads wait. They cannot see the change
-/// before you release the lock anyway. If your process dies between the notification and the
-/// change, a waiter wakes up without a change. If your process dies between the change and the
+/// **Notify before you make the change** for which other threads wait. The other threads cannot see
+/// the change before you release the lock anyway. If your process dies between the notification and
+/// the change, a waiter wakes up without a change. If your process dies between the change and the
 /// notification, the waiters miss the change.
 ///
 /// # In Redis
@@ -183,17 +183,17 @@ impl Condition {
     ///   [`Client::shutdown`].
     ///
     /// These errors come after the release. **The thread then holds no level of the lock**, and the
-    /// message says so. They are server trouble and `Protocol` as above, `ShutDown` if the client
-    /// ends, and [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost just as the thread took
-    /// it again. If the thread had been notified, the next waiter gets the notification.
+    /// message says so. The errors are server trouble and `Protocol` as above, `ShutDown` if the
+    /// client ends, and [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost just as the thread
+    /// took it again. If the thread had been notified, the next waiter gets the notification.
     ///
     /// All methods that wait fail in these ways.
     ///
     /// # Blocking
     /// Blocks for one round trip before the release. (The first wait of a client also opens a
-    /// connection.) Then blocks until the thread is notified, and until it has the lock again, as
-    /// [`Lock::lock`](crate::Lock::lock) does. In case a message is lost, the sleeping thread asks
-    /// the server about once a second whether it was notified.
+    /// connection.) After the release, blocks until the thread is notified, and until it has the
+    /// lock again, as [`Lock::lock`](crate::Lock::lock) does. In case a message is lost, the
+    /// sleeping thread asks the server about once a second whether it was notified.
     pub fn wait(&self, guard: &LockGuard<impl Lock + ?Sized>) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
@@ -208,8 +208,8 @@ impl Condition {
     ///
     /// # Blocking
     ///
-    /// The sleep ends after at most `wait`. Then the call asks the server whether the thread was
-    /// notified, and blocks until the thread has the lock again.
+    /// The sleep ends after at most `wait`. After the sleep, the call asks the server whether the
+    /// thread was notified, and blocks until the thread has the lock again.
     pub fn wait_for(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -431,7 +431,7 @@ impl Condition {
         self.notify(false).map(|told| told > 0)
     }
 
-    /// Notifies all waiters, and returns their number. Their waits return one after the other, each
+    /// Notifies all waiters, and returns their number. The waits return one after the other, each
     /// when its thread has the lock again.
     ///
     /// # Errors

@@ -104,8 +104,8 @@ macro_rules! evals {
         ///
         /// # Errors
         ///
-        /// Those of [`eval`](Self::eval). [`Script`](ErrorKind::Script) if the server refuses the
-        /// command.
+        /// The errors of [`eval`](Self::eval). [`Script`](ErrorKind::Script) if the server refuses
+        /// the command.
         ///
         /// # Blocking
         ///

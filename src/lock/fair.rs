@@ -26,12 +26,12 @@ mod queue;
 #[cfg(all(test, testkit))]
 mod tests;
 
-/// A lock that threads get in the order of their requests, across processes and machines. It
+/// A lock that threads get in the order of their requests, across processes and machines. The lock
 /// corresponds to a fair `ReentrantLock` of java.util.concurrent and to Redisson's `RFairLock`.
 /// [`Client::fair_lock`] returns one.
 ///
-/// A clone is the same lock, and so is every handle of the same name. Its methods are those of
-/// [`Lock`](crate::Lock).
+/// A clone is the same lock, and so is every handle of the same name. A `FairLock` has the methods
+/// of [`Lock`](crate::Lock).
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -206,8 +206,8 @@ impl Synchronizer for FairLock {
 
     /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks). Also returns `None`
     /// if a hold was passed to the thread but its lease ended while the thread slept. The thread
-    /// then asks the server under a new owner. Its old entry is gone, or the release of the revoked
-    /// hold removes it.
+    /// then asks the server under a new owner. The thread's old entry is gone, or the release of
+    /// the revoked hold removes that entry.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,

@@ -8,15 +8,16 @@ use crate::scripts::FencingToken;
 use crate::site::Site;
 
 /// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
-/// token*, a number that is higher than the tokens of all earlier guards. It corresponds to
+/// token*, a number that is higher than the tokens of all earlier guards. The lock corresponds to
 /// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns one.
 ///
 /// A lease cannot stop a process: a holder that is paused for longer than its lease may write while
 /// another process has the lock. If the store keeps the highest token that it has seen and refuses
 /// lower tokens, it accepts no late write. [Fencing](crate::guide::fencing) shows this with SQL.
 ///
-/// In all other respects, a `FencedLock` is a [`ReentrantLock`](crate::ReentrantLock). Its methods
-/// are those of [`Lock`](crate::Lock), but the methods of the trait return guards without a token.
+/// In all other respects, a `FencedLock` is a [`ReentrantLock`](crate::ReentrantLock). A
+/// `FencedLock` has the methods of [`Lock`](crate::Lock), but the methods of the trait return
+/// guards without a token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencingToken};
@@ -33,8 +34,8 @@ use crate::site::Site;
 ///
 /// # Tokens
 ///
-/// The token grows with every acquisition of the name by any process. It also grows when threads
-/// pass the lock to each other, and when a thread takes the lock again after a wait on a
+/// The token grows with every acquisition of the name by any process. The token also grows when
+/// threads pass the lock to each other, and when a thread takes the lock again after a wait on a
 /// [`Condition`](crate::Condition). A re-entry keeps the token. Tokens have gaps.
 ///
 /// After a `FLUSHALL`, a restart without persistence, or a failover to a replica that lags behind,

@@ -62,8 +62,8 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
     _owner: PhantomData<O>,
 }
 
-/// A held lock that belongs to no thread, for thread pools and async runtimes. It can be sent to
-/// another thread and dropped there. [`Lock::lock_owned`] returns one.
+/// A held lock that belongs to no thread, for thread pools and async runtimes. The guard can be
+/// sent to another thread and dropped there. [`Lock::lock_owned`] returns one.
 ///
 /// A thread that has an owned guard does not count as the lock's holder. `hold_count` does not
 /// count the guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on
@@ -263,7 +263,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   been held for 100 ms. If the message is lost, the client calls `callback` at the next
     ///   renewal.
     /// - Through any other handle, the client calls `callback` within a third of the lease, because
-    ///   the answer to each renewal says whether others wait. The same is true if a thread of this
+    ///   the answer to each renewal says whether others wait. This also applies if a thread of this
     ///   process that used another handle passed the lock on. If the lease is fixed, the client
     ///   asks the server at each third of the lease.
     /// - Redisson's clients send no message, so the client notices them only by these answers.
@@ -303,9 +303,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 
     /// Extends the remaining time of a [fixed lease](Lock::with_lease) to at least `lease`, counted
-    /// from the call. It never shortens a lease. So a job can use a short lease, and extend it as
-    /// long as the job makes progress. [`remaining`](Self::remaining) then returns how long the
-    /// lock is certainly held.
+    /// from the call. The call never shortens a lease. So a job can use a short lease, and extend
+    /// it as long as the job makes progress. [`remaining`](Self::remaining) then returns how long
+    /// the lock is certainly held.
     ///
     /// A lease that the watchdog renews needs no extension, and cannot be extended.
     /// [`max_hold`](crate::ClientBuilder::max_hold) limits only renewals. After a wait on a
@@ -383,7 +383,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the
-    /// present lease ends. The same is true of readers of this process that share a hold.
+    /// present lease ends. This also applies to readers of this process that share a hold.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub enum Variant {
     Hearing,
 }
 
-/// The handle of any lock. It has the client, the name, and the terms on which a thread takes the
+/// The handle of any lock, with its client, its name, and the terms on which a thread takes the
 /// lock.
 #[derive(Clone)]
 pub(crate) struct Handle {

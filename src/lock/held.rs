@@ -62,8 +62,8 @@ impl HeldLock {
         self.level.map(|level| level.moved(self.extended.load(Ordering::Relaxed)))
     }
 
-    /// Puts this level above `beneath`. Both levels end together unless the level beneath is [left
-    /// to expire](Self::leave_beneath).
+    /// Puts this level above `beneath`. The two levels end together unless the level beneath is
+    /// [left to expire](Self::leave_beneath).
     pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
         self.beneath = Some(Box::new((beneath, until)));
         self

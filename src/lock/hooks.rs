@@ -1,6 +1,6 @@
 //! The hooks that the driver calls, for every lock of one name except the fair lock. One thread
-//! holds such a lock, or many threads read under it. A process hands the lock on to the next
-//! process. (`lock/fair.rs` has the hooks of a fair lock.)
+//! holds the lock, or many threads read under it. A process hands the lock on to the next process.
+//! (`lock/fair.rs` has the hooks of a fair lock.)
 //!
 //! `order/mod.rs` orders the threads of this process, `site/queue_entry.rs` is the process's entry
 //! in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.

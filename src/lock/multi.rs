@@ -28,9 +28,9 @@ mod votes;
 /// Several locks taken together, all or none: Redisson's `RedissonMultiLock`.
 /// [`quorum`](Self::quorum) takes a majority of several locks, each on its own server.
 ///
-/// The *parts* of a `MultiLock` are the locks in its list. They may be of any kind, of one client
+/// The *parts* of a `MultiLock` are the locks in its list. Parts may be of any kind, of one client
 /// or of several, on one server or on several. A `MultiLock` has no key in Redis: it excludes the
-/// holders of each part. Its methods are those of [`Lock`].
+/// holders of each part. A `MultiLock` has the methods of [`Lock`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -175,12 +175,12 @@ impl MultiLock {
     /// must be on an independent server. This is Redisson's RedLock. A thread can take the lock
     /// while more than half of the servers are up. No I/O.
     ///
-    /// A call asks all servers at the same time, each on a short-lived thread. It waits for each
-    /// server for a fiftieth of the lease (at least 50 ms, and longer for a distant server). The
-    /// call has the lock if more than half of the servers have granted their part and these leases
-    /// have not ended. Otherwise the call releases all parts and tries again after a random time,
-    /// so waiters have no order. A lease counts from the time before its request, less a hundredth
-    /// of the lease and 2 ms for clock drift.
+    /// A call asks all servers at the same time, each on a short-lived thread. The call waits for
+    /// each server for a fiftieth of the lease (at least 50 ms, and longer for a distant server).
+    /// The call has the lock if more than half of the servers have granted their part and these
+    /// leases have not ended. Otherwise the call releases all parts and tries again after a random
+    /// time, so waiters have no order. A lease counts from the time before its request, less a
+    /// hundredth of the lease and 2 ms for clock drift.
     ///
     /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
     /// majority of the parts is held. When less than a majority is left, the guard reports the loss
@@ -261,8 +261,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// Those of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list has locks
-    /// on less than a majority of the servers, or has more locks than servers.
+    /// The errors of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list has
+    /// locks on less than a majority of the servers, or has more locks than servers.
     pub fn quorum_of(
         servers: usize,
         locks: impl IntoIterator<Item: AsLock>,
@@ -308,9 +308,9 @@ impl MultiLock {
     }
 
     /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
-    /// is the result, unless the answers of a quorum's other parts decide. They decide in two
-    /// cases: if `counts` is true for a majority of the answers, or if the missing answers cannot
-    /// make `counts` true for a majority.
+    /// is the result, unless the answers of a quorum's other parts decide. The other parts decide
+    /// in two cases: if `counts` is true for a majority of the answers, or if the missing answers
+    /// cannot make `counts` true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Handle, Lock, Variant};
 
-/// A lock of one name. It can be in a [`MultiLock`](crate::MultiLock), and can be the lock of a
+/// A lock of one name, which can be in a [`MultiLock`](crate::MultiLock) or have a
 /// [`Condition`](crate::Condition).
 pub(crate) trait Part: Lock {
     /// The kind of lock. A `MultiLock` of two kinds of lock with the same name would wait for

@@ -16,7 +16,7 @@ mod pair;
 
 pub(super) use self::pair::Pair;
 
-/// A lock for many readers or one writer. It is like `ReentrantReadWriteLock` of
+/// A lock for many readers or one writer. This lock is like `ReentrantReadWriteLock` of
 /// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns one.
 ///
 /// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and take
@@ -108,9 +108,9 @@ pub struct ReadWriteLock {
 
 /// The lock for readers, which many threads may hold at once. [`ReadWriteLock::reader`] returns it.
 ///
-/// Its methods are those of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes all
-/// waiters if the lock is free. If other threads read, it takes the lock only if no writer waits.
-/// [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
+/// A `ReadLock` has the methods of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes
+/// all waiters if the lock is free. If other threads read, it takes the lock only if no writer
+/// waits. [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
 /// [`force_unlock`](Self::force_unlock) ends the holds of all readers.
 ///
 /// ```no_run
@@ -126,10 +126,11 @@ pub struct ReadLock {
 
 /// The lock for one writer. [`ReadWriteLock::writer`] returns it.
 ///
-/// Its methods are those of [`Lock`](crate::Lock). If the calling thread holds the read lock, the
-/// methods that take the write lock fail with [`WouldDeadlock`](ErrorKind::WouldDeadlock).
-/// [`is_locked`](Self::is_locked) returns whether the lock has a writer, and
-/// [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads under that hold.
+/// A `WriteLock` has the methods of [`Lock`](crate::Lock). If the calling thread holds the read
+/// lock, the methods that take the write lock fail with
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock). [`is_locked`](Self::is_locked) returns whether the
+/// lock has a writer, and [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads
+/// under that hold.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind, NotTaken, Taken, WriteLock};
@@ -164,14 +165,14 @@ impl ReadWriteLock {
         }
     }
 
-    /// Returns the lock for readers. Its [`lock`](ReadLock::lock) takes the read lock. No I/O.
+    /// Returns the lock for readers, whose [`lock`](ReadLock::lock) takes the read lock. No I/O.
     #[must_use]
     #[doc(alias = "read")]
     pub fn reader(&self) -> &ReadLock {
         &self.read
     }
 
-    /// Returns the lock for writers. Its [`lock`](WriteLock::lock) takes the write lock. No I/O.
+    /// Returns the lock for writers, whose [`lock`](WriteLock::lock) takes the write lock. No I/O.
     #[must_use]
     #[doc(alias = "write")]
     pub fn writer(&self) -> &WriteLock {

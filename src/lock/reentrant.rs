@@ -13,12 +13,12 @@ use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::site::Site;
 
-/// A lock for one thread at a time, across processes and machines. Its holder may take it again. It
-/// corresponds to `ReentrantLock` of java.util.concurrent and to Redisson's `RLock`.
-/// [`Client::reentrant_lock`] returns one.
+/// A lock for one thread at a time, across processes and machines. The holder may take the lock
+/// again. The lock corresponds to `ReentrantLock` of java.util.concurrent and to Redisson's
+/// `RLock`. [`Client::reentrant_lock`] returns one.
 ///
-/// A clone is the same lock, and so is every handle of the same name. Its methods are those of
-/// [`Lock`](crate::Lock).
+/// A clone is the same lock, and so is every handle of the same name. A `ReentrantLock` has the
+/// methods of [`Lock`](crate::Lock).
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -52,8 +52,8 @@ use crate::site::Site;
 /// Processes get the lock in the order in which they began to wait, because each release hands the
 /// lock to the next process. The threads of one process, and its owned guards, get the lock in
 /// their order of arrival. A process may pass the lock among its own threads for up to 10 ms, or
-/// less if several processes wait. Then the process joins the queue again, at the end. If the order
-/// of all threads on all machines matters, use a [`FairLock`](crate::FairLock).
+/// less if several processes wait. After its turn, the process joins the queue again, at the end.
+/// If the order of all threads on all machines matters, use a [`FairLock`](crate::FairLock).
 ///
 /// [`try_lock`](Self::try_lock) may overtake the queue while the lock is free. A waiter in a killed
 /// process does not delay the other waiters. A waiter that does not respond (because its process is

@@ -8,10 +8,11 @@
 //!                    not taken                       leave the other gates, ask for the first lock
 //! ```
 //!
-//! The request takes all locks or none. If it takes none, this thread waits at the first gate
-//! alone, as after a request for the first lock. So while this thread waits, other threads of this
-//! process can take and release the other locks. If the request got no reply and may have run, each
-//! lock's entry gives back the grant that it may have, as after a request for that lock alone.
+//! The request takes all locks or none. If the request takes no lock, this thread waits at the
+//! first gate alone, as after a request for the first lock. So while this thread waits, other
+//! threads of this process can take and release the other locks. If the request got no reply and
+//! may have run, each lock's entry gives back the grant that it may have, as after a request for
+//! that lock alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -39,8 +40,8 @@ pub(crate) struct Together<'a> {
     granted: Cell<Option<Arc<Tenancy>>>,
 }
 
-/// A lock that the request for all locks has taken. Its hold is not in a seat yet. If the thread
-/// does not go on, the queue entry in the lead gives the lock back.
+/// A lock that the request for all locks has taken. The lock's hold is not in a seat yet. If the
+/// thread does not go on, the queue entry in the lead gives the lock back.
 struct Taken<'a> {
     leadership: LeadershipGuard<'a, Arc<Site>>,
     tenancy: Arc<Tenancy>,

@@ -70,7 +70,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock). A failed request is an error, never [`NotTaken`].
+                /// The errors of [`lock`](Self::lock). A failed request is an error, never
+                /// [`NotTaken`].
                 ///
                 /// # Blocking
                 ///
@@ -89,7 +90,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock).
+                /// The errors of [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -108,7 +109,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock).
+                /// The errors of [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -169,7 +170,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock).
+                /// The errors of [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -191,7 +192,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock). A failed request is an error, never [`NotTaken`].
+                /// The errors of [`lock`](Self::lock). A failed request is an error, never
+                /// [`NotTaken`].
                 ///
                 /// # Blocking
                 ///
@@ -209,7 +211,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock).
+                /// The errors of [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -228,7 +230,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock`](Self::lock).
+                /// The errors of [`lock`](Self::lock).
                 ///
                 /// # Blocking
                 ///
@@ -249,7 +251,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock_cancellable`](Self::lock_cancellable).
+                /// The errors of [`lock_cancellable`](Self::lock_cancellable).
                 ///
                 /// # Blocking
                 ///
@@ -268,7 +270,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`lock_within`](Self::lock_within).
+                /// The errors of [`lock_within`](Self::lock_within).
                 ///
                 /// # Blocking
                 ///
@@ -315,8 +317,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`try_lock`](Self::try_lock) if `work` did not run, otherwise those of
-                /// [`with`](Self::with).
+                /// The errors of [`try_lock`](Self::try_lock) if `work` did not run, otherwise
+                /// those of [`with`](Self::with).
                 ///
                 /// # Blocking
                 ///
@@ -365,8 +367,8 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`is_locked`](Self::is_locked). If the reply was lost, the message says
-                /// that the outcome is not known: see
+                /// The errors of [`is_locked`](Self::is_locked). If the reply was lost, the message
+                /// says that the outcome is not known: see
                 /// [`Lock::force_unlock`](crate::Lock::force_unlock).
                 ///
                 /// # Blocking
@@ -432,7 +434,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`is_locked`](Self::is_locked). Other data in the key is no error.
+                /// The errors of [`is_locked`](Self::is_locked). Other data in the key is no error.
                 ///
                 /// # Blocking
                 ///
@@ -457,8 +459,8 @@ macro_rules! own_verbs {
                     "` with a fixed lease, which is never renewed."
                 )]
                 ///
-                /// The lease begins each time the lock is taken. It may be from 1 ms to 10¹³ ms.
-                /// With any other lease, each call that takes the lock fails: see
+                /// The lease begins each time the lock is taken. A lease may be from 1 ms to 10¹³
+                /// ms. With any other lease, each call that takes the lock fails: see
                 /// [`Lock::with_lease`](crate::Lock::with_lease). No I/O.
                 #[must_use]
                 pub fn with_lease(&self, lease: Duration) -> Self {
@@ -491,7 +493,7 @@ macro_rules! own_verbs {
                 ///
                 /// # Errors
                 ///
-                /// Those of [`try_lock`](Self::try_lock).
+                /// The errors of [`try_lock`](Self::try_lock).
                 ///
                 /// # Blocking
                 ///

@@ -47,8 +47,8 @@ impl Cohort {
         self.turn = Some(Turn { began: at, places });
     }
 
-    /// Whether the process may pass the hold. It may do so only during its turn, which begins with
-    /// the server's grant.
+    /// Whether the process may pass the hold. The process may pass it only during its turn, which
+    /// begins with the server's grant.
     pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
@@ -65,8 +65,8 @@ impl Cohort {
         self.last = Some((now, chain));
     }
 
-    /// Whether this process has just released a hold that another process handed to it. Then
-    /// another process most likely has the lock now.
+    /// Whether this process has just released a hold that another process handed to it. If this is
+    /// true, another process most likely has the lock now.
     pub(crate) fn takes_turns(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN

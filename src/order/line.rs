@@ -1,4 +1,4 @@
-//! The threads of this process that have entries in a fair lock's queue. One of them may pass a
+//! The threads of this process that have entries in a fair lock's queue. One such thread may pass a
 //! hold to the next without a request to the server.
 
 use std::fmt;
@@ -92,8 +92,8 @@ pub(crate) struct FairInbox {
     pub(crate) messages: Inbox<Followers>,
     /// Whether the server has answered "queued" to a request of the thread.
     pub(crate) is_queued: bool,
-    /// The hold that was passed to the thread. It is set under the gate's mutex, so a pass comes
-    /// either before or after the thread gives up.
+    /// The hold that was passed to the thread. This field is set under the gate's mutex, so a pass
+    /// comes either before or after the thread gives up.
     pub(crate) passed: Option<Arc<Tenancy>>,
     /// Whether a hold was passed to the thread. The thread then receives no more messages.
     was_passed: bool,
@@ -128,8 +128,8 @@ impl QueuedThread {
     ///
     /// The check must be under this mutex. Otherwise the subscriber's thread could find this
     /// recipient before the pass, and add the grant after the thread has read its inbox for the
-    /// last time. Then, until the end of the grant, the lock would belong to an owner that no
-    /// thread uses.
+    /// last time. In that case, until the end of the grant, the lock would belong to an owner that
+    /// no thread uses.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {

@@ -1,8 +1,8 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
 //! One thread at a time sends requests for the name. This thread has the *leadership*. The other
-//! threads wait in a queue, first come, first served. They sleep until they get the leadership or
-//! the hold, which the holder passes on without a round trip.
+//! threads wait in a queue, first come, first served. The waiting threads sleep until they get the
+//! leadership or the hold, which the holder passes on without a round trip.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -24,8 +24,8 @@
 //!             hold, beside the leader       is; the leader's admit finds it taken
 //! ```
 //!
-//! A hold in the seat may be over or lost (`Expired`). Then no thread enters it or passes it on,
-//! and the thread that detects this vacates the seat.
+//! A hold in the seat may be over or lost (`Expired`). In that case no thread enters the hold or
+//! passes it on, and the thread that detects this vacates the seat.
 //!
 //! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::begins` marks it
 //! as sent, and `Leaseholder::renewed` records the answer. A pass at the gate does not change the
@@ -132,8 +132,8 @@ impl<I> Order<I> {
         if !waits || !matches!(entered, GateOutcome::Occupied) {
             return entered;
         }
-        // The thread goes to the end of the queue. It sleeps (`waiting/mod.rs`, `await_signal`)
-        // until a signal gives it the hold (`leave`, below) or the leadership.
+        // The thread goes to the end of the queue. The thread sleeps (`waiting/mod.rs`,
+        // `await_signal`) until a signal gives it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
         // This thread is already awake, so it need not be woken.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
@@ -172,8 +172,9 @@ impl<I> Order<I> {
     }
 
     /// Takes the leadership for a thread that asks for several locks together, if no thread of this
-    /// process has this lock, leads or waits. Such a thread must not wait at a gate. It may lead at
-    /// other gates, and the threads for which it would wait may wait for it at those gates.
+    /// process has this lock, leads or waits. A thread that asks for several locks must not wait at
+    /// a gate. The thread may lead at other gates, and the threads for which it would wait may wait
+    /// for it at those gates.
     pub(crate) fn lead_beside(&mut self) -> bool {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         self.alone.seat.is_none() && !is_read && self.queue.lead()
@@ -335,8 +336,8 @@ impl<I> Order<I> {
         }
         // No other thread of this process may have the hold. The leaving thread takes the
         // leadership for the release, unless another thread has the leadership. So a thread that
-        // arrives now sends its request after the release. (If a writer waits for the readers, it
-        // already leads. Then a request may come before the release.)
+        // arrives now sends its request after the release. (If a writer waits for the readers, the
+        // writer already leads, and a request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
         let leads = mode != Mode::Read && !self.queue.is_led();
         if leads {

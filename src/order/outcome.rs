@@ -68,8 +68,8 @@ pub(crate) enum Fate {
     /// then `second`, which should be awake for the next pass.
     Passed { next: Wake, second: Wake },
     Release {
-        /// Whether the thread has the leadership. If not, another thread already leads, or the
-        /// thread has left the readers' seat.
+        /// Whether the thread has the leadership. `false` if another thread already leads, or if
+        /// the thread has left the readers' seat.
         leads: bool,
     },
 }

@@ -121,7 +121,8 @@ fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>) {
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
 }
 
-/// Leaves at time zero. Returns whether the hold was passed. If not, the thread must release it.
+/// Leaves at time zero. Returns `false` if the hold was not passed, so that the thread must release
+/// it.
 fn passes(state: &mut Order<()>, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
         LeaveOutcome::Left(_, Fate::Passed { .. }) => true,

@@ -90,9 +90,9 @@ impl Gate {
     }
 
     /// Does the same as [`leave`](Self::leave), and [keeps](Hold::keep_until) the hold until
-    /// `until`, if it is held. Both happen under the mutex. If another thread takes the hold out of
-    /// the seat before this, the hold is lost, and that thread cleans it up. If this comes first,
-    /// no thread releases the hold before `until`.
+    /// `until`, if it is held. The leaving and the keeping happen under the mutex. If another
+    /// thread takes the hold out of the seat before this, the hold is lost, and that thread cleans
+    /// it up. If this comes first, no thread releases the hold before `until`.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -244,7 +244,8 @@ impl Gate {
     }
 
     /// Whether a fair lock's thread that is about to ask should first wait for other threads to
-    /// join its request. It should if the process is busy. [`call`](Self::call) then wakes it.
+    /// join its request. The thread should wait if the process is busy. [`call`](Self::call) then
+    /// wakes it.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();

@@ -118,8 +118,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Then::Granted(granted) => Try::Granted(granted),
             Then::Fail => return Err(Error::late_grant(&site.name)),
-            // The entry is in the queue now, or will ask again later. Its thread sleeps in the
-            // driver until then.
+            // The entry is in the queue now, or will ask again later. Until then, the entry's
+            // thread sleeps in the driver.
             Then::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
         };
         Ok((listens, tried))
@@ -369,8 +369,8 @@ pub(crate) struct Leftover {
 const POLL_TICK: u64 = 20_000_000;
 
 /// Returns the time at which a waiter without messages polls. The time is random within a range, so
-/// that processes do not poll together. It is a multiple of the tick, so that a process that waits
-/// for many names sends their polls in few packets. (Each packet costs the server a wake-up.)
+/// that processes do not poll together. The time is a multiple of the tick, so that a process that
+/// waits for many names sends their polls in few packets. (Each packet costs the server a wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - POLL_TICK) as f64 * jitter(now);

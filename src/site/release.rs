@@ -277,11 +277,11 @@ impl Site {
         if outcome.is_ok() {
             hold.ended();
             // The old master may have answered this release after the renewer asked the new master
-            // for leftovers. Then the renewer may have left the hold at the new master, because the
-            // hold's owner was still live. To prevent this, this thread first ends the owner and
-            // then reads the incarnation. The renewer asks for leftovers only after the incarnation
-            // was raised, and then checks which owners are live. So either the renewer finds that
-            // the owner has ended, or this thread finds another incarnation.
+            // for leftovers. In that case the renewer may have left the hold at the new master,
+            // because the hold's owner was still live. To prevent this, this thread first ends the
+            // owner and then reads the incarnation. The renewer asks for leftovers only after the
+            // incarnation was raised, and then checks which owners are live. So either the renewer
+            // finds that the owner has ended, or this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.clean_up(Cleanup::left_over(name, release, lease));

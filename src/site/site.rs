@@ -57,8 +57,8 @@ impl Site {
         core.members.of::<Self>().get(&core.key(name), make)
     }
 
-    /// Returns the site of the name's fenced lock. It is not the site of [`of`](Self::of), because
-    /// its holds have tokens.
+    /// Returns the site of the name's fenced lock. The fenced lock's site is not the site of
+    /// [`of`](Self::of), because its holds have tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         let gate = || Gate::new(Mode::Lock);
@@ -153,7 +153,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// Those of [`admit`](Self::admit).
+    /// The errors of [`admit`](Self::admit).
     pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
         scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
             let state =
@@ -326,9 +326,9 @@ impl Leaseholder for Site {
     /// tenancy's thread has left the seat before, for example to wait, no loss is reported to the
     /// tenancy.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
-        // The hold is marked as lost before the seat is vacated. After that, another thread may get
-        // the lock, and no guard of this hold may report "held". Also, no thread may pass the hold
-        // on in between.
+        // The hold is marked as lost before the seat is vacated. After the seat is vacated, another
+        // thread may get the lock, and no guard of this hold may report "held". Also, no thread may
+        // pass the hold on in between.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();

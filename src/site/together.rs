@@ -22,8 +22,8 @@ use crate::waiting::{Claim, Try};
 /// other clients.
 const MOST: usize = 100;
 
-/// Whether one request may take these locks. They must be of one client and one kind, and on one
-/// server or in one slot.
+/// Whether one request may take these locks. The locks must be of one client and one kind, and on
+/// one server or in one slot.
 pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
     let [first, others @ ..] = sites else { return false };
     let is_with = |site: &Arc<Site>| {
@@ -96,8 +96,8 @@ pub(crate) fn ask_for_all(
     })
 }
 
-/// Ends one level of each of these tenancies, as [`Site::leave`] does. Their locks differ, and [go
-/// together](go_together). One request has all releases.
+/// Ends one level of each of these tenancies, as [`Site::leave`] does. The tenancies' locks differ,
+/// and [go together](go_together). One request has all releases.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {

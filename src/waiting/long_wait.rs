@@ -1,7 +1,7 @@
-//! The warning about a thread that has waited for long. It names the lock's holder, and the locks
-//! that the thread itself holds. The thread may be in a deadlock, because the holder may wait for
-//! one of the thread's own locks. A deadlock does not end by itself, because both clients renew
-//! their locks.
+//! The warning about a thread that has waited for long. The warning names the lock's holder, and
+//! the locks that the thread itself holds. The thread may be in a deadlock, because the holder may
+//! wait for one of the thread's own locks. A deadlock does not end by itself, because both clients
+//! renew their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// The time of the first sleep. Zero if the thread has not slept yet.
     since: u64,
-    /// Whether a long wait is normal. If so, only the line about a possible deadlock is logged.
+    /// Whether a long wait is normal, so that only the line about a possible deadlock is logged.
     is_usual: bool,
     /// The time after which the log reports the wait. `None`: never.
     said_after: Option<Duration>,
@@ -92,7 +92,7 @@ impl<'a> LongWait<'a> {
         core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
-    /// Ends the wait. After this, no snapshot lists it, and the log does not report it.
+    /// Ends the wait. From here on, no snapshot lists the wait, and the log does not report it.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.is_listed) {
             self.core.waits.lock().remove(&(self.since, self.thread.id()));

@@ -10,10 +10,10 @@
 //! admit the grant; if it is not ours any more, ask anew
 //! ```
 //!
-//! The leader asks at once when it begins to lead. It asks again when a message came or may have
-//! been missed since the last request, and at the time that the last answer named. Redis does not
-//! store messages, so the leader also asks after a new channel is confirmed. A wake-up is only a
-//! hint: only a reply or a grant message counts.
+//! The leader asks at once when it begins to lead. The leader asks again when a message came or may
+//! have been missed since the last request, and at the time that the last answer named. Redis does
+//! not store messages, so the leader also asks after a new channel is confirmed. A wake-up is only
+//! a hint: only a reply or a grant message counts.
 //!
 //! Every wait ends, because no sleep is endless. A sleep lasts at most until the time that the last
 //! answer named, the next slow poll, or the deadline. A cancellation, a reconnect of the subscriber
@@ -61,8 +61,8 @@ pub(crate) trait Synchronizer {
     /// Returns the kind of synchronizer for which the thread waits, and the number of permits.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
-    /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet. If
-    /// not, `enter` sends a request only for a thread that takes another level.
+    /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet.
+    /// Otherwise `enter` sends a request only for a thread that takes another level.
     const ASKS_AT_ENTRY: bool = false;
 
     /// Handles an arriving thread. May ask the server once, if the request needs no lead.
@@ -386,7 +386,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             };
             let Some(grant) = granted else { return Ok(None) };
-            // The grant may have ended when it is admitted. Then the leader asks at once.
+            // If the grant has ended when it is admitted, the leader asks at once.
             lead.listening.ask_at = 0;
             if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
@@ -408,9 +408,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let news = || synchronizer.may_collect(request_state);
-            // The leader asks at once when it begins to lead, and at the time `ask_at`. It also
-            // asks when a message came on one of its channels, or such a channel was confirmed,
-            // since the last request.
+            // The leader asks at once when it begins to lead, and at the time `ask_at`. The leader
+            // also asks when a message came on one of its channels, or such a channel was
+            // confirmed, since the last request.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {

@@ -1,5 +1,5 @@
-//! Models of the waiting loop and its messages. They run many interleavings of waiters, holders,
-//! the subscriber, and a network that breaks.
+//! Models of the waiting loop and its messages. The models run many interleavings of waiters,
+//! holders, the subscriber, and a network that breaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -44,8 +44,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
-    /// The waiter's signal. It is set under the site's mutex, so a pass comes either before or
-    /// after the waiter gives up.
+    /// The waiter's signal. This field is set under the site's mutex, so a pass comes either before
+    /// or after the waiter gives up.
     signal: Mutex<Option<Signal<G, I>>>,
     is_signalled: AtomicBool,
     /// Whether the waiter should stay awake for a moment, because it is the first in the queue and
@@ -191,7 +191,7 @@ impl<N, G, I> Queue<N, G, I> {
         }
     }
 
-    /// Returns the first waiters in order, at most `most` of them. They stay in the queue.
+    /// Returns the first waiters in order, at most `most` of them, and leaves them in the queue.
     pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<LocalWaiter<N, G, I>>> {
         self.all().take(most).cloned().collect()
     }

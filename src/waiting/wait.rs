@@ -134,7 +134,7 @@ impl<'a> Wait<'a> {
             || self.cancel.is_some()
     }
 
-    /// Returns a wait for one attempt within this wait. It ends at `until` at the latest.
+    /// Returns a wait for one attempt within this wait, which ends at `until` at the latest.
     pub(crate) fn once(&self, until: Instant) -> Self {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),

@@ -13,8 +13,8 @@
 /// # Ok(()) }
 /// ```
 ///
-/// The compiler warns if a program ignores the result, as in `ready.wait_for(limit)?;`. Such a
-/// program would continue as if all workers were ready.
+/// The compiler warns if a program ignores the result, as in `ready.wait_for(limit)?;`. A program
+/// that ignores the result would continue as if all workers were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {

@@ -33,7 +33,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub fn without_replicas() -> Result<Self, ServerError> {
         Self::of(3, false, |builder, _| node(&builder))
     }
@@ -42,7 +42,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub fn with_password(password: &str) -> Result<Self, ServerError> {
         Self::of(3, false, |builder, _| node(&builder.password(password)))
     }
@@ -52,7 +52,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start), and an error if the program was built without TLS.
+    /// The errors of [`start`](Self::start), and an error if the program was built without TLS.
     pub fn with_tls(password: &str) -> Result<Self, ServerError> {
         Self::of(3, false, |builder, first| {
             let builder = builder.password(password).tls_among(first);

@@ -78,7 +78,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Those of [`ServerBuilder::start`].
+    /// The errors of [`ServerBuilder::start`].
     pub fn with_args(args: &[&str]) -> Result<Self, ServerError> {
         Self::builder().args(args).start()
     }

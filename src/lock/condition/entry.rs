@@ -266,8 +266,9 @@ impl Recipient for Arc<Notice> {
     }
 }
 
-/// A notification. It exists until the notified thread has left the lock again. If it is dropped
-/// before the thread has the lock, or after the lock was lost, it is passed on to the next waiter.
+/// A notification, which exists until the notified thread has left the lock again. If a
+/// notification is dropped before the thread has the lock, or after the lock was lost, it is passed
+/// on to the next waiter.
 pub(super) struct Notified {
     enrolled: Enrolled,
     signs: Arc<Signs>,
@@ -292,8 +293,8 @@ impl Drop for Notified {
         }
         signs.remove(enrolled.waiter);
         match back.get() {
-            // The request is sent in the background, because this may run on the watchdog's thread.
-            // That thread detects most losses, and must do no I/O.
+            // The request is sent in the background, because this may run on the watchdog's thread,
+            // which must do no I/O.
             Some(hold) if hold.lost().is_some() => {
                 let command = enrolled.done_command(Use::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;

@@ -1,4 +1,5 @@
-//! One thread's entry in a fair lock's queue. It exists until it becomes a hold or the wait ends.
+//! One thread's entry in a fair lock's queue. The entry exists until it becomes a hold or the wait
+//! ends.
 //!
 //! The entry is in the process's list before Redis has it. From then on, a thread of the process
 //! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
@@ -25,11 +26,11 @@ use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
-/// A thread's entry. If it has not become a hold, its drop removes it from the queue.
+/// A thread's entry. If the entry has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry as the server has it. It receives messages from just before its first request on.
-    /// (The entry of a thread that does not wait receives no messages.)
+    /// The entry as the server has it. The entry receives messages from just before its first
+    /// request on. (The entry of a thread that does not wait receives no messages.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,

@@ -116,7 +116,7 @@ impl FairQueue {
         self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
-    /// Returns the leader's companions: the newcomers for which the leader asks. They stay
+    /// Returns the leader's companions: the newcomers for which the leader asks. Companions stay
     /// newcomers until they are [answered](Self::answer). If the leader dies before that, one of
     /// them leads next.
     pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {

@@ -51,7 +51,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// Takes the leadership from a newcomer's signal. It has an entry if another thread asked for the
+/// Takes the leadership from a newcomer's signal, with an entry if another thread asked for the
 /// newcomer.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {

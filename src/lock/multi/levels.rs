@@ -206,8 +206,8 @@ impl GuardLevels {
     }
 }
 
-/// Releases the locks one after the other. If a server does not answer, this waits for it once.
-/// Then the releases of its client's other holds are posted, as in a drop.
+/// Releases the locks one after the other. If a server does not answer, this waits for it once, and
+/// then posts the releases of its client's other holds, as a drop does.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {

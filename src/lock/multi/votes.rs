@@ -11,8 +11,9 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server is the lease divided by `PATIENCE`. It is at least `SHORTEST_PATIENCE` and
-/// at least `ROUND_TRIPS` round trips, because a connection may have to be opened.
+/// The wait for a server is the lease divided by `PATIENCE`. The wait is at least
+/// `SHORTEST_PATIENCE` and at least `ROUND_TRIPS` round trips, because a connection may have to be
+/// opened.
 const PATIENCE: u32 = 50;
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;

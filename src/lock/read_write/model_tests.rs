@@ -1,5 +1,5 @@
-//! Models of a whole read-write lock, in many interleavings of its threads. They run the handles,
-//! pair, gates, waiting loop and lane of one or two clients against the model server.
+//! Models of a whole read-write lock, in many interleavings of its threads. The models run the
+//! handles, pair, gates, waiting loop and lane of one or two clients against the model server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,8 @@ impl Process {
         Self { lock: ReadWriteLock::new(&session, NAME), session, subscriber }
     }
 
-    /// Asserts that no thread of the client has the lock or waits for it. Then drops the client.
+    /// Asserts that no thread of the client has the lock or waits for it, and then drops the
+    /// client.
     fn end(self) {
         let pair = self.lock.read.handle.pair.as_ref().unwrap();
         for mode in [Mode::Read, Mode::Write] {
@@ -339,7 +340,7 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
             let lock = process.lock.clone();
             thread::spawn(move || drop(lock.reader().lock().unwrap()))
         };
-        // These readers queue behind the writer. Then the writer leaves.
+        // These readers queue behind the writer, and then the writer leaves.
         await_refusals(&server, 1);
         let mut threads = vec![writer, read()];
         await_refusals(&server, 2);

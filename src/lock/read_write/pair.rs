@@ -1,5 +1,5 @@
-//! A pair: one read-write lock in one client. It has the site of the readers' shared hold and the
-//! site of the writer's hold. Both sites have the same order (`order/mod.rs`), with one queue for
+//! A pair: one read-write lock in one client. A pair has the site of the readers' shared hold and
+//! the site of the writer's hold. The two sites share an order (`order/mod.rs`), with one queue for
 //! readers and writers and one leadership.
 
 use std::sync::Arc;

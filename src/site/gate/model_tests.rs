@@ -231,8 +231,8 @@ struct Patience {
 impl Patience {
     fn new(odds: f64) -> Self {
         let token = CancelToken::new();
-        // Half of the impatient threads do not wait at all. The other half wait until a canceller
-        // ends their wait.
+        // Half of the impatient threads do not wait at all, and the other half wait until they are
+        // cancelled.
         let (deadline, canceller) = match (chance(odds), chance(0.5)) {
             (false, _) => (None, None),
             (true, true) => (Some(Instant::now()), None),
@@ -335,8 +335,8 @@ impl Name {
     /// that.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
-            // `inside` may still have a tenancy that was lost in the meantime. Such a tenancy does
-            // not count.
+            // `inside` may still have a tenancy that was lost in the meantime, which does not
+            // count.
             let mut inside = self.inside.lock();
             if tenancy.is_held() {
                 let before = inside.replace(Arc::clone(tenancy));
