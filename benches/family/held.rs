@@ -19,7 +19,7 @@ const THREADS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// By this time after the start, the last process has received the start.
 const SOON: u64 = 50 * MILLISECOND;
-/// The warm-up, in which the queues still grow. It is not counted.
+/// The warm-up, in which the queues still grow, and which is not counted.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
 /// The number of processes, the number of permits, and how long each permit is held, in

@@ -17,7 +17,7 @@ use crate::raw;
 use crate::report::{Goals, Table, time};
 use crate::round_trips::Figures;
 
-/// The number of locks. They are held at the same time, and deleted one after the other.
+/// The number of locks, which are held at the same time and deleted one after the other.
 const LOCKS: usize = 20;
 /// By this time, all locks are tracked.
 const A_WHILE: Duration = Duration::from_millis(400);

@@ -1,7 +1,7 @@
 //! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
-//! the barrier, several locks, conditions, and locks that replicas acknowledge. They are compared
-//! with plain implementations of Redisson's algorithms. Run it with `cargo bench --bench family`,
-//! and add `-- --help` for the options. A full run takes about three minutes.
+//! the barrier, several locks, conditions, and locks that replicas acknowledge. The bench compares
+//! them with plain implementations of Redisson's algorithms. Run it with `cargo bench --bench
+//! family`, and add `-- --help` for the options. A full run takes about three minutes.
 //!
 //! `../table/main.rs`, whose modules this program uses, says how the figures are measured and how
 //! to read the tables. All figures are unpinned, unless a table says otherwise.

@@ -220,8 +220,8 @@ const READERS: [usize; 3] = [500, 1_000, 4_000];
 /// The number of readers in one process.
 const OWNED: usize = 65_536;
 
-/// Each reader stands for a process. It has a connection that listens, and a place in the queue.
-/// The timed scripts are the releases of a writer and of a reader.
+/// Each reader stands for a process. Each reader has a connection that listens, and a place in the
+/// queue. The timed scripts are the releases of a writer and of a reader.
 pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     println!("The server's time for one release of a read-write lock, others being readers:\n");
     let mut table = Table::new(&["readers", "a writer lets them in", "one of them leaves"]);

@@ -10,10 +10,11 @@
 //! - **Where**: `one core` has clients and server on one core, and `two cores` has the clients on
 //!   one core and the server on another. `unpinned` leaves the choice to the system. `1 ms away` is
 //!   unpinned, through a proxy that delays everything by half a millisecond in each direction.
-//! - **Peers**: `raw pair` runs redlatch's two scripts, with a connection for each thread. Its
-//!   commands are encoded in advance, so it shows the minimum cost of two round trips. `plain` is a
-//!   plain implementation of Redisson's algorithm: each thread tries, subscribes, tries again, and
-//!   sleeps until a message comes. `lock + unlock` and `lock + drop` are redlatch's calls.
+//! - **Peers**: `raw pair` runs redlatch's two scripts, with a connection for each thread. The
+//!   commands of `raw pair` are encoded in advance, so it shows the minimum cost of two round
+//!   trips. `plain` is a plain implementation of Redisson's algorithm: each thread tries,
+//!   subscribes, tries again, and sleeps until a message comes. `lock + unlock` and `lock + drop`
+//!   are redlatch's calls.
 //! - **A contended figure has three parts**: locks in a second, switches of the lock to another
 //!   thread in a second, and the longest wait of any thread. (A lock that one thread takes again
 //!   and again is fast and useless.) So each holder reads the last holder from a file that all

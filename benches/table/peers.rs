@@ -39,7 +39,7 @@ pub(crate) enum Peer {
 /// One thread's work: takes, calls the function that works inside, and releases.
 pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 
-/// The connection of one process. It returns a thread's work for a name.
+/// The connection of one process: a function that returns a thread's work for a name.
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {

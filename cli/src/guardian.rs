@@ -1,11 +1,11 @@
-//! The guardian: the process between `redlatch run` and the command. It is the command's parent,
-//! and is not in the command's process group.
+//! The guardian: the process between `redlatch run` and the command. The guardian is the command's
+//! parent, and is not in the command's process group.
 //!
-//! The guardian knows the time until which the lock is certainly held. It kills the command's group
-//! before that time, even if `redlatch run` was killed or paused. As the parent, it learns the
-//! command's pid before any process can end the command, and the group's number is not reused
-//! before the guardian reaps the command. So only the guardian signals the group. (If the guardian
-//! is paused, `redlatch run` kills the group in its place.)
+//! The guardian knows the time until which the lock is certainly held. The guardian kills the
+//! command's group before that time, even if `redlatch run` was killed or paused. As the parent, it
+//! learns the command's pid before any process can end the command, and the group's number is not
+//! reused before the guardian reaps the command. So only the guardian signals the group. (If the
+//! guardian is paused, `redlatch run` kills the group in its place.)
 //!
 //! The guardian's stdin is a socket. `redlatch run` sends the command's stdin over it, and these
 //! lines:
@@ -18,10 +18,10 @@
 //! ```
 //!
 //! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
-//! not become the command yet. It waits for its stdin, which it gets when the lock is certain and
-//! the guardian has left its group. When the command has ended and its group is killed, the
-//! guardian answers `ended STATUS LOST FAILED`. Then it reaps the processes of the group, and ends
-//! when all of them are dead.
+//! not become the command yet. `PID` waits for its stdin, which it gets when the lock is certain
+//! and the guardian has left its group. When the command has ended and its group is killed, the
+//! guardian answers `ended STATUS LOST FAILED`. After that, the guardian reaps the processes of the
+//! group, and ends when all of them are dead.
 
 use std::ffi::OsString;
 use std::fs;
@@ -103,10 +103,10 @@ pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
 
 struct Guardian {
     pid: Pid,
-    /// Whether the command is in a terminal's group. If so, only the command is signalled, because
-    /// the group may have other processes.
+    /// Whether the command is in a terminal's group. In that group only the command is signalled,
+    /// because the group may have other processes.
     in_terminal: bool,
-    /// The command's cgroup. It also has the processes that have left the command's group.
+    /// The command's cgroup, which also has the processes that have left the command's group.
     cgroup: Option<Cgroup>,
     /// The lines from `redlatch run`. `None` after `redlatch run` has ended.
     lines: Option<BufReader<UnixStream>>,

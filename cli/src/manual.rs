@@ -1,4 +1,4 @@
-//! The manual page. It describes the command and each subcommand, and ends with the recipes.
+//! The manual page. The page describes the command and each subcommand, and ends with the recipes.
 
 use std::fmt::Write as _;
 use std::io::Result;

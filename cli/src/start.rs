@@ -1,4 +1,4 @@
-//! The process that becomes the command. It starts the command when its guardian sends the
+//! The process that becomes the command. The process starts the command when its guardian sends the
 //! command's stdin.
 //!
 //! Before that, no code of the command runs. So `redlatch run` knows the number of this process,

@@ -1,6 +1,6 @@
 //! Shows the purpose of a fencing token. A process is paused while it holds a lock, wakes up when
 //! another process has the lock, and writes. With the token, the database refuses this write.
-//! Without it, money is lost: `cargo run --example fenced --features sqlite`
+//! Without the token, money is lost: `cargo run --example fenced --features sqlite`
 
 mod stage;
 
@@ -26,8 +26,8 @@ fn main() -> ExitCode {
     stage::play("fenced", show, withdraw)
 }
 
-/// Runs the first statement of each transaction that writes under the lock. Returns `false` if a
-/// process with a later token has written. Then this process must not write.
+/// Runs the first statement of each transaction that writes under the lock. Returns `false` if this
+/// process must not write, because a process with a later token has written.
 fn is_in_front(
     transaction: &Transaction<'_>,
     lock: &FencedLock,

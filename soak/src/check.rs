@@ -23,7 +23,7 @@ pub(crate) use order::export;
 /// A delay that is too long even on a busy machine.
 pub(crate) const SLACK: u64 = ms(1500);
 
-/// The provisional lease of a grant by message, in ns. It may be longer than the lease that the
+/// The provisional lease of a grant by message, in ns, which may be longer than the lease that the
 /// caller asked for.
 const PROVISIONAL: u64 = ms(2000);
 

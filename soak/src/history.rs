@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::str::FromStr;
 
-/// The kind of a name. It determines the rules for the name.
+/// The kind of a name, which determines the rules for the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Reentrant,
@@ -32,11 +32,12 @@ pub(crate) enum Outcome {
     Cancelled,
     /// The lease was lost before.
     Lost,
-    /// The server was unreachable or refused the request. It may have applied the request.
+    /// The server was unreachable or refused the request, but it may have applied the request.
     Trouble,
     /// The barrier is broken.
     Broken,
-    /// The call was cancelled, or the server lost the result. It may have applied the request.
+    /// The call was cancelled, or the server lost the result. The server may have applied the
+    /// request.
     Unsure,
     /// The lock was left to expire.
     Kept,
@@ -347,7 +348,7 @@ pub(crate) const FAULTS: [&str; 24] = [
 /// A fault that the nemesis did not cause: the machine was too busy to run the processes.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
-/// A fault that makes leases at the server end early. It has no other effect.
+/// A fault that makes leases at the server end early, and has no other effect.
 pub(crate) const LEASES_SHORTER: &str = "leases shorter";
 
 /// A fault that makes leases at the server end late.

@@ -224,7 +224,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
     Ok(all)
 }
 
-/// Ends the threads that watch a round. It does so even after a panic.
+/// Ends the threads that watch a round, even after a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

@@ -335,8 +335,8 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
-    /// Cuts a server off from the other servers: it no longer receives their messages. (They still
-    /// receive its messages.)
+    /// Cuts a server off from the other servers: it no longer receives their messages. (The other
+    /// servers still receive this server's messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
         // This is one transaction. In versions after Redis 7.0, servers tell the servers that they

@@ -30,7 +30,7 @@ const BIND_BOUND: Duration = Duration::from_secs(5);
 pub struct Proxy {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// The port. It stays reserved while the proxy refuses connections.
+    /// The port, which stays reserved while the proxy refuses connections.
     _port: Port,
     credentials: String,
     acceptor: Option<JoinHandle<()>>,

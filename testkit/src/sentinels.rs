@@ -25,7 +25,7 @@ const DOWN_AFTER: Duration = Duration::from_millis(1200);
 const PINGS: &str = "500";
 /// The time between two requests of a Sentinel for a server's state. If the Sentinels replace a
 /// master that answers, they choose no replica whose state is older than three times this time. If
-/// they find no replica, no Sentinel tries again.
+/// the Sentinels find no replica, none of them tries again.
 const LOOKS: &str = "400";
 /// The time between two exchanges of the Sentinels' views. If a Sentinel does not hear of a new
 /// master within four times this time, it makes that master a replica again. The leading Sentinel
@@ -36,8 +36,8 @@ const TELLS: &str = "400";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a Sentinel does nothing after it stood still for 2 s (for example because of a busy
 /// disk). The default is half a minute. If the master failed during that time, its replicas would
-/// be without a master for more than ten times as long as a master may be silent. Then the
-/// Sentinels would never choose a replica.
+/// be without a master for more than ten times as long as a master may be silent. The Sentinels
+/// would never choose such a replica.
 const RESTS: &str = "1000";
 
 /// A master, two replicas and three Sentinels, on free ports of 127.0.0.1.
@@ -166,12 +166,13 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// They choose no other master.
+    /// The Sentinels choose no other master.
     pub fn fail_over(&self) {
         let old = self.master().known_port();
         self.wait_until("the Sentinels have chosen another master on command", || {
-            // A Sentinel that gives up a failover does not try again by itself. It gives up if no
-            // replica has recently reported its state, or if the chosen replica has become slow.
+            // A Sentinel that gives up a failover does not try again by itself. A Sentinel gives up
+            // if no replica has recently reported its state, or if the chosen replica has become
+            // slow.
             if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
                 let _begun = self.sentinels.iter().any(begins);
             }

@@ -58,7 +58,7 @@ pub struct Server {
     port: u16,
     tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
-    /// The server's ports. They stay reserved after the server was killed.
+    /// The server's ports, which stay reserved after the server was killed.
     ports: Vec<Port>,
     dir: TempDir,
 }

@@ -23,7 +23,8 @@ const MARK: &str = ">> ";
 /// A process that runs this executable in a role.
 ///
 /// The executable gets its role from [`Job::from_env`]. The worker is killed when this value is
-/// dropped. It also ends when this process ends in any way, even if the worker is paused then.
+/// dropped. The worker also ends when this process ends in any way, even if the worker is paused
+/// then.
 #[derive(Debug)]
 pub struct Worker {
     role: String,

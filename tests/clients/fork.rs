@@ -22,7 +22,7 @@ use redlatch::{
 use redlatch_testkit::Cluster;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A forked child. It does some work and ends.
+/// A forked child, which does some work and ends.
 #[must_use]
 struct Child(i32);
 

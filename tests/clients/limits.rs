@@ -10,13 +10,13 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
 use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
-/// How long the calls may wait. They may also be late by this time.
+/// How long the calls may wait, and by how much they may be late.
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
 /// How long a call waits for a reply after its own time is over.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// A call that waits. It returns whether it got its lock or permit. (It must never get two.)
+/// A call that waits, and returns whether it got its lock or permit. (A call must never get two.)
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -63,7 +63,7 @@ fn is_all_free(server: &Server) -> bool {
     free && queues.is_empty() && (pool, leased) == (5, 5)
 }
 
-/// Returns a client that waits long for its server. Its connections are open.
+/// Returns a client that waits long for its server. The client's connections are open.
 fn patient(url: &str) -> Client {
     let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
     builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()

@@ -1,5 +1,5 @@
-//! Bad input either works, or causes a clear error in the first call that can notice it. It never
-//! causes a panic, an overflow or a hang, and no output shows a password.
+//! Bad input either works, or causes a clear error in the first call that can notice it. Bad input
+//! never causes a panic, an overflow or a hang, and no output shows a password.
 
 use std::error::Error as _;
 use std::io::{Read as _, Write as _};
@@ -693,8 +693,8 @@ fn a_refusal_says_which_server_refused() {
     says_where("a replica");
 }
 
-/// The error names the type of the key, which another program uses. It does not name the script
-/// that found this out.
+/// The error names the type of the key, which another program uses. The error does not name the
+/// script that found this out.
 #[test]
 fn a_key_of_another_type_is_called_by_its_type() {
     let server = server();

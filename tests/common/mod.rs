@@ -28,8 +28,8 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease whose end a test can wait for. It is renewed in time even on a machine that stands still
-/// for nearly two seconds, because at least two thirds of it remain at any time.
+/// A lease whose end a test can wait for. This lease is renewed in time even on a machine that
+/// stands still for nearly two seconds, because at least two thirds of it remain at any time.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -133,8 +133,8 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
     Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
 }
 
-/// An impatient client's wait for a reply or connection. It is longer than a busy machine stands
-/// still.
+/// An impatient client's wait for a reply or connection. This time is longer than a busy machine
+/// stands still.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
 
 /// Returns the settings of a client that waits briefly for replies, and never waits for an
@@ -279,15 +279,15 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 impl<T> Running<T> {
-    /// Waits until the thread has slept for a few milliseconds. It then waits for something,
-    /// perhaps for the reply to a request.
+    /// Waits until the thread has slept for a few milliseconds. The thread then waits for
+    /// something, perhaps for the reply to a request.
     pub(crate) fn wait_asleep(&self) {
         self.wait_still(sleeps, || self.is_finished());
     }
 
-    /// Waits until the thread has slept for a few milliseconds, but not for a reply. It is then in
-    /// a queue. (While its first request is in flight, a later thread may still be granted the lock
-    /// before it.)
+    /// Waits until the thread has slept for a few milliseconds, but not for a reply. The thread is
+    /// then in a queue. (While its first request is in flight, a later thread may still be granted
+    /// the lock before it.)
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
@@ -564,9 +564,9 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
 }
 
 /// Waits until the client of `owner` has read all earlier messages. For this, it sends grants for
-/// unknown owners after these messages, and the client gives such grants back. It sends several
-/// grants, because a thread may wait for a reply on one of the client's two connections, and
-/// commands on that connection wait, too.
+/// unknown owners after these messages, and the client gives such grants back. The function sends
+/// several grants, because a thread may wait for a reply on one of the client's two connections,
+/// and commands on that connection wait, too.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);
@@ -583,9 +583,9 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }
 
-/// Returns how many times the lock of this name expires during `work`. If it never expires, a
-/// message granted it to the waiter, and not the end of a lease. (Other keys do not count, because
-/// they may expire in the meantime.)
+/// Returns how many times the lock of this name expires during `work`. If the lock never expires,
+/// the waiter was granted it by a message, and not after the end of a lease. (Other keys do not
+/// count, because they may expire in the meantime.)
 pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let set = ["SET", "notify-keyspace-events", "Ex"];
@@ -609,8 +609,8 @@ pub(crate) fn channel(name: &str) -> String {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Returns a generator whose seed comes from `REDLATCH_SEED` or the clock. It prints the seed,
-    /// so that a failed run can be repeated.
+    /// Returns a generator whose seed comes from `REDLATCH_SEED` or the clock. This prints the
+    /// seed, so that a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {

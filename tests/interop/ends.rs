@@ -110,7 +110,8 @@ fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back(
     });
 }
 
-/// Holds a lock of each kind until the test sends a line. Then reports how many holds it has lost.
+/// Holds a lock of each kind until the test sends a line, and then reports how many holds it has
+/// lost.
 pub(crate) fn holder_process(job: &Job) {
     let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
     let guards: Vec<_> = job

@@ -393,8 +393,8 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
     });
 }
 
-/// Redisson's semaphores have their own methods for a time to live. Its latches use the methods of
-/// all keys. (Redisson 3.16 can set permits only without a time to live.)
+/// Redisson's semaphores have their own methods for a time to live. Redisson's latches use the
+/// methods of all keys. (Redisson 3.16 can set permits only without a time to live.)
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
     let seconds = Duration::from_secs;

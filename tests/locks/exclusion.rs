@@ -4,8 +4,8 @@
 //! A run's history must have two properties:
 //!
 //! - *server*: the server grants the name only if the previous grant is released or has expired.
-//! - *client*: the times that threads spend inside never overlap. Such a time begins when "acquire"
-//!   has returned. It ends when "release" is called, or at the deadline that the guard knows.
+//! - *client*: the times that threads spend inside never overlap. A stay begins when "acquire" has
+//!   returned, and ends when "release" is called, or at the deadline that the guard knows.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};

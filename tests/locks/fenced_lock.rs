@@ -19,8 +19,8 @@ fn token_key(name: &str) -> String {
     }
 }
 
-/// The protected resource. It keeps the highest token so far, and panics if the next token is not
-/// higher.
+/// The protected resource, which keeps the highest token so far, and panics if the next token is
+/// not higher.
 fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     let (token, seen) = (guard.token().get(), format!("seen:{name}"));
     let before: Option<u64> = redis.get(&seen).unwrap();

@@ -1,6 +1,6 @@
-//! Models of the library. They run its scripts and the state machine of a waiting process, which
-//! must always keep the rules. Bugs are planted in each model, and the model must find them
-//! (`simulated/mutant.rs`).
+//! Models of the library. The models run the library's scripts and the state machine of a waiting
+//! process, which must always keep the rules. Bugs are planted in each model, and the model must
+//! find them (`simulated/mutant.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` runs only that history and prints every step.
 //! `REDLATCH_SEEDS=5000` runs 5000 histories. A usual run takes seconds. A run with

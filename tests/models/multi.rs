@@ -1,6 +1,6 @@
 //! The script that takes several locks, with random states of the locks and with users that lack a
-//! right. It takes all locks or none, and respects every queue and window. The test also finds each
-//! planted bug.
+//! right. The script must take all locks or none, and respect every queue and window. The test also
+//! finds each planted bug.
 
 use redis::{Connection, Value};
 

@@ -31,8 +31,8 @@ const LEASE: Duration = Duration::from_secs(3);
 /// The number of seconds over which rates are computed.
 const WINDOW: usize = 5;
 
-/// Runs one of the processes. Its threads take a lock for some milliseconds, again and again.
-/// Another thread takes a second lock for seconds, whose lease must be renewed.
+/// Runs one of the processes. The threads of the process take a lock for some milliseconds, again
+/// and again. Another thread takes a second lock for seconds, whose lease must be renewed.
 pub(crate) fn work(job: &Job) -> ! {
     // The buckets go from 0.1 ms to 1 min. Each bound is 1.5 times the previous bound.
     let buckets: Vec<f64> = (0..34).map(|at| 1e-4 * 1.5f64.powi(at)).collect();
@@ -177,8 +177,8 @@ impl Run {
         grown
     }
 
-    /// Returns the quantile as `histogram_quantile` does. It assumes that values are spread evenly
-    /// inside a bucket.
+    /// Returns the quantile as `histogram_quantile` does, which assumes that values are spread
+    /// evenly inside a bucket.
     fn quantile(&self, second: usize, of: Counters<'_>, quantile: f64) -> f64 {
         let buckets = self.growth(second, WINDOW, of).into_iter();
         let mut buckets: Vec<(f64, f64)> =

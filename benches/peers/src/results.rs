@@ -1,4 +1,4 @@
-//! The results of a run. They are stored for `--from`.
+//! The results of a run, which are stored for `--from`.
 
 use serde::{Deserialize, Deserializer, Serialize};
 

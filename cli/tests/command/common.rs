@@ -170,8 +170,8 @@ pub(crate) fn wait_in_line(client: &Client, name: &str, count: usize) {
     wait_until("they wait", SOON, || client.status(name).unwrap().queue.len() == count);
 }
 
-/// Whether this process ignores a signal, as a shell's background job ignores INT and QUIT. If so,
-/// its children ignore the signal, too.
+/// Whether this process and its children ignore a signal, as a shell's background job ignores INT
+/// and QUIT.
 pub(crate) fn ignores(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -64,7 +64,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
 }
 
 /// The guardian may be killed just after it has sent the stdin, and `redlatch run` is killed, too.
-/// Then no signal reports the guardian's end, and no other process ends the command.
+/// In this case no signal reports the guardian's end, and no other process ends the command.
 #[test]
 fn no_command_begins_whose_guardian_is_gone() {
     for (guardian, said) in [(std::process::id(), &b"ran\n"[..]), (1, b"")] {

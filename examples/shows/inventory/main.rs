@@ -1,4 +1,4 @@
-//! Shows what happens to a shop's stock when several processes sell it at the same time. It
+//! Shows what happens to a shop's stock when several processes sell it at the same time. The show
 //! compares sales without a lock, with a lock, with a fair lock, with a lock whose holders are
 //! killed in mid-sale, and with a lock whose holders are paused until their leases have ended and
 //! then write, plainly or in a script of the guard.

@@ -60,7 +60,8 @@ impl Stock {
 
     /// Takes one item and writes the sale into the ledger, with the number `seen` before the sale.
     ///
-    /// Both happen in one transaction, so a killed process never leaves half a sale.
+    /// The change and the ledger's line are one transaction, so a killed process never leaves half
+    /// a sale.
     pub(crate) fn sell_one(&mut self, seen: i64) -> RedisResult<()> {
         redis::pipe()
             .atomic()

@@ -1,4 +1,5 @@
-//! The parties of a barrier's generation pass together, or none of them passes. They wake at once.
+//! The parties of a barrier's generation pass together, or none of them passes. The parties wake at
+//! once.
 //!
 //! A history does not record the generation of a call. But all calls of a generation overlap in
 //! time, and each call has another index.

@@ -27,7 +27,7 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if weight(&active) <= hold.grant.capacity {
             continue;
         }
-        // The server may have lost some of the holds. Their holders notice this at their next
+        // The server may have lost some of the holds. The holders notice this loss at their next
         // renewal, or at the end of their lease at the latest.
         let remembered: Vec<_> =
             active.iter().copied().filter(|it| !excused(it, faults, at)).collect();

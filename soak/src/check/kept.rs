@@ -1,5 +1,5 @@
 //! A name stays taken for a minimum time or until the end of a lease, even after its holder has
-//! gone. It does not stay taken longer than that, or after a failed call.
+//! gone. The name does not stay taken longer than that, or after a failed call.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -62,8 +62,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
 }
 
-/// A call must not be refused when nobody can hold the name. Then all holds, minimum times, leases,
-/// and the effects of failed calls have ended.
+/// A call must not be refused when nobody can hold the name. At such a time, all holds, minimum
+/// times, leases, and the effects of failed calls have ended.
 pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &mut Findings) {
     // The periods in which each name may be taken.
     let mut taken: HashMap<&str, Vec<[u64; 2]>> = HashMap::new();

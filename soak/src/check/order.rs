@@ -45,8 +45,8 @@ enum Answer {
 }
 
 /// `holds` are the holds of one name. The check leaves out holds that ended before their callers
-/// received the grant, because the time of their end is unknown. It also leaves out holds at the
-/// time of a loss of data, because the server may have lost them at any time.
+/// received the grant, because the time of their end is unknown. The check also leaves out holds at
+/// the time of a loss of data, because the server may have lost them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
     if is_count && faults.iter().any(Fault::forgets_counts) {
@@ -377,7 +377,8 @@ mod tests {
 
     #[test]
     fn a_forgotten_hold_that_was_passed_on_is_left_out() {
-        // A hold that was passed on after the server lost it. Its lease began before the loss.
+        // A hold that was passed on after the server lost it, and whose lease began before the
+        // loss.
         let mut passed = hold(1, 4, 5, 7);
         passed.grant.until = ms(100_002);
         passed.left = Some((ms(8), Outcome::Lost));

@@ -1,4 +1,4 @@
-//! The calls. They are chosen at random and recorded.
+//! The calls, which are chosen at random and recorded.
 
 use std::sync::Arc;
 use std::thread;

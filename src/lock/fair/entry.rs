@@ -307,7 +307,7 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted the hold to this entry. If not, a thread of this process has
+    /// Whether the server granted the hold to this entry. Otherwise a thread of this process has
     /// passed the hold to this entry.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()

@@ -20,7 +20,7 @@ const REMEMBERED: usize = 64 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replies {
     Pass,
-    /// Drops replies until the server has closed the connection. Then the proxy cuts the
+    /// Drops replies until the server has closed the connection. The proxy then cuts the
     /// connection, and the rule counts as fired.
     Swallow,
     /// Delays the next reply.

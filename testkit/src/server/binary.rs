@@ -14,8 +14,8 @@ pub(crate) struct Binary {
 }
 
 impl Binary {
-    /// Returns the program for this process. It is searched, and if necessary downloaded, only
-    /// once.
+    /// Returns the program for this process. The program is searched, and if necessary downloaded,
+    /// only once.
     pub(crate) fn find() -> Result<Self, ServerError> {
         static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
         let find = || find_in(env::var_os("PATH").as_deref(), &target_dir());

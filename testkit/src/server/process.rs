@@ -26,7 +26,7 @@ wait "$pid"
 [ -z "$gone" ] || rm -rf "$dir"
 "#;
 
-/// A running server. Its drop kills the server and waits until it is gone.
+/// A running server. The drop of this value kills the server and waits until it is gone.
 #[derive(Debug)]
 pub(super) struct Process {
     shell: Child,

@@ -62,7 +62,7 @@ struct IdleDrops {
     /// guards.
     gate: Arc<Barrier>,
     threads: Vec<Running<Duration>>,
-    /// The client. Its end waits for the server.
+    /// The client, whose end waits for the server.
     _client: Client,
 }
 

@@ -41,7 +41,7 @@ impl Drop for Signals {
     }
 }
 
-/// Signals only make a call slower. They cause no error, and no connection is opened again. (The
+/// Signals only make a call slower. Signals cause no error, and no connection is opened again. (The
 /// test has its own process, because all threads receive the signals.)
 #[cfg(target_os = "linux")]
 #[test]

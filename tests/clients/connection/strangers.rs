@@ -197,7 +197,7 @@ fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
     assert!(!error.is_transient(), "{said}");
 }
 
-/// A real Sentinel. It ends with the test.
+/// A real Sentinel, which ends with the test.
 struct Sentinel {
     child: Child,
     port: u16,

@@ -10,8 +10,8 @@ use super::*;
 const ANNOUNCED: u16 = 7_000;
 
 /// Returns a cluster whose servers announce `127.0.0.2:7000`, `127.0.0.3:7000` and
-/// `127.0.0.4:7000`. They do not listen at these addresses. They reach each other over the cluster
-/// bus.
+/// `127.0.0.4:7000`. The servers do not listen at these addresses, and reach each other over the
+/// cluster bus.
 fn announced_elsewhere() -> Cluster {
     let cluster = cluster();
     for (at, server) in cluster.servers().iter().enumerate() {

@@ -129,7 +129,7 @@ fn process() {
 /// The processes, which work while slots move.
 struct Processes {
     workers: Vec<Worker>,
-    /// The server that counts the holders. It is not a part of the cluster.
+    /// The server that counts the holders, which is not a part of the cluster.
     _witness: Server,
 }
 

@@ -19,8 +19,8 @@ struct Kind {
     /// every client.
     rows: &'static [&'static str],
     make: Make,
-    /// Makes the lock of the other clients. Their locks and the restricted client's lock exclude
-    /// each other.
+    /// Makes the lock of the other clients. Each of these locks and the restricted client's lock
+    /// exclude each other.
     other: Make,
 }
 
@@ -47,8 +47,8 @@ const KINDS: [Kind; 6] = [
 
 /// The lease of the restricted client, except in [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The lease of the other clients. It is longer than a provisional lease, so a renewal extends a
-/// hold that was granted by a message.
+/// The lease of the other clients. This lease is longer than a provisional lease, so a renewal
+/// extends a hold that was granted by a message.
 const LONGER: Duration = Duration::from_millis(2_500);
 
 /// Returns the rights to take away: each right of these rows in `docs/operations.md`, some whole

@@ -189,8 +189,8 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// The leader gets an answer between the outages. It is cancelled before the server has confirmed
-/// the leader's channel.
+/// The leader gets an answer between the outages. The leader is cancelled before the server has
+/// confirmed its channel.
 #[test]
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let server = server();

@@ -490,8 +490,8 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would replace the record of earlier requests. Then the
-/// client could not find out which of them are missing.
+/// The first request to the new master would replace the record of earlier requests. After that,
+/// the client could not find out which of the earlier requests are missing.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let (old, new) = (server(), server());

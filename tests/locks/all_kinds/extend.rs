@@ -194,7 +194,8 @@ fn a_lock_that_was_extended_is_not_passed_on_with_its_longer_lease(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Such a lock has 2 s at first. The watchdog soon raises this lease to that of the handle.
+/// A lock that was handed on has a lease of 2 s at first. The watchdog soon raises this lease to
+/// that of the handle.
 fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));

@@ -49,8 +49,8 @@ const FAIR: Kind = Kind {
     least: |client, name, least| Arc::new(client.fair_lock(name).with_hold_at_least(least)),
 };
 
-/// The write lock of a read-write lock. Its hash, channel and queue differ from those of a plain
-/// lock.
+/// The write lock of a read-write lock. A write lock's hash, channel and queue differ from those of
+/// a plain lock.
 const WRITE: Kind = Kind {
     plain: |client, name| Arc::new(client.read_write_lock(name).writer().clone()),
     leased: |client, name, lease| Arc::new(client.read_write_lock(name).writer().with_lease(lease)),

@@ -158,8 +158,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// If the server's clock is set, a grant may have an impossible time. Such a time never makes a
-/// hold longer than a provisional lease.
+/// If the server's clock is set, a grant may have an impossible time. An impossible time never
+/// makes a hold longer than a provisional lease.
 #[test]
 fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();

@@ -32,8 +32,8 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
     }
 }
 
-/// The measured time from a message to Redisson's next request. Its request always comes too late,
-/// unless the lock is left to Redisson for a moment.
+/// The measured time from a message to Redisson's next request. Redisson's request always comes too
+/// late, unless the lock is left to Redisson for a moment.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
 /// If a program makes a new handle for each call, Redisson must get as many turns as if the program

@@ -125,7 +125,7 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
 }
 
 /// Redisson's `RedissonMultiLock` takes the locks in the order of the list, and waits some time for
-/// each. If it does not get a lock, it releases all of them and begins again.
+/// each. If a `RedissonMultiLock` does not get a lock, it releases all of them and begins again.
 #[test]
 fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let server = server();

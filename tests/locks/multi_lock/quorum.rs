@@ -5,7 +5,7 @@ use redlatch::Taken;
 use super::*;
 
 const FIVE: usize = 5;
-/// The lease of a vote. It is longer than any wait in these tests, so that no vote expires
+/// The lease of a vote, which is longer than any wait in these tests, so that no vote expires
 /// unnoticed.
 const VOTE: Duration = LONG;
 /// How long the clients wait for a single reply.

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The test in which this executable's workers run. Their threads read and write, and record this.
+/// The test in which this executable's workers run. The workers' threads read and write, and record
+/// this.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -129,7 +129,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     }
 }
 
-/// A reader cuts only its own timeout. It does not make the lock's time to live shorter than
+/// A reader cuts only its own timeout. The cut does not make the lock's time to live shorter than
 /// another reader's timeout.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {

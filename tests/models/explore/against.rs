@@ -1,5 +1,5 @@
-//! Compares the model of the server with the real scripts. Both get the same random requests at the
-//! same times, and must return the same replies, keys and messages.
+//! Compares the model of the server with the real scripts. The model and the scripts get the same
+//! random requests at the same times, and must return the same replies, keys and messages.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! The server as a pure state machine. It has the scripts of `lua/hand_off.lua`, `lua/lock/` and
-//! `lua/read_write/` for one lock, without their shortcuts, refusals and costs. `against.rs`
-//! compares it with the real scripts.
+//! The server as a pure state machine. The machine has the scripts of `lua/hand_off.lua`,
+//! `lua/lock/` and `lua/read_write/` for one lock, without their shortcuts, refusals and costs.
+//! `against.rs` compares it with the real scripts.
 //!
 //! Times are milliseconds on the server's clock. A key still exists in the millisecond in which it
 //! ends.
@@ -14,8 +14,8 @@ const HEARD: i64 = 2_000;
 const PROMPT: i64 = 400;
 const TOKENS: u64 = 1_024;
 
-/// A client's number. It has its own type, because clients of the same kind may exchange their
-/// names (`identity.rs`).
+/// A client's number. The number has its own type, because clients of the same kind may exchange
+/// their names (`identity.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Client(pub(crate) u16);
 

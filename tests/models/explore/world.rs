@@ -2,9 +2,9 @@
 //! may come next, and the rules that each state must keep.
 //!
 //! All steps that need no fault happen before time advances: messages arrive and threads run, in
-//! any order. Then time advances by one step. A fault delays, loses or doubles a message, pauses or
-//! kills a process, or sets the server's clock. A late copy of a request arrives before its owner
-//! is given up for the last time, because the library waits long enough.
+//! any order. After all these steps, time advances by one step. A fault delays, loses or doubles a
+//! message, pauses or kills a process, or sets the server's clock. A late copy of a request arrives
+//! before its owner is given up for the last time, because the library waits long enough.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ pub(crate) struct Setting {
     pub(crate) faults: u8,
     /// The faults that may happen.
     pub(crate) allowed: &'static [Fault],
-    /// A step of time, in ms. It is slightly more than a whole fraction of 2 s, so a lease that has
-    /// ended at the server ends within the step.
+    /// A step of time, in ms. The step is slightly more than a whole fraction of 2 s, so a lease
+    /// that has ended at the server ends within the step.
     pub(crate) tick: u64,
     pub(crate) lease: u64,
     pub(crate) gives_up: bool,

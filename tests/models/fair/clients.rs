@@ -13,7 +13,8 @@ pub(crate) const PERIOD: i64 = 1_000;
 pub(crate) const JITTER: i64 = 200;
 /// The time that a Redisson waiter without a limit adds to the score of the previous waiter.
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
-/// The maximum error of a Redisson client's clock. It is less than `FAIR_WAIT - PERIOD - JITTER`.
+/// The maximum error of a Redisson client's clock. This error is less than `FAIR_WAIT - PERIOD -
+/// JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
 /// If a waiter has sent nothing for this time while other waiters got answers, it counts as silent.
 /// The scripts have the same value.
@@ -99,8 +100,8 @@ pub(crate) struct Waiter {
     pub(crate) owner: String,
     pub(crate) client: usize,
     pub(crate) phase: Phase,
-    /// Whether this is a thread of a Redisson client that was interrupted. Such a thread does not
-    /// remove its entries.
+    /// Whether this is a thread of a Redisson client that was interrupted. An interrupted thread
+    /// does not remove its entries.
     pub(crate) interrupted: bool,
     /// The time that a Redisson waiter adds to scores and later subtracts.
     pub(crate) wait: i64,
@@ -124,8 +125,8 @@ pub(crate) struct Waiter {
     pub(crate) asked: u64,
     /// For a Redisson waiter: whether it sleeps without a time limit.
     pub(crate) sleeps: bool,
-    /// For a redlatch waiter: whether a reply said that a Redisson client may wake it. If so, the
-    /// waiter listens on its own channel.
+    /// For a redlatch waiter: whether a reply said that a Redisson client may wake it. A waiter
+    /// with such a reply listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
     /// For a redlatch waiter: the server's time of its last refusal. Earlier grants have ended.

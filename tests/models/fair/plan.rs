@@ -1,4 +1,4 @@
-//! The arrivals and the faults. They are random, but are chosen before a history begins.
+//! The arrivals and the faults, which are random, but are chosen before a history begins.
 
 use super::clients::{CLOCK_OFFSET, Client, Phase, REDISSON_WAIT, WATCHDOG, Waiter};
 use super::simulation::{Event, Simulation};

@@ -260,8 +260,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If an owner is new in the queue, it has asked. It came for the first time, or it had lost its
-/// entry.
+/// If an owner is new in the queue, it has asked. The owner came for the first time, or had lost
+/// its entry.
 fn check_comers(
     step: &Step<'_>,
     world: &mut World,

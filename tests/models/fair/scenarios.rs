@@ -675,7 +675,7 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
     (owner, outcome)
 }
 
-/// Redisson never drops a head without a score. Such a head counts as dead.
+/// Redisson never drops a head without a score, so such a head counts as dead.
 #[test]
 fn a_head_without_a_score_blocks_no_client() {
     let server = server();

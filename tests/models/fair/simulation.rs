@@ -107,7 +107,8 @@ impl<'a> Simulation<'a> {
         simulation
     }
 
-    /// Runs until every waiter is served, has left or is dead. Then checks that no keys are left.
+    /// Runs until every waiter is served, has left or is dead, and then checks that no keys are
+    /// left.
     pub(crate) fn run(&mut self) -> Result<(), Broken> {
         let end = self.now + 100 * HOUR;
         while let Some(Reverse((time, _, event))) = self.events.pop() {

@@ -233,7 +233,8 @@ impl Simulation<'_> {
 
     // ---- redlatch's clients ---------------------------------------------------------------
 
-    /// A queued owner asks alone. If it has lost its entry, it asks for all waiters of its client.
+    /// A queued owner asks alone. If the owner has lost its entry, it asks for all waiters of its
+    /// client.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;

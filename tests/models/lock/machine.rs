@@ -20,8 +20,8 @@ impl Tried {
         Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
-    /// Returns a process that has waited since the server's reply. It is first in the queue, behind
-    /// a redlatch holder.
+    /// Returns a process that has waited since the server's reply. The process is first in the
+    /// queue, behind a redlatch holder.
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);

@@ -372,7 +372,8 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The holder's client is of an older version. Its owner's number is odd only by chance.
+/// The holder's client is of an older version. The number of the holder's owner is odd only by
+/// chance.
 fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let holder = format!("{}:7", uuid(true, 1));

@@ -40,8 +40,8 @@ pub(crate) const LEASE: i64 = 30_000;
 /// The age at which a hold is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// A process that found its grant by a request waits this long for the message of the grant. Then
-/// it subscribes again.
+/// A process that found its grant by a request waits this long for the message of the grant, and
+/// then subscribes again.
 const SUSPECT: Time = 300 * MS;
 /// The times after a request in doubt at which the process undoes the request again. A copy of the
 /// request may reach the server as late as this.
@@ -183,7 +183,7 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// Whether messages to this owner go to the thread. If not, the process gives grants back.
+    /// Whether messages to this owner go to the thread. Otherwise the process gives grants back.
     is_registered: bool,
     chain: Chain,
 }
@@ -222,7 +222,7 @@ impl Process {
         matches!(&self.state, State::Waiting(wait) if wait.waits)
     }
 
-    /// Whether a request is in flight. Its thread then does nothing else.
+    /// Whether a request is in flight. The request's thread then does nothing else.
     pub(crate) fn is_asking(&self) -> bool {
         matches!(&self.state, State::Waiting(wait) if wait.request.is_some())
     }
@@ -339,7 +339,7 @@ impl Process {
             self.outputs.push(Output::Listen);
         }
         if suspects {
-            // The message was sent but has not arrived. If it does not arrive soon, the
+            // The message was sent but has not arrived. If the message does not arrive soon, the
             // subscription is dead without an error.
             self.suspect = Some(number);
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));

@@ -1,6 +1,6 @@
 //! The world in which the models test the scripts of a lock that is handed from process to process.
-//! It has a real server with a simulated clock, redlatch processes, Redisson clients, and all
-//! faults that can occur. A `Kind` has the properties of one kind of lock.
+//! The world has a real server with a simulated clock, redlatch processes, Redisson clients, and
+//! all faults that can occur. A `Kind` has the properties of one kind of lock.
 
 #![allow(dead_code)]
 

@@ -4,8 +4,8 @@ use redis::Value;
 
 use super::kind::Kind;
 
-/// Returns the number of an owner as the server knows it. It has a time, and the flag of owners
-/// that want to be notified when others wait.
+/// Returns the number of an owner as the server knows it. The number has a time, and the flag of
+/// owners that want to be notified when others wait.
 pub(crate) fn named(number: u64) -> u64 {
     FIRST + 4 * number + (number >> 1 & 1)
 }
@@ -31,7 +31,7 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// A chain of redlatch clients that have had the lock without a turn of Redisson. It has its
+/// A chain of redlatch clients that have had the lock without a turn of Redisson. A chain has its
 /// beginning in ms (above zero: the server's time; otherwise minus the chain's age), and the number
 /// of clients, including the holder. All fields are zero if the chain is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,8 +161,8 @@ impl Reply {
     }
 }
 
-/// A message on a client's own channel. It has a verb, the owner's number, the verb's arguments,
-/// and at the end the database and the lock's key, which may contain any character.
+/// A message on a client's own channel. A message has a verb, the owner's number, the verb's
+/// arguments, and at the end the database and the lock's key, which may contain any character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) number: u64,

@@ -11,7 +11,8 @@ fn on_script(proxy: &Proxy, name: &'static str, action: Action) {
     });
 }
 
-/// A client behind a network. Its connection is open, and the server knows its scripts.
+/// Returns a client behind a network. The client's connection is open, and the server has its
+/// scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let warm = barrier(client, "warm", 1);

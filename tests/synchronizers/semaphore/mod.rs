@@ -211,7 +211,8 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     });
 }
 
-/// A client behind a network. Its connection is open, and the server knows its scripts.
+/// Returns a client behind a network. The client's connection is open, and the server has its
+/// scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let semaphore = semaphore(client, "warm", 1);

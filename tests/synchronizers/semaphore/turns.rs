@@ -7,10 +7,10 @@ use redlatch_testkit::PlainClient;
 #[derive(Clone, Copy, Debug)]
 struct Way {
     expirable: bool,
-    /// Whether the guard gives the permit back. If not, the test gives it back by its id or by a
+    /// Whether the guard gives the permit back. Otherwise the test gives it back by its id or by a
     /// number.
     guarded: bool,
-    /// Whether one handle serves all calls. If not, each call has a new handle, and the process
+    /// Whether one handle serves all calls. Otherwise each call has a new handle, and the process
     /// also uses other names in between.
     kept: bool,
 }

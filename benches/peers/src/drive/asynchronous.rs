@@ -1,4 +1,4 @@
-//! The driver of the crate rslock, whose locks are asynchronous. Its threads are tasks.
+//! The driver of the crate rslock, whose locks are asynchronous. The driver's threads are tasks.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ impl Records {
         (&*self.file).write_all(&bytes(record)).unwrap();
     }
 
-    /// Returns the records of one thread. They are written when the thread ends.
+    /// Returns the records of one thread, which are written when the thread ends.
     pub(crate) fn of_thread(&self) -> ThreadRecords {
         ThreadRecords { all: self.clone(), bytes: Vec::new() }
     }

@@ -194,8 +194,8 @@ impl Both {
         Seen { began, reply: Some(reply), ended, heard, keys }
     }
 
-    /// The listener runs a command on the real server. (It does not read the server's keys, because
-    /// the server would then track them.)
+    /// The listener runs a command on the real server. (The listener does not read the server's
+    /// keys, because the server would then track them.)
     fn listen(&mut self, command: &Parts) -> Seen {
         self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();

@@ -1,5 +1,5 @@
-//! Compares the in-memory server with a real server. Both get the same random commands, and must
-//! agree in each reply, each message, and each key with its time to live.
+//! Compares the in-memory server with a real server. The two servers get the same random commands,
+//! and must agree in each reply, each message, and each key with its time to live.
 //!
 //! The in-memory server gets the real server's time. If the next millisecond begins during a
 //! command, the command is not compared, and the keys of the real server are copied to the
