@@ -8,21 +8,21 @@
 //!         background; if the barrier has tripped before, the party has passed
 //! ```
 //!
-//! - Only the server decides how a generation ends, and only once (`lua/barrier/generations.lua`),
-//!   so all its parties get the same outcome. A party trusts a message and does not ask the server:
-//!   the channel belongs to one database, and no two barriers of a name have the same generation
-//!   numbers.
-//! - A party's lease is renewed only while its thread waits at the barrier or runs the action. The
-//!   first process that asks the server after a lease has ended breaks the barrier.
-//! - A party listens before it asks, so it does not miss the message that its generation has ended.
-//! - An arrival is a numbered request: in an outage it is sent again, and it is applied once.
-//! - To take its arrival back, a party sends a request with the same number. After this request the
-//!   server refuses copies of the arrival, and the generation in which the party has arrived, or
-//!   would arrive, is broken. If there is no reply, the client repeats the request in the
-//!   background. The client also repeats an unanswered request before its next numbered request: if
-//!   the old request arrived after a reset, it would break the new generation.
-//! - No party arrives in a generation that is earlier than the latest generation that its process
-//!   knows.
+//! - Only the server decides how a generation ends, and it decides once
+//!   (`lua/barrier/generations.lua`), so all parties of the generation get the same outcome. A
+//!   party trusts a message without asking the server: the channel belongs to one database, and no
+//!   two barriers of a name have the same generations.
+//! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
+//!   ended, the next process that asks the server breaks the barrier.
+//! - A party listens before it asks, so it cannot miss the end of its generation.
+//! - An arrival is a numbered request: in an outage it is sent again, and the server applies it
+//!   once.
+//! - To give up an arrival, a party sends a request with the same number. From then on the server
+//!   refuses copies of the arrival, and the generation of the arrival is broken. The client repeats
+//!   this request in the background, and before each further numbered request of its own. A request
+//!   that came after a reset would break the new generation.
+//! - A party never arrives in a generation that is earlier than the latest that its process has
+//!   seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -95,10 +95,10 @@ use crate::waiting::{
 ///
 /// # In Redis
 ///
-/// The barrier is a hash `redlatch_barrier:{name}`, with a sorted set `redlatch_parties:{name}`
-/// while parties wait. Neither key has a time to live: both exist until [`delete`](Self::delete),
-/// even if all parties were killed. The hash exists for five minutes after a delete, so that late
-/// parties find out how their generation ended. Messages go to the channel
+/// The barrier is a hash `redlatch_barrier:{name}`. While parties wait, there is also a sorted set
+/// `redlatch_parties:{name}`. The barrier's keys have no time to live: they stay until
+/// [`delete`](Self::delete), even if all parties were killed. For five minutes after a delete, the
+/// hash still tells late parties how their generation ended. Messages go to the channel
 /// `redlatch_barrier:{name}`. [Operations](crate::guide::operations#access-rights) lists the rights
 /// that a user needs.
 #[derive(Clone)]
@@ -115,8 +115,8 @@ impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
 impl CyclicBarrier {
-    /// Sets the number of parties if none is set. If one is set, changes nothing and returns
-    /// `false`.
+    /// Sets the number of parties if none is set. If a number is set already, changes nothing and
+    /// returns `false`.
     ///
     /// # Errors
     ///
@@ -148,8 +148,8 @@ impl CyclicBarrier {
     ///   answer for [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then
     ///   sends a request that breaks the barrier. If the server does not answer this request, the
     ///   client repeats it in the background for up to four minutes. (If the party is known to have
-    ///   arrived, the client repeats it for the length of the party's lease. After this time the
-    ///   barrier breaks without it.) If the server refuses this request, for example because the
+    ///   arrived, the client repeats the break for the length of the party's lease, after which the
+    ///   barrier breaks by itself.) If the server refuses this request, for example because the
     ///   user lacks a right, a party that has not arrived cannot break the barrier, and the message
     ///   says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
@@ -395,8 +395,9 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // Return the error of `leave`: `None` would say that no other party passes, and
-                    // the error of the wait would not say that the other parties may pass.
+                    // `None` would claim that no other party passes. The error of the wait would
+                    // hide that the other parties may pass. This call returns the error of `leave`
+                    // instead.
                     (Err(error), _) => return Err(error),
                     // The end of the wait has cut a request.
                     _ if wait.is_over() => return Ok(None),
@@ -759,8 +760,8 @@ impl BarrierSite {
     /// Takes an arrival back in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // Of the parties whose arrivals were not sent, only the last one, which has the latest
-        // deadline, is needed to break the barrier.
+        // If several parties have left before their arrivals were sent, one of them is enough to
+        // break the barrier. The party that left last is kept, because it has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -772,8 +773,8 @@ impl BarrierSite {
         }
     }
 
-    /// Sends the requests of the parties that have left, before another request: otherwise they
-    /// could arrive after a later reset, and undo it.
+    /// Gives up the arrivals of parties that have left, before a further request, because after a
+    /// later reset this would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
@@ -864,7 +865,7 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.first_to_send();
-        // One mutex guards both fields. So if a party leaves later, it queues a new cleanup.
+        // One mutex guards both fields. A party that leaves later therefore queues a new cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);

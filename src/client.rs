@@ -58,14 +58,14 @@ mod tests;
 ///
 /// A client belongs to its process. In a forked child each call of the client fails with kind
 /// [`Forked`](ErrorKind::Forked), every guard reports its lock as lost, and drops do nothing. The
-/// parent keeps its locks. The child cannot connect a client of its own. So fork before the first
+/// parent keeps its locks. The child cannot connect a client of its own. Fork before the first
 /// client connects, or run another program in the child (`exec`). If the child does not `exec`,
 /// fork before any thread of the process sleeps in a mutex of parking_lot, and do not cancel a
 /// parent's [`CancelToken`](crate::CancelToken) in the child.
 ///
-/// Do not clone a virtual machine while it runs a client. Both copies would have the same id, and
-/// each copy would treat the locks of the other as its own. Shut the client down first, or connect
-/// a new client in the clone.
+/// Do not clone a virtual machine while it runs a client. The clients in two copies of a machine
+/// would have the same id, so each would regard the locks of the other as its own. Shut the client
+/// down first, or connect a new client in the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 

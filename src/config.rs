@@ -113,10 +113,11 @@ impl ClientBuilder {
     }
 
     /// Sets the name of the client's connections. `CLIENT LIST` shows this name, `#`, and the
-    /// client's [`id`](crate::Client::id). A `-` replaces a space and any other character that the
-    /// server does not allow in a name. If the server refuses the name, the connections have no
-    /// name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and the process from this
-    /// name, so end the name with `@host:process` if [`Client::status`] should show them.
+    /// client's [`id`](crate::Client::id). The client replaces each character that the server
+    /// allows in no name (for example a space) by `-`. If the server refuses the name, the
+    /// connections have no name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and
+    /// the process from this name. End the name with `@host:process` if [`Client::status`] should
+    /// show them.
     ///
     /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
     /// `billing@host-7:4711`.
@@ -150,9 +151,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the longest time for which the watchdog renews one lock or permit. At the end of this
-    /// time the lease ends, and the guard reports the loss. With this setting, a thread that hangs
-    /// does not keep a lock for ever.
+    /// Sets the maximum time for which the watchdog renews one lock or permit. After this time the
+    /// lease ends, and the guard reports the loss, so that a thread that hangs does not keep a lock
+    /// for ever.
     ///
     /// More than zero. Defaults to no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
@@ -231,10 +232,11 @@ impl ClientBuilder {
     }
 
     /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
-    /// near server answers faster than the system wakes a sleeping thread. But a thread that polls
-    /// keeps a processor busy. So only one thread of the process polls at a time, and it yields to
-    /// threads that can run. If replies rarely arrive within this time, the client polls less
-    /// often. [Performance](crate::guide::performance) says when polling pays.
+    /// server on the same machine answers sooner than the system can wake a sleeping thread on an
+    /// idle processor. A thread that polls keeps a processor busy, so only one thread of the
+    /// process polls at a time, and it yields to other threads that can run. If replies seldom come
+    /// within this time, the client polls less often. [Performance](crate::guide::performance) says
+    /// when polling is useful.
     ///
     /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
     /// thread polls.
@@ -244,9 +246,9 @@ impl ClientBuilder {
     }
 
     /// Sets whether messages in a cluster use sharded channels (`SPUBLISH`) or channels of the
-    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value: otherwise they do
-    /// not wake each other. Redisson uses sharded channels from 3.22 on, unless its
-    /// `shardedSubscriptionMode` is `OFF`.
+    /// whole cluster (`PUBLISH`). All clients of a cluster need the same value. Clients with
+    /// different values do not wake each other. Redisson uses sharded channels since 3.22, unless
+    /// its `shardedSubscriptionMode` is `OFF`.
     ///
     /// Defaults to `true`. No effect with one server.
     pub fn sharded_channels(mut self, sharded: bool) -> Self {
@@ -266,11 +268,12 @@ impl ClientBuilder {
     /// When the server answers again, the time starts again for the next outage. (After missing
     /// replicas, it starts again only when the replicas have been back for that time.)
     ///
-    /// The call's own limit or a cancel ends the wait earlier. Any other error, such as a refused
-    /// password or a server without memory (`maxmemory`), ends the wait at once. A call without a
-    /// wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and [`connect`](Self::connect)
-    /// fail at once. But if there is no master, they search for one: with Sentinels for up to
-    /// [`connect_timeout`](Self::connect_timeout), and in a cluster for up to this time plus
+    /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
+    /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call
+    /// without a wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and
+    /// [`connect`](Self::connect) fail at once. If there is no master, such a call looks for one.
+    /// With Sentinels, they look for up to [`connect_timeout`](Self::connect_timeout). In a
+    /// cluster, they look for up to the sum of this time and
     /// [`response_timeout`](Self::response_timeout).
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another
@@ -314,14 +317,14 @@ impl ClientBuilder {
     }
 
     /// Sets whether the client asks the server to report changes of held keys (`CLIENT TRACKING`).
-    /// With these reports the client notices within milliseconds that another client has deleted
-    /// its lock. Without tracking, the client notices this only at its next renewal.
+    /// With tracking, the client notices within milliseconds that another client has deleted its
+    /// lock. Without tracking, the client notices the deletion only at its next renewal.
     ///
-    /// Tracking costs nothing in the first 100 ms of a hold. After that, tracking costs one request
-    /// for each hold and for each of its renewals. Tracking also needs an entry in the server's
-    /// table (`tracking-table-max-keys`), and the connection for messages. If a key changes more
-    /// than ten times a second, the client skips some of the requests. The client does not track
-    /// more than 10,000 keys. If the server refuses to track keys, the client logs a line.
+    /// Tracking costs nothing in the first 100 ms of a hold. A longer hold costs one request for
+    /// tracking, and one more with each renewal. Tracking also needs an entry in the server's table
+    /// (`tracking-table-max-keys`), and the connection for messages. If a key changes more than ten
+    /// times a second, the client skips some of the requests. The client does not track more than
+    /// 10,000 keys. If the server refuses to track keys, the client logs a line.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
@@ -353,7 +356,7 @@ impl ClientBuilder {
     /// tokens that expire after minutes, and for passwords that change while the client lives. The
     /// client calls the function for each connection that it opens. The client also calls the
     /// function when three quarters of the time for which the credentials are valid
-    /// ([`Credentials::valid_for`]) have passed. After this second kind of call, open connections
+    /// ([`Credentials::valid_for`]) have passed. After a call for new credentials, open connections
     /// log in again (`AUTH`), and the client replaces its connections for messages. With Sentinels,
     /// the credentials are for the servers that the Sentinels watch. In a cluster, they are for all
     /// servers.
@@ -444,12 +447,12 @@ impl ClientBuilder {
     }
 
     /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few replicas acknowledge it, the client releases the lock, and the call
-    /// returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with their
-    /// number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's state
-    /// is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
-    /// succeeds before the lease ends, the lock is lost. So for each lock that a guard reports as
-    /// held, at least `count` replicas have the lock and its lease.
+    /// as taken. If too few replicas acknowledge the lock, the client releases the lock, and the
+    /// call returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with
+    /// their number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's
+    /// state is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no
+    /// renewal succeeds before the lease ends, the lock is lost. For each lock that a guard reports
+    /// as held, at least `count` replicas therefore have the lock and its lease.
     ///
     /// The setting applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an
@@ -471,7 +474,7 @@ impl ClientBuilder {
     ///   some replicas may still acknowledge its writes. The server's settings
     ///   `min-replicas-to-write` and `min-replicas-max-lag` limit this time.
     ///
-    /// So if a wrong write costs money, the write under the lock must still be conditional.
+    /// If money is at stake, the write under the lock must still be conditional.
     ///
     /// In a cluster, the replicas are those of the master that has the name's slot. When a slot
     /// moves, a held lock moves with it. The client finds out only at the next renewal whether the

@@ -134,8 +134,8 @@ impl From<Recorded> for Leader {
 
 impl LeaderElection {
     /// Campaigns again and again, and calls `work` each time that this process leads, until `ends`
-    /// is cancelled. When `work` returns, the call resigns, pauses for 0.5 to 1.5 seconds, and
-    /// campaigns again. In the pause, other candidates can become the leader.
+    /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
+    /// half seconds, and campaigns again. During the pause other candidates can become the leader.
     ///
     /// `work` gets a token, which is cancelled when `work` should return:
     ///
@@ -149,8 +149,8 @@ impl LeaderElection {
     /// call, `work` may cancel a clone of `ends`.
     ///
     /// If `work` panics, the client logs the panic, and the call continues as if `work` had
-    /// returned: it resigns, pauses and campaigns again. Therefore the data that `work` changes
-    /// must be consistent after a panic.
+    /// returned: it resigns, pauses and campaigns again. The data that `work` changes must stay
+    /// usable after a panic.
     ///
     /// ```no_run
     /// # fn example(client: &redlatch::Client) -> Result<(), redlatch::Error> {
@@ -297,7 +297,7 @@ impl LeaderElection {
         self.take(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
 
-    /// Leads if no other process leads. Otherwise returns [`NotTaken`].
+    /// Leads if no other process leads. If another process leads, returns [`NotTaken`].
     ///
     /// # Errors
     ///
@@ -532,8 +532,9 @@ impl LeaderElection {
     }
 }
 
-/// How often a campaign takes a lock that is then lost or has too little lease left, before the
-/// campaign fails. More attempts would hide that the server is too slow for the lease.
+/// How many times a campaign takes a lock that it then loses or that has too little lease left.
+/// After this number of attempts, the campaign fails. More attempts would hide that the server is
+/// too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 /// The average pause of a [run](LeaderElection::run) between two campaigns.
@@ -643,9 +644,9 @@ impl Leadership {
     /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
     /// before it is resigned. If the lease was not renewed
     /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
-    /// lease ends by this process's clock. In this case no other process leads yet, unless this
-    /// process was paused. For any other reason, another process may already lead. If the
-    /// leadership has already ended, the client calls `callback` soon.
+    /// lease ends by this process's clock. At the time of this call no other process leads yet,
+    /// unless this process was paused. For any other reason, another process may already lead. If
+    /// the leadership has already ended, the client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
     /// a deposed leadership, because it may still keep the lock.
@@ -663,11 +664,10 @@ impl Leadership {
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`, which the client calls each time another process begins to campaign
-    /// when no other process campaigned before, as for
-    /// [`LockGuard::on_wanted`](crate::LockGuard::on_wanted). So a newer version of a program can
-    /// ask the leader to resign when it has finished its work. If another process already
-    /// campaigns, the client calls `callback` soon.
+    /// Registers `callback`. The client calls it each time that others begin to campaign while
+    /// nobody campaigned before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does.
+    /// When a newer version of a program starts, the leader can finish its work and resign. If
+    /// others already campaign, the client calls `callback` soon.
     pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.guard.on_wanted(callback);
     }
@@ -719,8 +719,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // Drop the callbacks here, with no mutex held. If the callbacks remained, the watchdog,
-        // which may have a reference to the term, could drop them.
+        // The callbacks are dropped here, with no mutex held. If the callbacks stayed in the term,
+        // the watchdog, which may be using the term now, could be the thread that drops them.
         let _unheard = self.0.end(Progress::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));

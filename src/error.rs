@@ -53,11 +53,11 @@ pub enum ErrorKind {
     /// The process was forked after its parent had connected a client. The call did nothing, and
     /// the parent keeps its locks. Fork before the first client connects.
     Forked,
-    /// The connection broke, or the server that has the key is unreachable, is starting, is a
-    /// replica, or is being replaced by another server.
+    /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
+    /// by another server. The same kind stands for a broken connection.
     Unavailable,
-    /// The server did not accept a connection or did not answer in time, or the granted lease ended
-    /// before the client read the reply.
+    /// The server did not accept a connection or did not answer in time. The same kind is used if
+    /// the server granted the lock, but the lease ended before the client read the answer.
     ResponseTimeout,
     /// The server accepts no more connections (`maxclients`).
     TooManyClients,
@@ -261,10 +261,9 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns whether the failure may pass without a change: the server is unreachable, is
-    /// starting, is busy, is slow or is out of memory, or another server takes over. For
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) the result is true if the next renewal makes the
-    /// lease long enough.
+    /// Returns whether the error may pass by itself: the server is unreachable, is starting, is
+    /// busy, is slow or is out of memory, or another server takes over. The result is also true for
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if the next renewal makes the lease long enough.
     ///
     /// Before you repeat the call, check [`outcome_unknown`](Self::outcome_unknown).
     #[must_use]

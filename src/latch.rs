@@ -83,9 +83,9 @@ impl CountDownLatch {
         self.set_count(count, None)
     }
 
-    /// Sets the count as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`. So a
-    /// latch whose name is used only once leaves no key behind. Threads that still wait at the end
-    /// of this time get an error of kind [`Expired`](ErrorKind::Expired).
+    /// Sets the count as [`try_set_count`](Self::try_set_count) does, with a `time_to_live`. With a
+    /// time to live, a latch whose name is used only once leaves no key behind. Threads that still
+    /// wait at the end of this time get an error of kind [`Expired`](ErrorKind::Expired).
     ///
     /// # Errors
     ///
@@ -223,11 +223,11 @@ impl CountDownLatch {
 
     /// Blocks until the latch is open.
     ///
-    /// If the latch is open, this needs one round trip. If the latch is closed, the thread sleeps
-    /// until the message of the last count-down arrives, and asks again. (If the message is lost,
-    /// the thread asks after about 5 s.) One thread asks for all waiting threads of this process.
-    /// If a program sets a new count before this process has asked, the wait may last until the new
-    /// count is zero, as in Redisson.
+    /// If the latch is open, the call needs one round trip. If the latch is closed, the thread
+    /// sleeps until the message of the last count-down arrives, and then asks the server. (If the
+    /// message is lost, the thread asks after about 5 s.) One thread asks for all waiting threads
+    /// of this process. If a program sets a new count before this process has asked, the wait may
+    /// go on until the new count is zero, as in Redisson.
     ///
     /// # Errors
     ///
@@ -257,7 +257,7 @@ impl CountDownLatch {
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If `wait` ends during a request, the call returns
     /// `TimedOut` if the server has answered an earlier request of this call, or any request over
-    /// the same connection within the last second. If there was no such answer, the call returns an
+    /// the same connection within the last second. Without such an answer, the call returns an
     /// error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
@@ -405,8 +405,7 @@ impl Synchronizer for CountDownLatch {
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. The end of the time to live sends no
-        // message. So if a message has arrived after the last query that found the latch closed,
-        // the last message decides.
+        // message. If a message has come since the latch had a count, the last message decides.
         let was_opened = || {
             let has_spoken = heard != request_state.heard || listening.public.has_spoken();
             has_spoken && listening.public.message() == OPENED
@@ -522,8 +521,8 @@ impl QueueSite for LatchSite {
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
         // The next leader may wait for another count, so it asks at once. The next leader gets the
-        // request state of this leader. Otherwise the next leader would take the end of the latch's
-        // time to live for the last count-down.
+        // request state of this leader. Without this state, the next leader would take the end of
+        // the latch's time to live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

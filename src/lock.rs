@@ -117,8 +117,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Takes the lock if the lock is free. Returns [`NotTaken`] if another thread holds the lock,
     /// or if a thread of this process waits for the lock, asks for it, or is just releasing it. The
     /// call may overtake other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java
-    /// does. But such a lock is seldom free while processes wait, because each release hands the
-    /// lock to the next process. The call overtakes no waiter for a [`FairLock`].
+    /// does. While processes wait, a [`ReentrantLock`] is seldom free, because each release hands
+    /// the lock to the next process. The call overtakes no waiter for a [`FairLock`].
     ///
     /// # Errors
     ///
@@ -148,8 +148,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
     /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
     /// request of this call, or has answered any call over the same connection within the last
-    /// second. If the server has answered no such call, the result is an error. If the server
-    /// grants the lock later, the client releases it in the background.
+    /// second. Without such an answer, the call returns an error. If the server grants the lock
+    /// after all, the client releases it in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
@@ -271,10 +271,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Takes the lock away from its holder, on any machine, and grants it to the next waiter.
     /// Returns `false` if nobody held the lock. If the holder is in this client, the holder's guard
-    /// reports the loss at once. Otherwise the guard reports the loss when the server notifies the
-    /// holder's client ([`LockGuard::on_lost`]), or else at the next renewal. A fixed lease is not
-    /// renewed. So without a notification, a holder with a fixed lease notices the loss only when
-    /// it unlocks.
+    /// reports the loss at once. If the holder is in another client, the guard reports the loss
+    /// when the server notifies the holder's client ([`LockGuard::on_lost`]), or else at the next
+    /// renewal. A fixed lease is not renewed. Without a notification, a holder with a fixed lease
+    /// therefore notices the loss only when it unlocks.
     ///
     /// # Errors
     ///
@@ -388,10 +388,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// The interval begins when the lock is granted. No other run begins before the interval is
     /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
-    /// than the interval, no other run begins before the first run ends. (If a process is killed
-    /// near the end of the interval or later, its lock may remain taken for one more lease.) Choose
-    /// an interval a little shorter than the time between two planned runs. If the interval is as
-    /// long as this time, the call for the next run may come a moment too early. This call is
+    /// than the interval, no other run begins before it ends. (If a process is killed near the end
+    /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
+    /// little shorter than the time between two planned runs. With the full time as the interval,
+    /// the call for the next run may come a moment too early. This call is
     /// [`with_hold_at_least`](Self::with_hold_at_least) followed by [`try_lock`](Self::try_lock),
     /// with the errors of both.
     ///
@@ -448,8 +448,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// A hold that lasts for 100 ms costs one more request. A hold with a fixed lease costs another
     /// request at each third of its lease. The first waiter's request sends one message. Threads of
-    /// this process pass the lock to each other only if all of them use `with_wanted`, or none of
-    /// them.
+    /// this process pass the lock to each other only if all of them use such a handle, or none.
     #[must_use]
     fn with_wanted(&self) -> Self
     where
@@ -526,8 +525,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.lock()?.release_after(work)
     }
 
-    /// Does the same as [`with`](Self::with) if the lock can be taken now. If the lock is not free,
-    /// returns `None`, and `work` does not run.
+    /// Does the same as [`with`](Self::with), if the lock can be taken now. If the lock is taken,
+    /// returns `None` and does not run `work`.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ReentrantLock};

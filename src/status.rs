@@ -388,10 +388,10 @@ impl Status {
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {
             StatusKind::FairLock => (fair, None),
-            // A waiter for a fair lock may have come just before this release, which does not read
-            // the fair queue. The second command then grants the lock to this waiter, although it
-            // finds nothing to release. (If the user lacks the right to it, the lock is no fair
-            // lock.)
+            // If the first waiter of a fair lock has come just before the release, the release of a
+            // plain lock does not wake that waiter. The fair lock's command wakes that waiter,
+            // although it finds nothing to release. (If the user lacks the right to the second
+            // command, there is no fair lock.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };

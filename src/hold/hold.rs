@@ -39,8 +39,8 @@ pub(crate) struct GrantDetails {
 ///
 /// A thread that detects the loss of the hold sets `lost`, and then reads the deadline and
 /// `unconfirmed`. A thread that gets the answer to an extension sets the deadline and
-/// `unconfirmed`, and then reads `lost` (all `SeqCst`). So if a hold is lost while its lease is
-/// extended, one of the two threads releases it.
+/// `unconfirmed`, and then reads `lost` (all `SeqCst`). If a hold is lost while its lease is
+/// extended, this order makes one of the two threads release it.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// The threads that may get the hold next. `None` if the lock is not a fair lock.
@@ -67,8 +67,8 @@ pub(crate) struct Hold {
     /// that raises or cuts the lease clears this.
     pub(super) provisional: AtomicBool,
     pub(crate) details: GrantDetails,
-    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). Not used
-    /// if the hold has no tokens.
+    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). A hold
+    /// without tokens does not use this field.
     pub(super) tokens_used: AtomicU16,
     /// Keeps the owner registered as a recipient while messages may name it. (Boxed, because most
     /// holds do not need it.)
@@ -135,8 +135,8 @@ const NEVER: u64 = u64::MAX;
 /// thread wants it.
 ///
 /// At first the thread that asks for the lock has this value, and then the hold has it. If the gate
-/// does not admit the hold, the same owner asks again. So the asking thread keeps the hold, too,
-/// until a later hold replaces it.
+/// does not admit the hold, the same owner asks again. The asking thread keeps the hold, too, until
+/// a later hold replaces it.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -205,8 +205,8 @@ impl Hold {
     /// `live`.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
         // The earlier hold in `live` was not admitted, so usually no other thread has it, and its
-        // own `Live` is moved out of it. Otherwise holds would form a chain in which each keeps the
-        // previous one, and the drop of a long chain would overflow the stack.
+        // own `Live` is moved out of it. If `live` stayed, holds would form a chain in which each
+        // keeps the previous one, and the drop of a long chain would overflow the stack.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -457,8 +457,8 @@ impl Hold {
     }
 
     /// Returns the reason why the server no longer has the hold. If the client has already recorded
-    /// a reason, returns that reason. Otherwise, if the deadline has passed, the reason is the end
-    /// of the lease, even if the watchdog has not noticed it yet.
+    /// a reason, returns that reason. If the client has recorded no reason and the deadline has
+    /// passed, the reason is the end of the lease, even if the watchdog has not noticed it yet.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
@@ -516,8 +516,8 @@ impl Hold {
     }
 
     /// Whether the server may still run a user's script under this owner. If a script may still
-    /// run, the hold is released and not passed on. Otherwise the script could run while another
-    /// thread has the hold under this owner.
+    /// run, the hold is released and not passed on. If the hold were passed on, the script could
+    /// run while another thread has the hold under this owner.
     fn may_run_scripts(&self) -> bool {
         #[cfg(soak_mutants)]
         if mutants::is("a hold that is passed on before its scripts") {
@@ -631,8 +631,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// Otherwise the client would leave the hold at the server after its own deadline, and others
-    /// would wait for the end of the lease.
+    /// If the client took the cut for granted, it would leave the hold at the server after its own
+    /// deadline, and others would wait for the end of the lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -656,8 +656,8 @@ mod tests {
         }
     }
 
-    /// Otherwise `leave_to_expire` would leave the hold with the 2 s of the message, and return
-    /// `Ok`.
+    /// If the answer counted, `leave_to_expire` would leave the hold with the 2 s of the message,
+    /// and return `Ok`.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -669,7 +669,7 @@ mod tests {
         assert!(!hold.is_to_be_raised());
     }
 
-    /// Otherwise the holder would not notice the waiter until its next renewal.
+    /// If the old answer counted, the holder would not notice the waiter until its next renewal.
     #[test]
     fn an_answer_that_is_older_than_a_message_does_not_undo_it() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

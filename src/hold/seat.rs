@@ -110,7 +110,7 @@ impl Beside {
 }
 
 /// The time until which the tenants that share a hold want it. A fixed lease limits a thread that
-/// hangs. So if a tenant with a long lease comes and leaves, the fixed lease of another tenant must
+/// hangs. If a tenant with a long lease comes and leaves, the fixed lease of another tenant must
 /// not become longer.
 #[derive(Debug, Default)]
 struct Wanted {
@@ -302,9 +302,9 @@ impl Seat {
         std::mem::swap(&mut self.pinned, &mut left.pinned);
     }
 
-    /// Returns the terms on which a thread that left this seat to wait takes the lock again. If the
-    /// watchdog renews one of its levels, this is the longest watched lease. Otherwise it is the
-    /// longest fixed lease.
+    /// Returns the terms on which a thread that left this seat to wait takes the lock again. The
+    /// lease of these terms is the longest watched lease if the watchdog renews one of the thread's
+    /// levels, and the longest fixed lease if not.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         let terms = self.levels.watched().map_or_else(fixed, Terms::watched);

@@ -39,8 +39,8 @@ use crate::snapshot::Held;
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the known deadline. Either the last renewal failed, and the client tries again,
-    /// or the outcome of a request for a longer fixed lease is not known.
+    /// Held until the known deadline. The last renewal failed and the client tries again, or the
+    /// outcome of a request for a longer fixed lease is not known.
     Unconfirmed,
     /// No longer held, although no thread has released it.
     Lost(LostReason),
@@ -143,11 +143,10 @@ impl Tenancy {
     }
 
     /// Returns the hold. Only the tenancy's own thread exchanges it, and only while the tenancy is
-    /// in no seat. So the tenancy's thread sees the same hold until its next wait, and other
-    /// threads see the same hold while they have the gate's mutex. Without the mutex, other threads
-    /// may see another hold at each call. For this reason the watchdog, a forced unlock and a
-    /// thread that finds the lease over act on the hold that they saw in the seat, and never on the
-    /// tenancy.
+    /// in no seat. The tenancy's thread sees the same hold until its next wait, and another thread
+    /// sees the same hold while it has the gate's mutex. A thread without the mutex may see another
+    /// hold at each call. For this reason the watchdog, a forced unlock and a thread that finds the
+    /// lease over act on the hold that they saw in the seat, and never on the tenancy.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -320,7 +319,7 @@ impl Tenancy {
     }
 
     /// Registers the client's own handler of a loss. [`lose`](Self::lose) calls `own` directly. On
-    /// the callbacks' thread, `own` could wait for users' callbacks, which may block. So `own` must
+    /// the callbacks' thread, `own` could wait for users' callbacks, which may block. `own` must
     /// not block or run the user's code. If the tenancy is already lost, `own` is never called, so
     /// the caller must check this afterwards.
     pub(crate) fn at_loss(&self, own: LossCallback) {
@@ -390,8 +389,9 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer about the loss, if the observer was told that the thread had the hold.
-    /// Otherwise [`observed`](Self::observed) reports the hold and its loss later.
+    /// Tells the observer about the loss, if the observer was told that the thread had the hold. To
+    /// an observer that was not told yet, [`observed`](Self::observed) reports the hold and its
+    /// loss later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;

@@ -197,10 +197,10 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        // An alarm that another thread has replaced may still go off. So this removes the present
-        // alarm only if it is due. If this removed an alarm that is not due, that alarm would still
-        // go off, in addition to the next alarm. Each of the two would set another alarm, for as
-        // long as the leaseholder lives.
+        // An alarm that another thread has replaced may still go off. This call therefore removes
+        // the present alarm only if it is due. If this removed an alarm that is not due, that alarm
+        // would still go off, in addition to the next alarm. Each of the two would set another
+        // alarm, for as long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
@@ -210,8 +210,8 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
-            // An alarm for the next hold is set now. So the thread that gets the next hold need not
-            // wake the watchdog to set one.
+            // An alarm for the next hold is set now. The thread that gets the next hold then need
+            // not wake the watchdog to set an alarm.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISED_AFTER);
             }
@@ -222,7 +222,7 @@ impl<T: Leaseholder> Task for T {
             return None;
         }
         if looks {
-            // The hold listens before it asks. Otherwise it could miss a waiter that comes between
+            // The hold listens before it asks, so that it does not miss a waiter that comes between
             // the two.
             self.listen(&hold);
         }

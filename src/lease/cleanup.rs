@@ -86,9 +86,10 @@ pub(crate) trait KeepAlive: Send + Sync {
 }
 
 impl Cleanup {
-    /// Releases a hold that no thread has but that the server may still have. Either the release
-    /// got no answer, or a renewal extended the lease after the hold was lost. The release is
-    /// repeated for as long as `lease`. An answer ends the cleanup only after 10 minutes.
+    /// Releases a hold that no thread has but that the server may still have. The server may still
+    /// have the hold if the release got no answer, or if a renewal extended the lease after the
+    /// hold was lost. The release is repeated for as long as `lease`. An answer ends the cleanup
+    /// only after 10 minutes.
     pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
@@ -227,7 +228,7 @@ impl Cleanup {
     }
 
     /// Takes an outcome, and returns whether the cleanup goes on. `ended` is true after the client
-    /// has ended. After that, only a debt that got an answer goes on.
+    /// has ended. After the end of the client, only a debt that got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,
@@ -317,9 +318,9 @@ impl Cleanup {
     }
 
     /// Shortens the back-off of an unanswered cleanup after a connection was opened. The cleanup is
-    /// not sent at once. Otherwise each break of a bad connection would send it again. An answered
-    /// undo keeps its back-off: a call that reaches its time limit leaves an undo and opens a
-    /// connection, so each such call would repeat the undos of all earlier calls.
+    /// not sent at once, so that a connection that breaks often does not send it again at each
+    /// break. An answered undo keeps its back-off: a call that reaches its time limit leaves an
+    /// undo and opens a connection, so each such call would repeat the undos of all earlier calls.
     pub(crate) fn hurry(&mut self) {
         if !self.was_answered && !self.is_regular() {
             self.start_anew();

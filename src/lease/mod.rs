@@ -223,8 +223,8 @@ impl Watchdog {
 
     /// Sends a cleanup now, and again with back-off until it is done.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        // The check and the send are under one mutex. Otherwise the job might come after the last
-        // job, `Job::End`, and be lost silently.
+        // The check and the send are under one mutex. Without the mutex, the job might come after
+        // the last job, `Job::End`, and be lost silently.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
@@ -242,8 +242,8 @@ impl Watchdog {
     }
 
     /// Records the server's answer to a request that changed a semaphore's free permits by
-    /// `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`] asks for
-    /// it, the renewer repeats the change.
+    /// `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`] asks for a
+    /// repetition, the renewer repeats the change.
     pub(crate) fn applied(
         &self,
         semaphore: &Arc<str>,
@@ -328,8 +328,8 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // The task is called again later. Otherwise no thread would renew
-                                // its hold or report its loss.
+                                // The task is called again later. If the task were dropped, no
+                                // thread would renew its hold or report its loss.
                                 self.log_panic();
                                 self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
                             }

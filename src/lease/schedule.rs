@@ -31,8 +31,8 @@ const GRID: u64 = 64;
 /// failure, up to sixteen times its first length.
 const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
-/// A renewal waits for its reply for this part of the lease. After that, a new attempt on a new
-/// connection is more likely to succeed.
+/// A renewal waits for its reply for this part of the lease. When this part is over, a new attempt
+/// on a new connection is more likely to succeed.
 const PATIENCE: u32 = 6;
 /// If replicas must acknowledge renewals, the wait for the reply is longer by this part of it.
 const ACKNOWLEDGED: u32 = 4;

@@ -26,10 +26,10 @@
 //!
 //! # Invariants
 //!
-//! - After `advance`, every entry is due later than `now`. So if an entry is due at `now` or
-//!   before, it was inserted after that `advance`, and `now` does not change while the entry lives.
-//! - An entry is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the
-//!   same while the entry lives, so the entry need not store it.
+//! After `advance`, every entry is due later than `now`. If an entry is due at `now` or before, it
+//! was inserted after the last `advance`, and `now` does not change while the entry lives. An entry
+//! is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the same while
+//! the entry lives, so the entry need not store it.
 //! - Entries with the same due tick are in one bucket, in the order of insertion.
 //! - A bucket's bit in `occupied` is set if and only if its list is not empty.
 //!
@@ -93,8 +93,8 @@ impl<T> Wheel<T> {
         let index =
             self.insert_entry(WheelEntry { due, serial, prev: tail, next: NIL, item: Some(item) });
 
-        // The entry goes to the tail of the list. So entries with the same due tick fire in the
-        // order of insertion.
+        // The entry goes to the tail of the list. Entries with the same due tick therefore fire in
+        // the order of insertion.
         if tail == NIL {
             self.buckets[bucket].head = index;
             self.occupied[bucket / WORD] |= 1 << (bucket % WORD);
@@ -174,7 +174,7 @@ impl<T> Wheel<T> {
                 index = entry.next;
             }
             // No bucket ahead has an entry that is due before the bucket's first tick after `now`.
-            // So when the scan is past the tick of the earliest entry, it can stop.
+            // The scan can stop when it is past the tick of the earliest entry.
             if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
                 break;
             }

@@ -65,8 +65,8 @@ impl HeldLock {
             Self::new(handle, again).above(left, until).leave_beneath();
             return Err(Error::lost(&handle.site.name, &"planted"));
         }
-        // The first level is left to expire only when the guard is made. Until then, a `MultiLock`
-        // may fail to get its other parts, and then it releases this lock.
+        // The first level is left to expire only when the guard is made. Before the guard is made,
+        // a `MultiLock` may fail to get its other parts, and then it releases this lock.
         Ok(Some(Self::new(handle, again).above(left, until)))
     }
 }

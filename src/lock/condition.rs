@@ -32,7 +32,7 @@ mod entry;
 ///
 /// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before
 /// it returns. A notification goes to the thread that has waited longest. If no thread waits, a
-/// notification has no effect. Both the waiter and the notifier must hold the lock.
+/// notification has no effect. A thread must hold the lock when it waits and when it notifies.
 ///
 /// A clone is the same condition, and so is every condition of the same lock and name. A lock may
 /// have many conditions. The locks `x` and `{x}` have different conditions.
@@ -93,8 +93,8 @@ mod entry;
 /// The lock is on another machine, so a wait may return **without the lock**. If a wait fails after
 /// the release, with any error but [`Cancelled`](ErrorKind::Cancelled), the thread holds nothing.
 /// The guards report the loss, and dropping them does nothing. Check the guard after a wait, as
-/// after any other pause. In rare cases a wait returns without a notification. So wait in a loop,
-/// or with [`wait_while`](Self::wait_while).
+/// after any other pause. In rare cases a wait returns without a notification. Wait in a loop, or
+/// with [`wait_while`](Self::wait_while), because of such a return.
 ///
 /// # Deaths
 ///
@@ -103,16 +103,16 @@ mod entry;
 /// notification within three seconds. (The next waiter then waits for the lock until the dead
 /// holder's lease ends.)
 ///
-/// **Notify before you make the change** for which other threads wait. The other threads cannot see
-/// the change before you release the lock anyway. If your process dies between the notification and
-/// the change, a waiter wakes up without a change. If your process dies between the change and the
-/// notification, the waiters miss the change.
+/// **Notify before you make the change** for which other threads wait. Threads that use the lock
+/// cannot see the change before you release the lock. If your process dies between the notification
+/// and the change, a waiter wakes up without a change. If your process dies between the change and
+/// the notification, the waiters miss the change.
 ///
 /// # In Redis
 ///
 /// The key `redlatch_condition:{lock}:name:length` has the waiters, and the key
-/// `redlatch_notified:{lock}:name:length` has the notified waiters. Both keys expire a minute after
-/// the last request of a waiter. The server's user needs rights to these keys
+/// `redlatch_notified:{lock}:name:length` has the notified waiters. The two keys expire a minute
+/// after the last request of a waiter. The server's user needs rights to these keys
 /// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but Redisson's
 /// clients may hold the lock during a wait.
 #[derive(Clone)]

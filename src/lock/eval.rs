@@ -12,21 +12,21 @@ use crate::waiting::Wait;
 macro_rules! evals {
     () => {
         /// Runs a script at the server if this guard's owner has the lock there. The server checks
-        /// the owner and runs the script in one step. So even if this process slept past the end of
+        /// the owner and runs the script in one step. Even if this process slept past the end of
         /// its lease, the script never writes after another owner's grant.
         /// [Fencing](crate::guide::fencing) says what this does not cover.
         ///
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
         /// keys are sent to the server as they are, without the client's
-        /// [`prefix`](crate::ClientBuilder::prefix). In a cluster they need the slot of the lock's
-        /// key: put the lock's name, with the prefix, in braces into each key. The server's user
-        /// needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        /// [`prefix`](crate::ClientBuilder::prefix). In a cluster the script's keys need the slot
+        /// of the lock's key: put the lock's name, with the prefix, in braces into each key. The
+        /// server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
         /// the client gets no reply, the server may run the script later, but only while this
-        /// guard's owner has the lock. So at the end of the guard, the lock is released at the
-        /// server and not passed to another thread of this process. Before the release, a later
-        /// script of the same guard may run before the late script.
+        /// guard's owner has the lock. A guard whose script got no reply releases the lock at the
+        /// server, and does not pass the lock to another thread of this process. Before the
+        /// release, a later script of the same guard may run before the late script.
         ///
         /// ```no_run
         /// use redlatch::{Error, LockGuard, Script, Value};

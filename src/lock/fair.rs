@@ -64,7 +64,8 @@ mod tests;
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Threads that take them in different orders may deadlock: see the
+/// [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Waiters that die
 ///
@@ -79,7 +80,7 @@ mod tests;
 ///
 /// # Redisson's clients in the queue
 ///
-/// Redisson's clients may stand in the same queue. In that case:
+/// If Redisson's clients stand in the same queue:
 ///
 /// - Redisson's waiters must not wait for longer at a time than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
@@ -98,8 +99,9 @@ mod tests;
 ///
 /// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: they
 /// exclude each other, and a thread that took the lock through one handle may take it again through
-/// the other handle. But each kind ignores the queue of the other kind. A waiter of one kind may
-/// wait for as long as threads of the other kind keep taking the lock.
+/// the other handle. A re-entrant handle ignores the fair lock's queue, and a fair handle ignores
+/// the plain lock's queue. A waiter of one kind may wait for as long as threads of the other kind
+/// keep taking the lock.
 ///
 /// # What fairness costs
 ///
@@ -226,8 +228,8 @@ impl Synchronizer for FairLock {
                 is_held
             }
             // While this thread asked the server, another thread passed it a hold, and then a
-            // forced unlock revoked that hold. Otherwise the server could not have granted this
-            // thread another hold.
+            // forced unlock revoked that hold. While that hold lived, the server could not have
+            // granted this thread another hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

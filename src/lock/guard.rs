@@ -30,8 +30,8 @@ use crate::waiting::Wait;
 /// Dropping the guard sends the release and does not wait for the server. If the release fails, the
 /// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the
 /// server, and returns the error. If another process handed the lock on, the next call over the
-/// same connection first waits for the reply to the release. So waiting processes get the lock
-/// before the server runs that call.
+/// same connection first waits for the reply to the release. Because of this wait, the waiting
+/// processes get the lock before the server runs that call.
 ///
 /// ```no_run
 /// use std::thread;
@@ -74,8 +74,8 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
 /// for [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// Dropping the guard only sends the release. But if the guard is its client's last handle, the
-/// drop also ends the client, which may take up to
+/// Dropping the guard only sends the release. If the guard is its client's last handle, the drop
+/// also ends the client, which may take up to
 /// [`response_timeout`](crate::ClientBuilder::response_timeout).
 ///
 /// ```no_run
@@ -125,8 +125,8 @@ impl GuardOwner for OfThread {
     }
 }
 
-/// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. So no
-/// thread can add a level to the hold, and the holder never counts as dead.
+/// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. Because
+/// of the placeholder, no thread can add a level to the hold, and the holder never counts as dead.
 impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
@@ -194,9 +194,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// Returns an error unless the lock is certainly held for `slack` from now. Call this before
     /// each step that needs the lock. The step must take no longer than `slack`.
     ///
-    /// The watchdog renews a lease when a third of it has passed. So while renewals succeed, a
-    /// little less than two thirds of `watchdog_timeout` (20 s by default) remain at any time. Use
-    /// a `slack` of at most half of `watchdog_timeout`.
+    /// The watchdog renews a lease when a third of it has passed. While renewals succeed, a little
+    /// less than two thirds of `watchdog_timeout` (20 s by default) remain at any time. Use a
+    /// `slack` of at most half of `watchdog_timeout`.
     ///
     /// # Blocking
     ///
@@ -233,11 +233,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// A waiting thread of this process is noticed at once. If the handle is
     /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, other processes
-    /// are noticed as [`on_wanted`](Self::on_wanted) says. Otherwise a process is noticed only if
-    /// it waited when the lock was granted. If a waiter of another process gives up, the method
-    /// returns `false` after at most a third of the lease.
+    /// are noticed as [`on_wanted`](Self::on_wanted) says. Without these, the guard notices only
+    /// processes that waited when the lock was granted. If a waiter of another process gives up,
+    /// the method returns `false` after at most a third of the lease.
     ///
-    /// The server does not tell which process an entry in a fair lock's queue belongs to. So for a
+    /// The server does not tell which process an entry in a fair lock's queue belongs to. For a
     /// [`FairLock`](crate::FairLock) whose handle is `with_wanted` or whose guard has a callback:
     ///
     /// - If a waiting thread of this process gives up, the method may return `true` for another
@@ -303,9 +303,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 
     /// Extends the remaining time of a [fixed lease](Lock::with_lease) to at least `lease`, counted
-    /// from the call. The call never shortens a lease. So a job can use a short lease, and extend
-    /// it as long as the job makes progress. [`remaining`](Self::remaining) then returns how long
-    /// the lock is certainly held.
+    /// from the call. The call never shortens a lease. A job can use a short lease, and extend the
+    /// lease as long as the job makes progress. [`remaining`](Self::remaining) then returns how
+    /// long the lock is certainly held.
     ///
     /// A lease that the watchdog renews needs no extension, and cannot be extended.
     /// [`max_hold`](crate::ClientBuilder::max_hold) limits only renewals. After a wait on a
@@ -358,8 +358,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   unreachable, or does not answer in time. The caller no longer holds the lock. The client
     ///   repeats the release in the background, so others get the lock when its lease ends, or
     ///   sooner. The call also returns this error if the connection broke, the client sent the
-    ///   release again, and the server then had no such hold. In this case the first request most
-    ///   likely released the hold, but the hold may have been lost before.
+    ///   release again, and the server then had no such hold. After such a broken connection, the
+    ///   first request most likely released the hold, but the hold may have been lost before.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
@@ -375,11 +375,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// [`try_once_per`](Lock::try_once_per).
     ///
     /// After this call, the thread no longer holds the lock and the client no longer renews it. The
-    /// lock ends with its remaining lease. If the lease is [fixed](Lock::with_lease), this is the
-    /// rest of it. Otherwise it is at least two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The end of the client does not
-    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. For a quorum, at least a
-    /// majority of its parts stays taken, and the other parts are released.
+    /// lock ends with its remaining lease. This time is the rest of a [fixed](Lock::with_lease)
+    /// lease, and at least two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) for a renewed lease. The end of
+    /// the client does not release the lock, but [`force_unlock`](Lock::force_unlock) does. For a
+    /// quorum, at least a majority of its parts stays taken, and the other parts are released.
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the

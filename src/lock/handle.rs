@@ -32,8 +32,8 @@ pub enum Variant {
 /// lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    // This field is dropped before `session`. Otherwise the drop of the site could be the last use
-    // of the client.
+    // This field is dropped before `session`. In the other order, the drop of the site could be the
+    // last use of the client.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,

@@ -333,9 +333,10 @@ impl Synchronizer for Hooks<'_, '_> {
         entry.ask(listening, site, claim, None)
     }
 
-    /// Returns `None` for one of three reasons. The lease has ended since the grant. Or the server
-    /// has answered a forced unlock of this process, before or after the grant. Or a hold of the
-    /// name's fair lock has the seat, and the server does not have the granted hold.
+    /// Returns `None` in three cases. In the first case the lease has ended since the grant. In the
+    /// second case the server has answered a forced unlock of this process, before or after the
+    /// grant. In the third case a hold of the name's fair lock has the seat, and the server does
+    /// not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,

@@ -59,26 +59,27 @@ mod votes;
 /// # Order, and why there is no deadlock
 ///
 /// If all parts are free and nobody waits for any of them, one request may take them all
-/// ([below](#what-it-costs)). Otherwise the call takes the parts one after the other. If the call
-/// does not get a part, it releases the parts that it has taken. While the call waits for a part,
-/// it holds the earlier parts, so other threads wait for the earlier parts, too.
+/// ([below](#what-it-costs)). If a part is taken or has a waiter, the call takes the parts one
+/// after the other. If the call does not get a part, it releases the parts that it has taken. While
+/// the call waits for a part, it holds the earlier parts, so other threads wait for the earlier
+/// parts, too.
 ///
 /// **The parts are taken in the order of their names' bytes. Parts with the same name are taken in
 /// the order of their servers' addresses (with Sentinels, of the service names), and then of their
-/// databases.** The order of the list does not matter. So while a `MultiLock` waits for a part, it
-/// holds only parts that come earlier in the order, and no two `MultiLock`s can wait for each
-/// other. If parts on several servers have the *same* name, all processes must use the same
-/// addresses for these servers. A lock that the thread already holds when it takes a `MultiLock` is
-/// outside this order. So take all locks in one `MultiLock`.
+/// databases.** The order of the list does not matter. While a `MultiLock` waits for a part, it
+/// holds only parts that come earlier in the order, and therefore no two `MultiLock`s can wait for
+/// each other. If parts on several servers have the *same* name, all processes must use the same
+/// addresses for these servers. Take all locks in one `MultiLock`, because a lock that the thread
+/// already holds when it takes a `MultiLock` is outside this order.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
-/// part, exactly one of them gets all parts. But `try_lock` also returns [`NotTaken`] while another
+/// part, exactly one of them gets all parts. `try_lock` also returns [`NotTaken`] while another
 /// thread of this process asks the server for one of the parts alone, even if that thread does not
 /// get the part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
-/// that share parts with a `MultiLock`, list the parts in the order of their names' bytes.
-/// Otherwise each side may wait for the other until Redisson gives up, again and again.
+/// that share parts with a `MultiLock`, list the parts in the order of their names' bytes. If the
+/// orders differ, each side may wait for the other until Redisson gives up, again and again.
 ///
 /// # What it costs
 ///
@@ -92,11 +93,11 @@ mod votes;
 /// - (only for taking the parts) no other thread holds a part or waits for a part, this thread
 ///   holds no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
-/// Otherwise each part costs one round trip to take and one to release. If a part is taken, the
-/// request for all parts fails and costs one more round trip. (A [`try_lock`](Self::try_lock) may
-/// end after this request.) A part that the thread already holds costs no round trip. A part that
-/// threads of this process pass to each other costs no round trip, either. Dropping the guard waits
-/// for no reply.
+/// If one of these conditions is not met, each part costs one round trip to take and one to
+/// release. If a part is taken, the request for all parts fails and costs one more round trip. (A
+/// [`try_lock`](Self::try_lock) may end after this request.) A part that the thread already holds
+/// costs no round trip. A part that threads of this process pass to each other costs no round trip,
+/// either. Dropping the guard waits for no reply.
 ///
 /// # The methods
 ///
@@ -118,8 +119,8 @@ mod votes;
 /// - A lock that is listed twice is taken once, even through two clients of one server.
 /// - If a thread already holds some of the parts, it takes another level of each of them. Each
 ///   guard releases the levels that it took.
-/// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. So choose
-///   a lease that is longer than the wait for the other parts.
+/// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. Choose a
+///   lease that is longer than the wait for the other parts.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     /// The parts, in the order of taking.
@@ -178,9 +179,9 @@ impl MultiLock {
     /// A call asks all servers at the same time, each on a short-lived thread. The call waits for
     /// each server for a fiftieth of the lease (at least 50 ms, and longer for a distant server).
     /// The call has the lock if more than half of the servers have granted their part and these
-    /// leases have not ended. Otherwise the call releases all parts and tries again after a random
-    /// time, so waiters have no order. A lease counts from the time before its request, less a
-    /// hundredth of the lease and 2 ms for clock drift.
+    /// leases have not ended. Without such a majority, the call releases all parts and tries again
+    /// after a random time, so waiters have no order. A lease counts from the time before its
+    /// request, less a hundredth of the lease and 2 ms for clock drift.
     ///
     /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
     /// majority of the parts is held. When less than a majority is left, the guard reports the loss
@@ -189,7 +190,7 @@ impl MultiLock {
     /// round trip, and releasing it costs one round trip.
     ///
     /// If a server has lost its part, the client does not take that part again, because the server
-    /// may have given its vote to another thread in the meantime. So a hold loses the vote of each
+    /// may have given its vote to another thread in the meantime. A hold loses the vote of each
     /// server that restarts without persistence. A rolling restart of most servers ends a long
     /// hold.
     ///
@@ -197,7 +198,7 @@ impl MultiLock {
     ///
     /// No two threads hold the lock at the same time, **if**
     ///
-    /// - all programs list the same servers. Otherwise each list has a majority of its own. For
+    /// - all programs list the same servers: two different lists may each have a majority. For
     ///   example, of five servers, a program that lists {1, 2, 3} takes the lock at 1 and 2, and a
     ///   program that lists {3, 4, 5} takes it at 4 and 5. If a program lists only the servers that
     ///   it could reach, it must pass the number of all servers to [`quorum_of`](Self::quorum_of).
@@ -211,7 +212,7 @@ impl MultiLock {
     ///
     /// The last condition is Kleppmann's objection: a lock that protects data needs a number that
     /// grows with each grant, and the store must check that number. A quorum has no such number,
-    /// because votes on several servers have no order. So **where money is at stake, use one server
+    /// because votes on several servers have no order. **Where money is at stake, use one server
     /// with persistence, and make the write itself conditional** (by a version or a fencing token).
     /// Use a quorum for work that should run once even while a server is down, if the work does no
     /// harm when it runs twice.
@@ -308,9 +309,9 @@ impl MultiLock {
     }
 
     /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
-    /// is the result, unless the answers of a quorum's other parts decide. The other parts decide
-    /// in two cases: if `counts` is true for a majority of the answers, or if the missing answers
-    /// cannot make `counts` true for a majority.
+    /// is the result, unless the answers of a quorum's other parts decide. The answers of a quorum
+    /// decide in two cases: if `counts` is true for a majority of the answers, or if the missing
+    /// answers cannot make `counts` true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -357,7 +358,7 @@ impl MultiLock {
             if !levels.remaining().is_zero() {
                 return Ok(Some(levels));
             }
-            // The first parts were lost during the wait for the last parts.
+            // The thread lost the first parts while it waited for the last parts.
             drop(levels);
             if wait.blocks() && wait.is_over() {
                 return Ok(None);

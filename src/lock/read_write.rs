@@ -62,16 +62,17 @@ pub(super) use self::pair::Pair;
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Threads that take them in different orders may deadlock: see the
+/// [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Leases of readers
 ///
 /// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process, it
 /// shares their hold. The reader holds the lock at least for its own lease, and
 /// [`check`](crate::LockGuard::check) promises no more than this lease. When a reader leaves, the
-/// hold lasts until the latest end of the other readers' leases. So a fixed lease limits a thread
-/// that hangs, even if other readers come and go. If the process is killed, the server keeps the
-/// hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
+/// hold lasts until the latest end of the other readers' leases. A fixed lease therefore limits a
+/// reader that hangs, even if other readers come and go. If the process is killed, the server keeps
+/// the hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
 /// readers report the loss.
 ///
 /// **If Redisson's clients also read, use no lease and no

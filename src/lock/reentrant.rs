@@ -45,7 +45,8 @@ use crate::site::Site;
 /// # Several locks
 ///
 /// Take several locks in the same order everywhere, or together ([`MultiLock`](crate::MultiLock)).
-/// Otherwise threads may deadlock: see the [guide](crate::guide#lock-order-and-deadlock).
+/// Threads that take them in different orders may deadlock: see the
+/// [guide](crate::guide#lock-order-and-deadlock).
 ///
 /// # Fairness
 ///

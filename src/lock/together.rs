@@ -1,5 +1,5 @@
-//! Several locks that a thread takes together. If nobody holds any of them or waits for any of
-//! them, one request takes all of them.
+//! Several locks that a thread takes together. If nobody holds any of the locks or waits for any of
+//! them, one request takes them all.
 //!
 //! ```text
 //! lead at the first lock's gate, as for one lock     (this thread may have to wait there)
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The request takes all locks or none. If the request takes no lock, this thread waits at the
-//! first gate alone, as after a request for the first lock. So while this thread waits, other
-//! threads of this process can take and release the other locks. If the request got no reply and
-//! may have run, each lock's entry gives back the grant that it may have, as after a request for
-//! that lock alone.
+//! first gate alone, as after a request for the first lock. While this thread waits at the first
+//! gate, other threads of this process can take and release the other locks. If the request got no
+//! reply and may have run, each lock's entry gives back the grant that it may have, as after a
+//! request for that lock alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -188,7 +188,8 @@ macro_rules! own_verbs {
                     "` for a guard that belongs to no thread, if that is possible now."
                 )]
                 ///
-                /// Otherwise returns [`NotTaken`], even if the calling thread holds the lock.
+                /// If that is not possible now, returns [`NotTaken`], even if the calling thread is
+                /// the one that holds the lock.
                 ///
                 /// # Errors
                 ///
@@ -313,7 +314,7 @@ macro_rules! own_verbs {
                     "` is free now, runs `work` with the guard, and releases the lock."
                 )]
                 ///
-                /// Otherwise returns `None`, and `work` does not run.
+                /// If the lock is taken, returns `None` and does not run `work`.
                 ///
                 /// # Errors
                 ///

@@ -1,9 +1,9 @@
 //! Lock cohorting: how long the threads of one process keep a lock among themselves.
 //!
 //! A pass inside a process costs no round trip, but without a time limit other processes would
-//! starve. So a process has the lock for a *turn*, and then hands it to the next process. If more
-//! processes wait, a turn is shorter: even the last of sixteen processes waits for less than a
-//! second.
+//! starve. Each process therefore has the lock for a *turn*, and then hands it to the next process.
+//! If more processes wait, a turn is shorter: even the last of sixteen processes waits for less
+//! than a second.
 //!
 //! Like `ask/entry.rs`, this file has no clock, no mutex and no I/O.
 
@@ -79,8 +79,8 @@ impl Cohort {
     }
 
     /// Returns the chain of a hold that was granted by reply to a request of `asked_at`. The last
-    /// chain continues if the lock was free for less than [`SAME_CHAIN`]. In that time no other
-    /// redlatch process wanted the lock, and Redisson's clients had no turn.
+    /// chain continues if the lock was free for less than [`SAME_CHAIN`]. While the lock was free,
+    /// no other redlatch process wanted it, and Redisson's clients had no turn.
     ///
     /// A release does not send a chain that is younger than `SAME_CHAIN`, so the next process
     /// begins a new chain. If two processes kept beginning new chains in this way, Redisson's

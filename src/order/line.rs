@@ -39,8 +39,8 @@ impl Standing {
         let mut state = line.state.lock();
         loop {
             let next = state.followers.pop_front()?;
-            // A thread that is not in `queued` has left the queue or is about to leave it. So the
-            // thread behind it is next.
+            // A thread that is not in `queued` has left the queue or is about to leave it. The
+            // thread behind such a thread is next.
             let is_next = |queued: &Arc<QueuedThread>| queued.owner.number() == next;
             let Some(at) = self.queued.iter().position(is_next) else { continue };
             if !hold.may_pass(self.queued[at].terms, now) {
@@ -126,10 +126,10 @@ impl QueuedThread {
     /// into the inbox, and the thread collects it before the passed hold (`FairEntry::collect`). A
     /// grant that comes after the pass is refused here, and the client gives it back.
     ///
-    /// The check must be under this mutex. Otherwise the subscriber's thread could find this
-    /// recipient before the pass, and add the grant after the thread has read its inbox for the
-    /// last time. In that case, until the end of the grant, the lock would belong to an owner that
-    /// no thread uses.
+    /// The check must be under this mutex. Without the mutex, the subscriber's thread could find
+    /// this recipient before the pass, and add the grant after the thread has read its inbox for
+    /// the last time. The lock would then belong to an owner that no thread uses, until the end of
+    /// the grant.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.was_passed {

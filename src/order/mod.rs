@@ -1,8 +1,8 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time sends requests for the name. This thread has the *leadership*. The other
-//! threads wait in a queue, first come, first served. The waiting threads sleep until they get the
-//! leadership or the hold, which the holder passes on without a round trip.
+//! One thread at a time sends requests for the name. This thread has the *leadership*. Threads
+//! without the leadership wait in a queue, first come, first served. The waiting threads sleep
+//! until they get the leadership or the hold, which the holder passes on without a round trip.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -24,16 +24,16 @@
 //!             hold, beside the leader       is; the leader's admit finds it taken
 //! ```
 //!
-//! A hold in the seat may be over or lost (`Expired`). In that case no thread enters the hold or
-//! passes it on, and the thread that detects this vacates the seat.
+//! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
+//! it on, and the thread that detects the end vacates the seat.
 //!
 //! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::begins` marks it
 //! as sent, and `Leaseholder::renewed` records the answer. A pass at the gate does not change the
 //! progress. No thread passes a hold whose renewal failed.
 //!
 //! `force` counts this process's forced unlocks. If a leader sent its request before the last
-//! forced unlock, its hold is `NotHeld`, even if the server granted it. The leader then keeps the
-//! leadership and asks again.
+//! forced unlock, the hold of that request is `NotHeld`, even if the server granted it. The leader
+//! then keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, one for the writer and one for the readers, but one queue and
 //! one leadership:
@@ -48,11 +48,11 @@
 //! taken     taken     the same: both seats are one thread's, which writes and may go on to read
 //! ```
 //!
-//! So while a thread writes, no other thread of the process reads. If the readers' seat is taken
-//! when a writer gets its seat, the readers have lost their hold, because the server grants no
-//! writer a lock that readers hold. At the end of the readers' turn one thread asks the server. If
-//! no process waits at the server, another turn begins. So a reader that comes later never
-//! overtakes a writer, in this process or in another process.
+//! While a thread writes, no other thread of the process reads. If the readers' seat is taken when
+//! a writer gets its seat, the readers have lost their hold, because the server grants no writer a
+//! lock that readers hold. At the end of the readers' turn one thread asks the server. If no
+//! process waits at the server, another turn begins. A reader that comes later never overtakes a
+//! writer, in this process or in another process.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
@@ -306,9 +306,9 @@ impl<I> Order<I> {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
             Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
-                // This thread steps down under the mutex, before the other tenants can leave. After
-                // they have left, nobody has the lock, and this tenancy's guard must not report
-                // "held".
+                // This thread steps down under the mutex, before the other tenants can leave. When
+                // the last tenant has left, nobody has the lock, and this tenancy's guard must not
+                // report "held".
                 tenancy.step_down();
                 LeaveOutcome::OthersStay
             }
@@ -335,7 +335,7 @@ impl<I> Order<I> {
             self.standing.get_or_insert_default().releasing += 1;
         }
         // No other thread of this process may have the hold. The leaving thread takes the
-        // leadership for the release, unless another thread has the leadership. So a thread that
+        // leadership for the release, unless another thread has the leadership. A thread that
         // arrives now sends its request after the release. (If a writer waits for the readers, the
         // writer already leads, and a request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);

@@ -43,9 +43,10 @@ pub(crate) enum Admission {
     /// The hold got the seat. If a hold that is over still had the seat, this is that hold's seat.
     Admitted(Option<Seat>),
     Occupied(Arc<Hold>),
-    /// The process does not have the hold. Either the hold's lease ended before the leader read the
-    /// reply, or the server answered a forced unlock of this process after the leader sent its
-    /// request. In the second case only the server knows whether the unlock came before the grant.
+    /// The process does not have the hold. The reason is that the hold's lease ended before the
+    /// leader read the reply, or that the server answered a forced unlock of this process after the
+    /// leader sent its request. In the second case only the server knows whether the unlock came
+    /// before the grant.
     NotHeld,
 }
 

@@ -1,11 +1,11 @@
 //! Users' scripts under the hold of a tenancy.
 //!
-//! An owner stands for a hold, and the threads of a process pass a hold to each other. So the
-//! owner's field at the server does not show which thread's tenancy has the hold, and a late script
-//! of one tenancy could run under the next tenancy. Two rules prevent this. A script begins under
-//! the gate's mutex, while its tenancy is in the seat. From then on no thread passes the hold on,
-//! until a reply shows that the script cannot run later. Without such a reply, the hold is released
-//! and not passed on. After the release, no script of its owner can run.
+//! An owner stands for a hold, and the threads of a process pass a hold to each other. The owner's
+//! field at the server therefore does not show which thread's tenancy has the hold, and a late
+//! script of one tenancy could run under the next tenancy. Two rules prevent this. A script begins
+//! under the gate's mutex, while its tenancy is in the seat. From then on no thread passes the hold
+//! on, until a reply shows that the script cannot run later. A hold without such a reply is
+//! released and not passed on. After the release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,8 +35,8 @@ impl Site {
     ) -> Result<Value, Error> {
         self.check_call(call)?;
         wait.check(&self.core, &self.name)?;
-        // A late script runs only while its owner has the lock. But a late copy of the request for
-        // the lock could give the owner a free lock again, after another owner's grant.
+        // A late script runs only while its owner has the lock. A late copy of the request for the
+        // lock could give the owner a free lock again, after another owner's grant.
         if tenancy.hold().in_doubt {
             let message = "the request that took the lock was sent twice, and its late copy could \
                            let a late script run: release the lock and take it again; the script \

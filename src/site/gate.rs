@@ -76,8 +76,8 @@ impl Gate {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last level. Also returns whether the tenancy
-    /// was held until then.
+    /// Ends one level of `tenancy`: `which`, or the last level. The second result is whether the
+    /// tenancy was held until this call.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -170,8 +170,8 @@ impl Gate {
         self.state.lock().vacate(self.mode, hold)
     }
 
-    /// Lets the leader join the hold of this process's readers, even if their turn is over. Also
-    /// returns whether their turn still lasts. Returns `None` if no thread reads.
+    /// Lets the leader join the hold of this process's readers, even if their turn is over. The
+    /// result also says whether the readers' turn still lasts. Returns `None` if no thread reads.
     pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         self.at(|state, now| state.join_any_time(thread, terms, now))
     }
@@ -183,7 +183,8 @@ impl Gate {
     }
 
     /// Takes the leadership from a leader that is done, and gives it to the next thread in the
-    /// queue. This thread also gets the lead if it needs the same mode. Otherwise returns the lead.
+    /// queue. If this thread needs the same mode, the thread gets the lead; if not, the call
+    /// returns the lead.
     pub(super) fn transfer_leadership(
         &self,
         lead: Option<Lead<RequestState>>,

@@ -19,7 +19,7 @@ use crate::scripts::{self, Owner, Trouble};
 impl Site {
     /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
     /// since the request, it may have queried that run about all holds before this hold was in the
-    /// seat. So this queries the server about this hold now.
+    /// seat. This call therefore queries the server about the hold now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {

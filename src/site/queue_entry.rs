@@ -118,7 +118,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Then::Granted(granted) => Try::Granted(granted),
             Then::Fail => return Err(Error::late_grant(&site.name)),
-            // The entry is in the queue now, or will ask again later. Until then, the entry's
+            // The entry is in the queue now, or will ask again later. Until the entry asks, its
             // thread sleeps in the driver.
             Then::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
         };

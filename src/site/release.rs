@@ -118,8 +118,8 @@ impl Site {
         match self.gate.leave_to_wait(tenancy) {
             (LeaveOutcome::Left(mut seat, fate), was_held) => {
                 // The thread does not wait for the release. If the release fails, the client logs
-                // the error and tries again in the background. Until then other threads wait for
-                // the lock, so no thread can notify.
+                // the error and tries again in the background. Until a retry succeeds, other
+                // threads wait for the lock, and no thread can notify.
                 let parting = self.pass_or_release(&seat, fate, was_held);
                 parting.release(self, Leaving::Posted)?;
                 drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
@@ -150,15 +150,15 @@ impl Site {
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
             // The thread that vacated the seat reports the loss to `again`, to which no guard
-            // refers, and may not have done so yet (`admit`). The drop of `until_left` reads the
-            // state. So this thread sets the reason here.
+            // refers, and may not have done so yet (`admit`). Because the drop of `until_left`
+            // reads the state, this thread sets the reason before that drop.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
         }
         // A level with a fixed lease may later be the only level left, and then nothing renews the
-        // hold. So the hold must get that lease now.
+        // hold. The hold must get that fixed lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease)
             && self.lengthen(&hold, lease).is_err()
@@ -277,10 +277,10 @@ impl Site {
         if outcome.is_ok() {
             hold.ended();
             // The old master may have answered this release after the renewer asked the new master
-            // for leftovers. In that case the renewer may have left the hold at the new master,
-            // because the hold's owner was still live. To prevent this, this thread first ends the
-            // owner and then reads the incarnation. The renewer asks for leftovers only after the
-            // incarnation was raised, and then checks which owners are live. So either the renewer
+            // for leftovers. The renewer may then have left the hold at the new master, because the
+            // hold's owner was still live. To prevent this, this thread first ends the owner and
+            // then reads the incarnation. The renewer asks for leftovers only after the incarnation
+            // was raised, and then checks which owners are live. In each order, either the renewer
             // finds that the owner has ended, or this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
@@ -441,8 +441,8 @@ impl Site {
 pub(super) enum Parting {
     /// Nothing: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
-    /// The release is left to do. After it, the thread hands the leadership on, if it has the
-    /// leadership.
+    /// The release is left to do. After the release, the thread hands the leadership on, if it has
+    /// the leadership.
     Release { hold: Arc<Hold>, leads: bool },
 }
 

@@ -100,7 +100,8 @@ impl Site {
         };
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
-            // Otherwise each waiter in turn would have to find out that the server is down.
+            // The waiters get the error, too, so that they need not find out one by one that the
+            // server is down.
             self.fail_before(arrivals, &error);
         }
         error
@@ -135,9 +136,10 @@ impl Site {
                     }
                     return Ok(true);
                 }
-                // Each thread of a fair lock asks for itself. So there may be two holds, one of
-                // which a forced unlock has ended. Only the server knows which hold has ended,
-                // because threads may read grants in another order than the server made them.
+                // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
+                // two holds, one of which a forced unlock has ended. Only the server knows which
+                // hold has ended, because threads may read grants in another order than the server
+                // made them.
                 Admission::Occupied(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -169,14 +171,14 @@ impl Site {
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // The mark is set before the seat is read. So if a hold was granted in the meantime, either
-        // it is already in the seat, or its thread finds the mark when it is admitted, and asks the
+        // The mark is set before the seat is read. If a hold was granted in the meantime, either it
+        // is already in the seat, or its thread finds the mark when it is admitted, and asks the
         // server.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
-            // A thread may have passed the hold on in the meantime. Or the server may have granted
-            // a new hold, before or after it deleted the lock. Only the server knows this.
+            // A thread may have passed the hold on in the meantime. The server may also have
+            // granted a new hold, before or after it deleted the lock. Only the server knows this.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -327,8 +329,8 @@ impl Leaseholder for Site {
     /// tenancy.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold is marked as lost before the seat is vacated. After the seat is vacated, another
-        // thread may get the lock, and no guard of this hold may report "held". Also, no thread may
-        // pass the hold on in between.
+        // thread may get the lock, and no guard of this hold may report "held". The mark also keeps
+        // threads from passing the hold on before the seat is vacated.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
@@ -376,8 +378,8 @@ impl QueueSite for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// Gives the leadership to the next thread in the queue. This thread also gets the entry if it
-    /// needs the same mode. Otherwise the entry is given up.
+    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode,
+    /// the thread gets the entry; if not, the entry is given up.
     fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
         {

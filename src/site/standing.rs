@@ -36,8 +36,8 @@ impl Recipient for Arc<QueuedThread> {
 }
 
 /// Handles a message to an owner of this client that does not wait: removes the owner's entry,
-/// which no thread has. Either a request came late, or a hold that was passed to the owner was
-/// revoked. If the owner has a hold, the hold stays.
+/// which no thread has. Such a message comes if a request ran late, or if a hold that was passed to
+/// the owner was revoked. If the owner has a hold, the hold stays.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
     give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
 }

@@ -7,10 +7,10 @@
 //!
 //! An answer does not end a lack of replicas, because the server still answers, and may refuse
 //! other requests of the same wait. A lack of replicas is over when no request has failed for this
-//! reason for the time for which a lack may last, plus the time of one request. (A request that
-//! waits for replicas in vain takes its whole time. Without that addition, a request that takes
-//! longer than a lack may last would look like the end of the lack, and the wait would never end.)
-//! a lack may last would look like the end of the lack, and the wait would never end.)
+//! reason for the time for which a lack may last, plus the time of one request. (The time of one
+//! request is added because a request that waits for replicas in vain takes its whole time. If a
+//! lack may last for less than that, one slow request would otherwise look like the end of the
+//! lack, and the wait would never end.)
 
 use std::time::{Duration, Instant};
 

@@ -61,8 +61,8 @@ pub(crate) trait Synchronizer {
     /// Returns the kind of synchronizer for which the thread waits, and the number of permits.
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
-    /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet.
-    /// Otherwise `enter` sends a request only for a thread that takes another level.
+    /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet. If
+    /// not, `enter` sends a request only for a thread that takes another level.
     const ASKS_AT_ENTRY: bool = false;
 
     /// Handles an arriving thread. May ask the server once, if the request needs no lead.
@@ -424,8 +424,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // `catch_up` has used up the news. So if the request fails, the next leader must
-                // ask at once.
+                // If the request fails, the next leader must ask at once, because `catch_up` has
+                // used up the news.
                 lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
@@ -443,8 +443,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                     Err(error) if was_cut() => {
                         // If other threads led until the end of this call's time, this call has
-                        // only just asked. So the server's answer to the previous leader counts for
-                        // this call, too.
+                        // only just asked. The server's answer to the previous leader therefore
+                        // counts for this call, too.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();
                         } else {

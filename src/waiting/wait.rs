@@ -12,7 +12,7 @@ use crate::runtime::Core;
 
 /// The limit of a wait, and a token that may cancel it. The methods that end in `_within` take a
 /// `Wait`. Use a `Wait` to combine a time limit with a [`CancelToken`], or to choose the limit at
-/// run time. The other methods are short forms.
+/// run time. Methods without a `Wait` are short forms.
 ///
 /// `into()` converts a [`Duration`], a deadline ([`Instant`]) or a `&CancelToken` to a `Wait`. Most
 /// methods call it themselves, as in `latch.wait_within(deadline)`. The methods of

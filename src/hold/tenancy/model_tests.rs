@@ -1,5 +1,5 @@
-//! Models of a thread that waits on a condition and comes back. Meanwhile its hold may be lost,
-//! callbacks are registered, and another thread takes the lock.
+//! Models of a thread that waits on a condition and comes back. While the thread waits, its hold
+//! may be lost, callbacks are registered, and another thread takes the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! A waiter whose entry is gone counts as notified, because a thread sleeps only while its entry
-//! exists. Whatever removed the entry, the thread must wake up; a message only wakes it sooner. So
-//! no notification is lost between the release and the sleep, or when a subscriber loses its
-//! connection.
+//! exists. Whatever removed the entry, the thread must wake up; a message only wakes it sooner.
+//! Because the entry is what counts, no notification is lost between the release and the sleep, or
+//! when a subscriber loses its connection.
 //!
 //! An unused notification is passed on to the next waiter. The server keeps a record of a notified
 //! waiter until the waiter's thread has taken the lock and left it again. If the thread never does
@@ -110,8 +110,8 @@ impl<'a> ConditionEntry<'a> {
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // The server may have added the entry: then the drop removes it. Or the server may add
-            // and notify the entry later: then `pass_on` passes the notification on.
+            // The server may have added the entry: then the drop removes it. If the server adds and
+            // notifies the entry later, `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
         stands
@@ -140,8 +140,9 @@ impl<'a> ConditionEntry<'a> {
                     }
                     // Another thread has just notified this waiter, so the wait did not time out.
                     Ok(Looked::Notified) => return Ok(Ended::Notified),
-                    // The caller must get the lock back, despite its time limit or cancellation. So
-                    // this request is repeated during an outage, like the request for the lock.
+                    // The caller must get the lock back, despite its time limit or cancellation.
+                    // The client repeats this request during an outage, like the request for the
+                    // lock.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -225,8 +226,9 @@ struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
-    /// Keeps the waiter registered until its notification is used. Otherwise a late message would
-    /// find no recipient, and `pass_on` would pass the notification on.
+    /// Keeps the waiter registered until its notification is used. For a waiter that is not
+    /// registered, a late message would find no recipient, and `pass_on` would pass the
+    /// notification on.
     _registered: Arc<Registered>,
 }
 
@@ -413,7 +415,8 @@ impl ReplyReceiver for Done {
 }
 
 /// Passes a notification on to the next waiter, because the notified owner of this client no longer
-/// waits. Either the server ran the owner's request late, or the owner's thread had left.
+/// waits. This happens if the server ran the owner's request late, or if the owner's thread had
+/// left.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {

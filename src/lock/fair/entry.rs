@@ -181,8 +181,8 @@ impl FairEntry {
     }
 
     /// Restores the entry of a thread that has lost it. All waiters of this process may have lost
-    /// their entries. So one waiter asks for all of them, and the others need not ask. If the
-    /// request fails, the next keep-alive finds the missing entries.
+    /// their entries. One waiter asks for all waiters, and the others need not ask. If the request
+    /// fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
@@ -307,8 +307,8 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted the hold to this entry. Otherwise a thread of this process has
-    /// passed the hold to this entry.
+    /// Whether the server granted the hold to this entry. If this is false, a thread of this
+    /// process has passed the hold to this entry.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()
     }
@@ -349,7 +349,7 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // A hold was passed to this entry, but its thread has left. So the next thread gets the
+            // A hold was passed to this entry, but its thread has left. The next thread gets the
             // hold.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }

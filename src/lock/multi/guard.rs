@@ -15,11 +15,12 @@ use crate::scripts::FencingToken;
 ///   guard's callbacks once. (For a quorum, this happens when less than a majority is left.) The
 ///   client holds and renews the other parts until the guard is dropped.
 /// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, in one round trip if
-///   the parts [allow this](MultiLock#what-it-costs). Otherwise it releases the parts one by one,
-///   the last part first, with one round trip for each. The parts of a quorum are released at the
-///   same time. `unlock` waits only once for a server that does not answer.
-/// - An error of `unlock` has the name of one part. The other parts are released in spite of the
-///   error. For a quorum, `unlock` fails only if it released less than a majority.
+///   the parts [allow this](MultiLock#what-it-costs). If the parts do not allow this, `unlock`
+///   releases the parts one by one, the last part first, with one round trip for each. The parts of
+///   a quorum are released at the same time. `unlock` waits only once for a server that does not
+///   answer.
+/// - An error of `unlock` has the name of one part. All parts without an error are released. For a
+///   quorum, `unlock` fails only if it released less than a majority.
 ///
 /// ```no_run
 /// use std::time::Duration;

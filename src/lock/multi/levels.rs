@@ -160,7 +160,7 @@ impl GuardLevels {
     /// Asks the server of each lock for a longer lease.
     fn each(&self, ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync) -> Vec<Result<(), Error>> {
         match self.rule {
-            // The first failure ends the call, without a wait for any other server.
+            // When one server fails, the call ends and does not wait for any other server.
             Rule::All => match self.held.iter().try_for_each(ask) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],

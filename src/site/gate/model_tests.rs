@@ -323,7 +323,7 @@ impl Name {
         *self.leader.lock() = None;
     }
 
-    /// Enters the gate. Also returns how many threads have queued so far.
+    /// Enters the gate. The second result is the number of threads that have queued so far.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (GateOutcome, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, on(terms), true);

@@ -77,8 +77,8 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     wait_until("there is one alarm", SOON, || alarms() == before);
 }
 
-/// Otherwise the watchdogs of processes that take turns would wake up twice as often, without a
-/// reason.
+/// If the alarm did not stay, the watchdogs of processes that take turns would wake up twice as
+/// often, without a reason.
 #[test]
 fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
@@ -103,7 +103,8 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
 }
 
 /// The leader must listen to the second channel for as long as it listens for Redisson's releases.
-/// Otherwise scripts would count it as a Redisson client and leave it the free lock.
+/// Scripts would count a leader without the second channel as a Redisson client, and leave it the
+/// free lock.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
